@@ -25,13 +25,13 @@ test-all: setup  ## all tests, as CI runs them: real services, sanitizers, all r
 	@scripts/setup.sh --all-test-packages
 	@$(TESTS) -n $(or $(JOBS),4) --full $(ARGS)
 
-mutants: setup  ## change one line of PART=hfreduce at a time; its tests must fail (COUNT=12 SEED=1)
-	@$(PY) scripts/mutants.py $(or $(PART),hfreduce) --count $(or $(COUNT),12) --seed $(or $(SEED),1) -- $(ARGS)
+mutants: setup  ## change one line of PART=hfreduce at a time; its tests must fail (COUNT=12 SEED=1; ARGS=--full, --help)
+	@$(PY) scripts/mutants.py $(or $(PART),hfreduce) --count $(or $(COUNT),12) --seed $(or $(SEED),1) $(ARGS)
 
 torch-suite: setup  ## torch's own tests of collectives and DDP, over hfreduce
 	@$(PY) -m tests.torch_suite $(ARGS)
 
-lint: setup  ## ruff, mypy strict, import contracts, size limits, C++ warnings as errors
+lint: setup  ## ruff, mypy strict, import contracts, size limits, prose, C++ warnings as errors
 	@scripts/lint.sh
 
 bench: setup  ## the benchmark figures of the README
@@ -39,8 +39,8 @@ bench: setup  ## the benchmark figures of the README
 
 soak: setup  ## half an hour of random collectives and deaths (SECONDS=60 for less), a million operations, 3,000 killed writers, power cuts
 	@FIREFLYER_SOAK_S=$(or $(SECONDS),1800) $(PY) -m pytest tests/hfreduce/test_soak.py
-	@FIREFLYER_SOAK_OPERATIONS=1000000 $(PY) -m pytest tests/hfreduce/test_memory.py
-	@FIREFLYER_SOAK=1 $(PY) -m pytest tests/ffrecord/test_v2_crash.py tests/checkpoint/test_crash.py tests/checkpoint/test_dcp.py tests/checkpoint/test_kills.py tests/checkpoint/test_manifests.py tests/checkpoint/test_modes.py tests/checkpoint/test_power_cut.py tests/checkpoint/test_ranks.py tests/hai/server/test_crashes.py tests/hai/server/test_storms.py
+	@FIREFLYER_SOAK_OPERATIONS=1000000 $(PY) -m pytest tests/hfreduce/collectives/test_memory.py
+	@FIREFLYER_SOAK=1 $(PY) -m pytest tests/ffrecord/columns/test_v2_crash.py tests/checkpoint/directory/test_crash.py tests/checkpoint/formats/test_dcp.py tests/checkpoint/save/test_kills.py tests/checkpoint/directory/test_manifests.py tests/checkpoint/save/test_modes.py tests/checkpoint/directory/test_power_cut.py tests/checkpoint/save/test_ranks.py tests/hai/server/crashes/test_crashes.py tests/hai/server/crashes/test_storms.py
 
 soak-fs3: setup  ## fs3 in five lab hosts, shot at: SECONDS=600 within the rules, as many with faults of all kinds (SEED=1)
 	@$(PY) -m tests.fs3.soak.soak kills --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1)
@@ -59,7 +59,7 @@ sim: setup  ## fs3 under a deterministic simulator: N=1000 histories, or the one
 	@$(PY) -m tests.fs3.sim.simulate --histories $(or $(N),1000) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 sim-mutants: setup  ## takes one rule of fs3's protocol away at a time; the simulator must notice (minutes each)
-	@$(PY) -m tests.fs3.sim.mutants $(ARGS)
+	@$(PY) -m tests.fs3.sim.mutation.mutants $(ARGS)
 
 cluster-histories: setup  ## the scheduler's promises over N=50000 random histories of clusters
 	@$(PY) -m tests.hai.plan.histories --count $(or $(N),50000) $(ARGS)

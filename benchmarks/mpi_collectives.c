@@ -11,7 +11,7 @@
 //   check NAME TYPE OP BYTES 1         elements with a wrong value, of all ranks together
 //
 // TYPE and OP are those of the reducing collectives; the others move bytes and take "uint8". End of file on the
-// pipe ends the program. Sizes and check values are those of src/fireflyer/bench/cases.py.
+// pipe ends the program. Sizes and check values are those of src/fireflyer/bench/collectives/cases.py.
 #define _POSIX_C_SOURCE 200809L
 #include <limits.h>
 #include <mpi.h>

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from fireflyer import hai
-from fireflyer.checkpoint.transformers import FireflyerCallback
+from fireflyer.checkpoint.integrations.transformers import FireflyerCallback
 
 
 class Text(Dataset[dict[str, torch.Tensor]]):

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
 from fireflyer import hai
-from fireflyer.checkpoint.lightning import FireflyerCheckpoint
+from fireflyer.checkpoint.integrations.lightning import FireflyerCheckpoint
 from fireflyer.haiscale.lightning import HaiScaleStrategy
 
 

@@ -1,17 +1,17 @@
-// The one module `fireflyer._native`: a submodule a part, and the one place where native errors become
-// Python's.
+// The one module `fireflyer._native`: one submodule per part, and the one place where native errors become Python
+// exceptions.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
-#include "base/crc32.hpp"
-#include "base/crc32c.hpp"
-#include "base/crc_fold.hpp"
+#include "base/crc/crc32.hpp"
+#include "base/crc/crc32c.hpp"
+#include "base/crc/crc_fold.hpp"
 #include "base/error.hpp"
 #include "base/isa.hpp"
 
 namespace nb = nanobind;
 
-// One function a part, defined in native/<part>/bind.cpp.
+// One function per part, defined in native/<part>/bind.cpp.
 namespace ff::checkpoint { void bind(nb::module_ m); }
 namespace ff::ffrecord { void bind(nb::module_ m); }
 namespace ff::fs3 { void bind(nb::module_ m); }
@@ -51,7 +51,7 @@ void translate(const std::exception_ptr& pointer, void*) {
   }
 }
 
-// A contiguous buffer of any Python object, released with the holder.
+// A contiguous buffer of any Python object, released with its holder.
 class Buffer {
  public:
   explicit Buffer(nb::handle object) {
@@ -75,7 +75,7 @@ std::uint32_t crc32(nb::handle data, std::uint32_t value) {
 
 std::uint32_t crc32c(nb::handle data, std::uint32_t start) {
   const Buffer buffer(data);
-  constexpr std::size_t kShort = 64 << 10;  // takes less time than giving the GIL away
+  constexpr std::size_t kShort = 64 << 10;  // takes less time than releasing the GIL
   if (buffer.size() <= kShort) return ff::crc32c(start, buffer.data(), buffer.size());
   const nb::gil_scoped_release release;
   return ff::crc32c(start, buffer.data(), buffer.size());
@@ -84,7 +84,7 @@ std::uint32_t crc32c(nb::handle data, std::uint32_t start) {
 }  // namespace
 
 NB_MODULE(_native, m) {
-  // torch keeps its process groups to the end of the process, and so ours: not a leak.
+  // Not a leak: torch keeps its process groups, and thus ours, to the end of the process.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(translate);
   m.def("crc32", &crc32, nb::arg("data"), nb::arg("value") = 0,
@@ -95,7 +95,7 @@ NB_MODULE(_native, m) {
         "CRC32C (Castagnoli) over any contiguous buffer, continuing `start`; releases the GIL for long ones.");
   m.def("crc32c_combine", &ff::crc32c_combine, nb::arg("a"), nb::arg("b"), nb::arg("bytes_b"),
         "The CRC32C of two pieces after each other, from theirs and the second one's length.");
-  ff::isa();  // a wrong FIREFLYER_ISA ends the import, not some thread later
+  ff::isa();  // an invalid FIREFLYER_ISA fails the import, not some thread later
   m.def("isa", [] { return ff::name(ff::isa()); },
         "Instruction set in use: 'base', 'v3' or 'v4' (the environment's FIREFLYER_ISA forces one).");
   m.def("crc_width", &ff::crc_width,

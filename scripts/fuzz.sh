@@ -62,7 +62,7 @@ native() {
   command -v "llvm-cov$version" >/dev/null || return 0
   "llvm-profdata$version" merge -o "$dir/native.profdata" "$dir/native.profraw"
   "llvm-cov$version" report "$dir/clang/index_fuzz" -instr-profile="$dir/native.profdata" \
-    native/ffrecord/{v1_file,v2_file,record_file}.cpp |
+    native/ffrecord/format/{v1_file,v2_file,record_file}.cpp |
     awk 'NF == 13 && /cpp/ {print "fuzz: " $1 ": " $10 " of the lines, " $13 " of the branches reached"}'
 }
 

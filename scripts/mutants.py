@@ -1,12 +1,14 @@
 """`make mutants PART=hfreduce`: change one line of a part at a time; its tests must fail each time.
 
 A seed draws the lines and the changes. The checkout is copied to build/line-mutants, where each mutant
-is made, built if it is native, tested until the first failure, and undone. The survivors are listed.
+is made, built if it is native, tested until the first failure, and undone. The tests must pass there without
+a mutant. Exits with 1 if a mutant survives.
 """
 
 import argparse
 import ast
 import contextlib
+import fcntl
 import os
 import random
 import re
@@ -20,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+KEPT = {"venv", "native-build", "__pycache__"}
+"""What is made in the copy and is no copy."""
 SKIPPED = re.compile(r"(_test|_fuzz|/bind)\.cpp$|/__init__\.py$")
 COMPARISONS = {
     ast.Lt: "<=",
@@ -158,6 +162,14 @@ def _native(path: str, text: str) -> Iterator[Mutant]:
                 yield Mutant(path, number, new)
 
 
+def parts(root: Path) -> list[str]:
+    """Folders of sources that have tests of the same name."""
+    tests = root / "tests"
+    folders = [*(root / "src" / "fireflyer").iterdir(), *(root / "native").iterdir()]
+    names = {folder.name for folder in folders if not folder.name.startswith("_")}
+    return sorted(name for name in names if (tests / name).is_dir())
+
+
 def mutants_of(part: str, root: Path) -> list[Mutant]:
     """All mutants of a part, in the order of its files and lines."""
     found: list[Mutant] = []
@@ -185,7 +197,10 @@ class Scratch:
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True).stdout
         place.mkdir(parents=True, exist_ok=True)
-        for name in filter(None, names.split("\0")):
+        self._hold()
+        listed_names = set(filter(None, names.split("\0")))
+        self._remove_others(listed_names)
+        for name in sorted(listed_names):
             source, copy = root / name, place / name
             if source.is_file() and not (
                 copy.exists() and copy.read_bytes() == source.read_bytes()
@@ -195,6 +210,23 @@ class Scratch:
         if not self._python.exists():
             self._make_interpreter()
         self.build()
+
+    def _hold(self) -> None:
+        """Keeps other runs away from the copy until this process ends."""
+        self._lock = (self.tree / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"another run uses {self.tree}: wait for it, or give --tree another checkout")
+
+    def _remove_others(self, names: set[str]) -> None:
+        """Removes files of the copy that the checkout no longer has."""
+        for folder, below, files in os.walk(self.tree):
+            below[:] = [each for each in below if each not in KEPT]
+            for file in (Path(folder, each) for each in files):
+                made = file.suffix == ".so" or file.name == ".lock"
+                if not made and str(file.relative_to(self.tree)) not in names:
+                    file.unlink()
 
     def _make_interpreter(self) -> None:
         """It sees the packages of this one, and the copy instead of what they know as ours."""
@@ -260,6 +292,15 @@ class Scratch:
         failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
         return failed[1] if failed else output.strip().splitlines()[-1] if output.strip() else "?"
 
+    def check_sane(self, part: str, limit_s: float, options: list[str]) -> None:
+        """Ends the run if the tests fail without a mutant: they would seem to catch each."""
+        began = time.monotonic()
+        if failing := self.failing(part, limit_s, options):
+            sys.exit(f"tests/{part} does not pass without a mutant: {failing}")
+        print(
+            f"tests/{part} passes without a mutant ({time.monotonic() - began:.0f} s)", flush=True
+        )
+
 
 def draw(part: str, count: int, seed: int, scratch: Scratch) -> Iterator[tuple[Mutant, str]]:
     """So many mutants that compile, each with the text that its file has without it."""
@@ -279,28 +320,47 @@ def draw(part: str, count: int, seed: int, scratch: Scratch) -> Iterator[tuple[M
             return
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
-    parser.add_argument("part", help="as in src/fireflyer and tests, for example hfreduce")
+def _arguments() -> argparse.Namespace:
+    names = ", ".join(parts(ROOT))
+    parser = argparse.ArgumentParser(
+        prog="make mutants",
+        description=__doc__,
+        epilog=f"Parts: {names}. `make mutants` takes PART=, COUNT= and SEED=, and the options in ARGS=.",
+    )
+    parser.add_argument("part", help="a folder of src/fireflyer or native, and of tests")
     parser.add_argument("--count", type=int, default=12, help="how many mutants [12]")
     parser.add_argument("--seed", type=int, default=1, help="draws them [1]")
+    parser.add_argument("--full", action="store_true", help="the tests of `make test-all`")
     parser.add_argument("--limit", type=float, default=1800, help="seconds for the tests [1800]")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout [this one]")
     parser.add_argument("options", nargs="*", help="of pytest, after --")
     arguments = parser.parse_args()
+    if arguments.part not in parts(arguments.tree):
+        parser.error(f"no part {arguments.part!r}: there are {names}")
+    if arguments.full:
+        arguments.options.append("--full")
+    return arguments
+
+
+def main() -> int:
+    arguments = _arguments()
     scratch = Scratch(arguments.tree, arguments.tree / "build" / "line-mutants")
-    survivors = []
+    scratch.check_sane(arguments.part, arguments.limit, arguments.options)
+    tested, survivors = 0, []
     for mutant, sane in draw(arguments.part, arguments.count, arguments.seed, scratch):
         began = time.monotonic()
         failing = scratch.failing(arguments.part, arguments.limit, arguments.options)
         seconds = time.monotonic() - began
         old = sane.splitlines()[mutant.line - 1].strip()
-        print(f"{mutant.path}:{mutant.line}: {old}  ->  {mutant.text.strip()}")
-        print(f"    {failing or 'SURVIVED'} ({seconds:.0f} s)", flush=True)
+        change = f"{mutant.path}:{mutant.line}: {old}  ->  {mutant.text.strip()}"
+        print(f"{change}\n    {failing or 'SURVIVED'} ({seconds:.0f} s)", flush=True)
+        tested += 1
         if not failing:
-            survivors.append(mutant)
-    print(f"{arguments.count - len(survivors)} of {arguments.count} mutants caught")
-    return 0
+            survivors.append(change)
+    fewer = "" if tested == arguments.count else f" (there are no {arguments.count})"
+    print(f"{tested - len(survivors)} of {tested} mutants caught{fewer}")
+    print("\n".join(["survivors:", *survivors] if survivors else ["no survivors"]))
+    return 1 if survivors or not tested else 0
 
 
 if __name__ == "__main__":

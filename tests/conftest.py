@@ -1,6 +1,7 @@
 """Share what several parts' tests need: tiers, load groups, and gangs of ranks forked from this process."""
 
 import contextlib
+import faulthandler
 import gc
 import logging
 import os
@@ -9,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections import defaultdict
@@ -18,9 +20,9 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from tests import draws, guard
+from tests import draws, guard, hugepages
 
-pytest_plugins = ["tests.costs"]
+pytest_plugins = ["tests.costs", "tests.hangs"]
 
 # Forked children hang in torch's thread pool if the parent ever used one.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -32,7 +34,7 @@ os.environ["FIREFLYER_KERNEL_LOG"] = "off"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-DEADLINE_S = 90.0
+DEADLINE_S = 360.0
 
 SERVICES = {
     "cluster_of_session": "slurm",
@@ -139,19 +141,30 @@ def leave_group(result: object) -> None:
     distributed.destroy_process_group()
 
 
-def open_to_other_users(folder: Path) -> None:
-    """Lets other users of the machine pass through a test's folder and those of pytest above it."""
-    for each in (folder, *folder.parents):
-        each.chmod(0o755)
-        if each.name.startswith("pytest-of-"):
-            return
+@pytest.fixture
+def public_path() -> Iterator[Path]:
+    """A folder that other users of the machine may enter.
+
+    It lies outside pytest's folders, which each run of pytest closes to other users.
+    """
+    with tempfile.TemporaryDirectory(prefix="fireflyer-public-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+def fork() -> int:
+    """Forks; a worker, which will do so often, first puts its memory into huge pages."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        hugepages.collapse()
+    return os.fork()
 
 
 def fork_child(body: Callable[[], None]) -> int:
     """Runs `body` in a forked child, which exits 1 where it raises; returns the child's number."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         status = 1
         try:
@@ -185,6 +198,10 @@ def die_at_call(names: Sequence[str], call: int) -> None:
         setattr(os, name, wrap(name, getattr(os, name)))
 
 
+SHOW_STACKS = signal.SIGUSR2
+"""Upon this signal a rank writes the stacks of its threads to standard error, wherever it is."""
+
+
 class Gang:
     """Forked ranks, each running `body(rank, world)`; the result or the exception comes back by a pipe."""
 
@@ -195,12 +212,11 @@ class Gang:
     def start(self, body: Callable[[int, int], Any], world: int, nodes: int) -> None:
         for rank in range(world):
             read, write = os.pipe()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            pid = os.fork()
+            pid = fork()
             if pid == 0:
                 status = 1
                 try:
+                    faulthandler.register(SHOW_STACKS, file=2)
                     os.environ.update(
                         RANK=str(rank),
                         WORLD_SIZE=str(world),
@@ -235,6 +251,8 @@ class Gang:
         while True:
             ready, _, _ = select.select([self._pipes[rank]], [], [], deadline - time.monotonic())
             if not ready:
+                self.kill(rank, SHOW_STACKS)
+                time.sleep(1)  # the rank writes them
                 raise TimeoutError(f"rank {rank} did not end within {limit_s:.0f} s")
             if not (more := os.read(self._pipes[rank], 1 << 16)):
                 return pickle.loads(data) if data else None

@@ -7,10 +7,9 @@ import sys
 import threading
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from fireflyer.finalizer import Finalizer
-
-LIMIT_S = 60.0
 
 
 class Holder:

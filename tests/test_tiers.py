@@ -41,6 +41,41 @@ def test_services_die_with_the_run_that_started_them(number: signal.Signals) -> 
     run.communicate()
 
 
+HANGS = """
+import ctypes
+import pytest
+from tests import hangs
+hangs.GRACE_S = 0.5
+
+@pytest.fixture
+def hanging():
+    yield
+    ctypes.PyDLL(None).pause()  # in native code, with the interpreter's lock
+
+def test_that_fails_before_it_hangs(hanging):
+    assert False
+"""
+
+
+def test_a_teardown_that_hangs_in_native_code_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    test = tmp_path / "test_hangs.py"
+    test.write_text(HANGS)
+    command = [sys.executable, "-m", "pytest", "-n1", "--max-worker-restart=0", str(test)]
+    run = subprocess.run(
+        [*command, "--rootdir", str(tmp_path), "-p", "tests.hangs", "-o", "timeout=60"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout + run.stderr
+    assert "Fatal Python error: Aborted" in run.stderr
+    assert "in hanging" in run.stderr
+    assert "crashed" in run.stdout
+    assert "::test_that_fails_before_it_hangs: failed in call\n" in run.stdout
+
+
 def test_a_tenth_is_drawn_and_a_seed_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(draws.FULL, "0")
     assert (draws.cases(400), draws.cases(3)) == (40, 1)
@@ -66,20 +101,57 @@ def test_a_part_over_its_budget_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     record, budget = tmp_path / "costs.json", tmp_path / "budget.toml"
     monkeypatch.setattr(costs, "RECORD", record)
     monkeypatch.setattr(costs, "BUDGET", budget)
-    assert costs.over_budget() == []
+    assert costs.recorded_over_budget() == []
     budget.write_text("yardstick_s = 0.05\n[quick]\nkv = 40\nfs3 = 30\n[full]\n")
     parts = {"kv": 70.0, "fs3": 40.0}
     record.write_text(json.dumps({"quick": {"yardstick_s": 0.05, "parts": parts}}))
-    (found,) = costs.over_budget()
+    (found,) = costs.recorded_over_budget()
     assert found.startswith("kv costs 70 CPU seconds in the quick tests, its budget is 40")
     record.write_text(json.dumps({"quick": {"yardstick_s": 0.1, "parts": parts}}))
-    assert costs.over_budget() == [], "on a machine of half the speed"
+    assert costs.recorded_over_budget() == [], "on a machine of half the speed"
 
 
 def test_tests_count_to_the_folder_of_their_part() -> None:
     assert costs.part_of("tests/fs3/client/test_files.py::test_a[b/c]") == "fs3"
     assert costs.part_of("tests/test_tiers.py::test_a") == "root"
     assert costs.part_of("services") == "services"
+
+
+CONFTEST = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from tests import costs
+costs.RECORD, costs.BUDGET = Path("costs.json"), Path("budget.toml")
+pytest_plugins = ["tests.costs"]
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true")
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "over"),
+    [(["-n", "2"], True), (["-x"], False), (["--deselect", "tests/other"], False)],
+)
+def test_a_whole_run_names_what_is_over_budget(
+    tmp_path: Path, options: list[str], over: bool
+) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST.format(root=str(ROOT)))
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n")
+    (tmp_path / "budget.toml").write_text("yardstick_s = 10\n[quick]\ncollection = 100\n")
+    kv = tmp_path / "tests" / "kv"
+    kv.mkdir(parents=True)
+    (kv / "test_it.py").write_text(
+        "import time\ndef test_it():\n    while time.thread_time() < 1.5: pass\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "xdist", *options]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stdout
+    assert ("kv costs" in done.stdout) == over
+    assert (tmp_path / "costs.json").exists() == over
 
 
 def with_workers(folder: Path, script: str) -> "subprocess.CompletedProcess[str]":
@@ -90,7 +162,7 @@ def with_workers(folder: Path, script: str) -> "subprocess.CompletedProcess[str]
     command = [sys.executable, *options.split(), "-p", "xdist", "-n", "2", "test_it.py"]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400
     )
 
 

@@ -17,11 +17,12 @@ from msgspec import inspect
 
 FILE = Path(__file__).with_name("wire_format.json")
 MODULES = (
-    "checkpoint.manifest", "checkpoint.tiers", "checkpoint.tierwire", "checkpoint.tree",
-    "fs3.manager.admission", "fs3.manager.chains", "fs3.manager.core", "fs3.manager.election",
-    "fs3.manager.routing", "fs3.manager.service", "fs3.meta.inode", "fs3.meta.messages", "hai.engines",
-    "hai.engines.messages", "hai.faults.observations", "hai.identity", "hai.leasing", "hai.ledger",
-    "hai.model", "hai.workspaces.manifest", "hfreduce.handles", "hfreduce.membership", "hfreduce.topology",
+    "checkpoint.directory.manifest", "checkpoint.memory.inventory", "checkpoint.memory.messages",
+    "checkpoint.state.tree", "fs3.manager.admission", "fs3.manager.chains", "fs3.manager.core",
+    "fs3.manager.election", "fs3.manager.routing", "fs3.manager.service", "fs3.meta.inode",
+    "fs3.meta.messages", "hai.engines", "hai.engines.messages", "hai.faults.observations",
+    "hai.identity", "hai.ledger", "hai.model", "hai.rank_lease", "hai.workspaces.manifest",
+    "hfreduce.reform.handles", "hfreduce.reform.membership", "hfreduce.rendezvous.topology",
     "rpc.messages",
 )  # fmt: skip
 IN_MEMORY = {"hai.engines.Gang"}

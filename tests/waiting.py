@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-LIMIT_S = 60.0
+LIMIT_S = 240.0
 _LOOK_S = 0.001
 
 

@@ -1,5 +1,5 @@
-// The one error type of the native code. A thread that runs native work catches it at its own top and
-// stores it in the operation it was serving; bind.cpp turns the code into the Python exception tree.
+// The one error type of the native code. A thread that runs native work catches it in its outermost function and stores
+// it in the operation at hand. bind.cpp turns the code into the Python exception tree.
 #pragma once
 
 #include <cerrno>
@@ -19,7 +19,7 @@ enum class Code {
   collective,         // errors.CollectiveError
   rank_failed,        // errors.RankFailed(rank)
   cancelled,          // errors.Cancelled
-  late,               // as rank_failed, of a rank that may itself be waiting for another
+  late,               // like rank_failed, but the rank may itself be waiting for another rank
 };
 
 class Error : public std::runtime_error {
@@ -27,7 +27,7 @@ class Error : public std::runtime_error {
   Error(Code code, const std::string& message, int rank = -1)
       : std::runtime_error(message), code_(code), rank_(rank) {}
   Code code() const { return code_; }
-  int rank() const { return rank_; }  // whom it blames: of Code::rank_failed and late always, else perhaps; or -1
+  int rank() const { return rank_; }  // the rank to blame: always set for Code::rank_failed and late, else optional; or -1
 
  private:
   Code code_;

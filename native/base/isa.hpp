@@ -1,20 +1,20 @@
-// The instruction sets that code is compiled for in several variants, and the one in use. Thread-safe; no state but
-// what the first call finds.
+// Instruction sets for which code is compiled in several variants, and the one in use. Thread-safe; its only state is
+// the result of the first call.
 #pragma once
 
 namespace ff {
 
 enum class Isa {
-  base,  // x86-64, and where a processor has them SSE4.2 and PCLMULQDQ for CRCs
-  v3,    // AVX2, and where a processor has it VPCLMULQDQ on 256 bits
+  base,  // x86-64; for CRCs also SSE4.2 and PCLMULQDQ if the processor has them
+  v3,    // AVX2; also VPCLMULQDQ on 256 bits if the processor has it
   v4,    // AVX-512, and VPCLMULQDQ on 512 bits
 };
 
 const char* name(Isa isa);  // "base", "v3" or "v4"
-bool able(Isa isa);         // this processor runs it
+bool able(Isa isa);         // true if this processor runs it
 
-// The widest one that this processor runs. The environment's FIREFLYER_ISA=base|v3|v4, read once, forces another.
-// Throws Error(invalid) if that is none, or none of this processor's.
+// Returns the widest set that this processor runs. The environment's FIREFLYER_ISA=base|v3|v4, read once, forces
+// another. Throws Error(invalid) if its value is no such set, or a set that this processor does not run.
 Isa isa();
 
 }  // namespace ff

@@ -1,10 +1,11 @@
-// The memory that a state is staged in: huge pages where the kernel has them, all present, kept from save to save.
+// Staging memory of a state: huge pages if the kernel has them, all populated, kept from save to save.
 //
-// Thread contract: one thread at a time; the Memory may be used by any number, its bytes are theirs to order.
+// Thread contract: an Arena is for one thread at a time. A Memory is for any number of threads, which synchronize
+// their accesses to its bytes.
 // Invariants
-//   - It only grows. When it does, the bytes are lost; who still holds the old Memory keeps that alive.
-//   - A forked child does not get the pages, since copying on write would cost the parent a second set of them; its
-//     copy of an arena is empty: `reserve` makes a new one there.
+//   - The arena only grows. When it does, its bytes are lost; a shared_ptr to the old Memory keeps that alive.
+//   - A forked child does not get the pages, because copy-on-write would cost the parent a second set of them. The
+//     child's arena is empty; `reserve` allocates a new Memory there.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@
 #include <mutex>
 #include <vector>
 
-#include "base/fork_guard.hpp"
+#include "base/process/fork_guard.hpp"
 
 namespace ff::hfreduce {
 class Device;
@@ -22,7 +23,7 @@ namespace ff::checkpoint {
 
 class Memory {
  public:
-  // Throws Code::no_space, without a page taken, where the machine or the control group has not that much to give.
+  // Throws Code::no_space, before it takes a page, if the machine or the control group lacks the memory.
   explicit Memory(std::size_t bytes);
   ~Memory();
   Memory(const Memory&) = delete;
@@ -30,14 +31,14 @@ class Memory {
 
   char* data() const { return data_; }
   std::size_t size() const { return size_; }
-  // Makes all of it known to the device, which must outlive it; the second call for a device does nothing. Any thread.
-  // Throws Code::collective where the device refuses.
+  // Pins all of it for the device, which must outlive it. A second call for a device does nothing. Thread-safe.
+  // Throws Code::collective if the device reports an error.
   void pin(hfreduce::Device& device) const;
 
  private:
   struct Pin {
     hfreduce::Device* device;
-    bool ours;  // to unpin
+    bool ours;  // pinned by this object, which must unpin it
   };
 
   void populate() const;
@@ -46,21 +47,21 @@ class Memory {
   const unsigned process_ = fork_guard::generation();
   const std::size_t mapped_;
   void* map_ = nullptr;
-  char* data_ = nullptr;  // at a multiple of the huge page
+  char* data_ = nullptr;  // aligned to the huge page size
   mutable std::mutex mutex_;
   mutable std::vector<Pin> pins_;  // guarded by the mutex
 };
 
 class Arena {
  public:
-  // At least `bytes`, rounded up to 2 MiB. Throws Code::no_space; the arena is empty then.
+  // Grows to at least `bytes`, rounded up to 2 MiB. Throws Code::no_space; the arena is then empty.
   void reserve(std::size_t bytes);
   // Null before the first `reserve`, and in a forked child.
   std::shared_ptr<const Memory> memory() const;
 
  private:
   std::shared_ptr<const Memory> memory_;
-  unsigned generation_ = 0;  // of the process that made it
+  unsigned generation_ = 0;  // of the process that reserved it
 };
 
 }  // namespace ff::checkpoint

@@ -1,4 +1,4 @@
-// Python's view of staging: `fireflyer._native.checkpoint`. Every call that copies or waits releases the GIL.
+// Python bindings of staging: `fireflyer._native.checkpoint`. Every call that copies or waits releases the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -27,10 +27,10 @@ namespace {
 using GilReleased = nb::call_guard<nb::gil_scoped_release>;
 using Rows = nb::ndarray<const std::int64_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
 
-// What every use of the bytes needs; throws where there are none.
+// Returns the arena's memory; throws if the arena is empty.
 std::shared_ptr<const Memory> memory_of(const Arena& arena) {
   auto memory = arena.memory();
-  if (!memory) throw Error(Code::invalid, "the arena is empty: reserve() comes first, anew in a forked child");
+  if (!memory) throw Error(Code::invalid, "the arena is empty: call reserve() first, also in a forked child");
   return memory;
 }
 
@@ -66,7 +66,7 @@ std::unique_ptr<Copy> start(const Arena& arena, const Rows& rows, unsigned threa
                                 CopyOptions{.threads = threads, .compare = compare, .background = background});
 }
 
-// The destructor of the copy waits for the user's stream, in which Python may have a part.
+// Owner that destroys the copy without the GIL: the destructor waits for the user's stream, whose work may need Python.
 class HeldDeviceCopy {
  public:
   explicit HeldDeviceCopy(std::unique_ptr<DeviceCopy> copy) : copy_(std::move(copy)) {}
@@ -134,7 +134,7 @@ void bind_device_copy(nb::module_ m) {
 
 void bind(nb::module_ m) {
   m.doc() = "Staging of checkpoints: the arena, and copies into it by native threads.";
-  // Its destructor waits for its threads, which never want the GIL.
+  // Its destructor waits for its threads, which never take the GIL.
   nb::class_<Copy>(m, "Copy",
                    "A copy into an arena that is under way. Letting it go leaves out what has not begun and waits "
                    "for the rest.")

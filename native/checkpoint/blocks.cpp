@@ -25,7 +25,7 @@ void check(const std::vector<Piece>& pieces, std::size_t size) {
 Blocks::Blocks(std::vector<Piece> pieces, std::size_t arena, std::size_t bytes)
     : pieces_(std::move(pieces)), bytes_(bytes) {
   check(pieces_, arena);
-  std::size_t filled = bytes_;  // of the block that is being cut
+  std::size_t filled = bytes_;  // bytes in the current block
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     for (std::size_t skip = 0; skip < pieces_[i].bytes;) {
       if (filled == bytes_) {

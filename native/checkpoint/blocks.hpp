@@ -1,7 +1,7 @@
-// Pieces of memory on their way into an arena, and the blocks in which they get there: about equally large, each from
-// a place in a piece to the next block's.
+// Pieces of memory to copy into an arena, and their division into blocks of nearly equal size. A block may begin and
+// end within a piece.
 //
-// Thread contract: immutable; any number of threads.
+// Thread contract: immutable, hence thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -12,25 +12,25 @@ namespace ff::checkpoint {
 
 struct Piece {
   const char* source;
-  std::size_t offset;  // in the arena
+  std::size_t offset;  // byte offset in the arena
   std::size_t bytes;
 };
 
 class Blocks {
  public:
-  // Throws Code::invalid unless the pieces are in the order of their offsets, without overlap, inside the `arena` bytes.
+  // Throws Code::invalid unless the pieces are ordered by offset, disjoint, and within the `arena` bytes.
   Blocks(std::vector<Piece> pieces, std::size_t arena, std::size_t bytes);
 
   std::size_t size() const { return begins_.size(); }
   const std::vector<Piece>& pieces() const { return pieces_; }
-  // Where pieces' bytes are in place once so many blocks are.
+  // End of the prefix of the arena that is in place once the first `blocks` blocks are.
   std::size_t staged(std::size_t blocks) const;
-  // The first so many pieces are in place then.
+  // Number of pieces, from the first on, that are in place then.
   std::size_t pieces_done(std::size_t blocks) const;
-  // So many blocks hold the pieces' bytes in [0, upto) of the arena.
+  // Number of blocks, from the first on, that hold the pieces' bytes in [0, upto) of the arena.
   std::size_t needed(std::size_t upto) const;
 
-  // part(piece, skip, bytes) for each part of a piece in the block, in order.
+  // Calls part(piece, skip, bytes) for each part of a piece in the block, in order.
   template <class Part>
   void each_part(std::size_t block, Part part) const {
     auto [piece, skip] = begins_[block];
@@ -43,12 +43,12 @@ class Blocks {
 
  private:
   struct Begin {
-    std::size_t piece;  // the first one
-    std::size_t skip;   // bytes of it in earlier blocks
+    std::size_t piece;  // the first piece in the block
+    std::size_t skip;   // bytes of that piece in earlier blocks
   };
 
   const std::vector<Piece> pieces_;
-  const std::size_t bytes_;  // of a block
+  const std::size_t bytes_;  // size of a block
   std::vector<Begin> begins_;
 };
 

@@ -6,15 +6,15 @@
 #include <system_error>
 
 #include "base/error.hpp"
-#include "base/fork_guard.hpp"
-#include "base/stream_copy.hpp"
-#include "base/thread_cpus.hpp"
-#include "base/worker_pool.hpp"
+#include "base/process/fork_guard.hpp"
+#include "base/memory/stream_copy.hpp"
+#include "base/process/thread_cpus.hpp"
+#include "base/process/worker_pool.hpp"
 
 namespace ff::checkpoint {
 namespace {
 
-constexpr std::size_t kIdleBlock = std::size_t{256} << 10;  // what a waiter may have to wait for on busy cores
+constexpr std::size_t kIdleBlock = std::size_t{256} << 10;  // bytes that a waiter may have to wait for on busy cores
 
 CopyOptions settled(CopyOptions options) {
   if (options.threads == 0) options.threads = worker_pool::cores();
@@ -46,8 +46,8 @@ Copy::~Copy() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-// REQUIRES: the mutex, or that nobody else has the object yet. A thread that cannot be had is done without; without
-// any the work is done here.
+// REQUIRES: the mutex is held, or no other thread has the object yet. If a thread cannot be started, the copy uses
+// fewer; if there is none at all, this call copies everything.
 void Copy::hire(unsigned threads, bool idle) {
   try {
     for (unsigned i = 0; i < threads; ++i) threads_.emplace_back([this, idle] { serve(idle); });
@@ -63,7 +63,7 @@ void Copy::serve(bool idle) {
   thread_cpus::enter();
   if (idle) {
     const sched_param none{};
-    ::sched_setscheduler(0, SCHED_IDLE, &none);  // of this thread; where it is refused it runs like any other
+    ::sched_setscheduler(0, SCHED_IDLE, &none);  // for this thread; if it fails, the thread runs at normal priority
   }
   while (copy_next()) {
   }
@@ -105,7 +105,7 @@ void Copy::finished(std::size_t block) {
 
 void Copy::wait(std::size_t upto, bool help) {
   if (generation_ != fork_guard::generation())
-    throw Error(Code::cancelled, "this copy into a staging arena belongs to the process that this one was forked from");
+    throw Error(Code::cancelled, "this copy into a staging arena belongs to the parent process");
   const std::size_t target = blocks_.needed(upto);
   if (help && next_.load(std::memory_order_relaxed) < target) {
     if (options_.background) {

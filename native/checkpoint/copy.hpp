@@ -1,13 +1,13 @@
-// A copy of many pieces of memory into an arena, by threads of its own, while the caller goes on.
+// A copy of many pieces of memory into an arena, by its own threads, while the caller continues.
 //
-//   arena   | block 0 | block 1 | block 2 | ...      taken in this order, by threads and by those who wait
+//   arena   | block 0 | block 1 | block 2 | ...      taken in this order, by its threads and by waiting callers
 //           |<-- staged: in place --->|
 //
-// Thread contract: all methods may be called from any thread, also several at once; the destructor after all of them.
+// Thread contract: all methods are thread-safe; the destructor must run after all other calls have returned.
 // Invariants
-//   - Sources and their bytes must stay as they are until done() or the destructor has returned.
-//   - The arena's bytes between pieces are left as they are.
-//   - A forked child has the object, but not its threads: there `wait` throws instead of waiting for ever.
+//   - Sources must stay alive and unchanged until done() returns true or the destructor returns.
+//   - The arena's bytes between pieces do not change.
+//   - A forked child has the object, but not its threads: there `wait` throws instead of waiting forever.
 #pragma once
 
 #include <atomic>
@@ -25,30 +25,30 @@
 namespace ff::checkpoint {
 
 struct CopyOptions {
-  unsigned threads = 0;     // with the one that waits; 0: as many as cores, at most worker_pool::kMost
-  bool compare = false;     // with what the arena holds, see changed()
-  bool background = false;  // one thread that only runs on idle cores, until somebody waits and helps
+  unsigned threads = 0;     // includes the waiting thread; 0: one for each core, at most worker_pool::kMost
+  bool compare = false;     // compare with the arena's contents, see changed()
+  bool background = false;  // one thread that runs only on idle cores, until a waiting caller helps
   std::size_t block = std::size_t{1} << 20;
 };
 
 class Copy {
  public:
-  // Throws Code::invalid for pieces that Blocks refuses.
+  // Throws Code::invalid if Blocks rejects the pieces.
   Copy(std::shared_ptr<const Memory> memory, std::vector<Piece> pieces, const CopyOptions& options);
-  // Leaves out what has not begun and waits for the rest: afterwards nothing touches a source.
+  // Skips blocks that have not begun and waits for the others. Afterwards no source is accessed.
   ~Copy();
   Copy(const Copy&) = delete;
   Copy& operator=(const Copy&) = delete;
 
-  // Returns when all pieces' bytes in [0, upto) of the arena are in place; copies itself meanwhile, if `help`.
+  // Waits until all pieces' bytes in [0, upto) of the arena are in place; if `help`, the caller copies, too.
   // Throws Code::cancelled in a forked child.
   void wait(std::size_t upto, bool help);
-  // Where the prefix that is in place ends; the end of the last piece when done.
+  // End of the prefix that is in place; the end of the last piece when done.
   std::size_t staged() const { return blocks_.staged(prefix_.load(std::memory_order_acquire)); }
   bool done() const { return prefix_.load(std::memory_order_acquire) == blocks_.size(); }
-  // The first so many pieces are in place.
+  // Number of pieces, from the first on, that are in place.
   std::size_t pieces_done() const { return blocks_.pieces_done(prefix_.load(std::memory_order_acquire)); }
-  // Whether a piece's bytes are others than the arena held before. REQUIRES: compare, and the piece is in place.
+  // True if a piece's bytes differ from the arena's previous contents. REQUIRES: compare, and the piece is in place.
   bool changed(std::size_t piece) const { return changed_[piece].load(std::memory_order_relaxed); }
   std::size_t pieces() const { return blocks_.pieces().size(); }
   bool compares() const { return options_.compare; }
@@ -66,12 +66,12 @@ class Copy {
   const unsigned generation_;
   const Blocks blocks_;
   std::unique_ptr<std::atomic<bool>[]> changed_;
-  std::atomic<std::size_t> next_ = 0;    // the block to be taken
-  std::atomic<std::size_t> prefix_ = 0;  // so many blocks are in place
+  std::atomic<std::size_t> next_ = 0;    // next block to copy
+  std::atomic<std::size_t> prefix_ = 0;  // number of blocks in place, from the first on
   std::atomic<bool> withdrawn_ = false;
   std::mutex mutex_;
   std::condition_variable reached_;
-  std::vector<bool> ready_;          // blocks in place; guarded by mutex_, as are those below
+  std::vector<bool> ready_;          // blocks in place; guarded by mutex_, as is threads_
   std::vector<std::thread> threads_;
 };
 

@@ -1,5 +1,5 @@
-// Every byte arrives and none beside it, whatever the sizes, threads and modes; a prefix that is said to be in place
-// is; changed pieces are told; an abandoned copy leaves its sources alone; a forked child does not wait for its parent.
+// For all sizes, thread counts and modes: exactly the pieces' bytes are written, a prefix reported as in place is, and
+// changed pieces are reported. A destroyed copy accesses no source; a forked child does not wait for its parent.
 #include "checkpoint/copy.hpp"
 
 #include <sys/wait.h>
@@ -10,10 +10,10 @@
 #include <thread>
 #include <vector>
 
-#include "base/check.hpp"
+#include "base/testing/check.hpp"
 #include "base/error.hpp"
-#include "base/stream_copy.hpp"
-#include "base/test_bytes.hpp"
+#include "base/memory/stream_copy.hpp"
+#include "base/testing/test_bytes.hpp"
 
 namespace {
 
@@ -25,7 +25,7 @@ using ff::checkpoint::Piece;
 
 constexpr char kUntouched = 0x55;
 
-// Pieces of many sizes with gaps between them, and what they are made of.
+// Pieces of many sizes with gaps between them, and their source tensors.
 struct State {
   std::vector<std::vector<char>> tensors;
   std::vector<Piece> pieces;
@@ -35,7 +35,7 @@ struct State {
     std::mt19937 random(seed);
     for (std::size_t i = 0; i < count; ++i) {
       const std::size_t bytes = random() % 4 == 0 ? random() % 100 : random() % most;
-      std::vector<char>& tensor = tensors.emplace_back(bytes + 1);  // the source is not aligned
+      std::vector<char>& tensor = tensors.emplace_back(bytes + 1);  // an unaligned source
       ff::fill_random(tensor.data(), tensor.size(), random());
       end += random() % 3 == 0 ? random() % 100 : 0;
       pieces.push_back({tensor.data() + 1, end, bytes});
@@ -103,7 +103,7 @@ void every_mode() {
   }
 }
 
-// Many threads wait for many prefixes; each finds its own in place, and what `staged` and `pieces_done` say.
+// Many threads wait for many prefixes; each finds its own prefix and those of `staged` and `pieces_done` in place.
 void prefixes() {
   Arena arena;
   arena.reserve(16 << 20);

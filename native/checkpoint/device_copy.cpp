@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "base/stream_copy.hpp"
-#include "base/thread_cpus.hpp"
+#include "base/memory/stream_copy.hpp"
+#include "base/process/thread_cpus.hpp"
 
 namespace ff::checkpoint {
 namespace {
@@ -15,7 +15,7 @@ hfreduce::Patience patient(std::function<void()> look_around) {
   return {0, hfreduce::Deadline(), std::move(look_around)};
 }
 
-// What a device that has failed may still write to.
+// Keeps memory to which a failed device may still write.
 void keep_for_ever(std::shared_ptr<const Memory> memory) {
   static std::mutex mutex;
   static auto* const kept = new std::vector<std::shared_ptr<const Memory>>;
@@ -30,7 +30,7 @@ class Borrowed {
   Borrowed(const Borrowed&) = delete;
   Borrowed& operator=(const Borrowed&) = delete;
 
-  // What is put into `second` from now on comes after what is in `first` now.
+  // Orders all later work in `second` after the current work in `first`.
   void order(hfreduce::Device::Stream first, hfreduce::Device::Stream second) {
     device_.record(event_, first);
     device_.wait(second, event_);
@@ -51,7 +51,7 @@ DeviceLane::~DeviceLane() {
 
 void DeviceLane::check_process() const {
   if (generation_ != fork_guard::generation())
-    throw Error(Code::cancelled, "copies from this device belong to the process that this one was forked from");
+    throw Error(Code::cancelled, "copies from this device belong to the parent process");
 }
 
 std::shared_ptr<const Memory> DeviceLane::borrow_windows(std::size_t bytes) {
@@ -63,7 +63,7 @@ std::shared_ptr<const Memory> DeviceLane::borrow_windows(std::size_t bytes) {
   try {
     windows->pin(device_);
   } catch (const Error&) {
-    // Copies to other memory are slower, no more; who pins the arena is told.
+    // Copies to unpinned memory are only slower; the caller that pins the arena gets the error.
   }
   return windows;
 }
@@ -82,7 +82,7 @@ DeviceCopy::DeviceCopy(std::shared_ptr<DeviceLane> lane, std::shared_ptr<const M
       options_(options),
       blocks_(std::move(pieces), memory_ ? memory_->size() : 0, options.block) {
   if (options_.compare && options_.follow)
-    throw Error(Code::invalid, "a stream cannot follow a copy that compares: the host has a part in it");
+    throw Error(Code::invalid, "a stream cannot follow a copy that compares: the host takes part in it");
   lane_->check_process();
   if (options_.compare) changed_ = std::make_unique<std::atomic<bool>[]>(this->pieces());
   if (blocks_.size() == 0) return;
@@ -106,7 +106,7 @@ DeviceCopy::~DeviceCopy() {
     if (failed_) std::rethrow_exception(error_);
     const auto probe = [this] { lane_->device().probe(lane_->stream()); };
     wait_for(progress_->arrived, static_cast<std::uint32_t>(issued_), patient(probe));
-  } catch (...) {  // a device that has failed
+  } catch (...) {  // the device has failed
     abandon();
   }
   if (windows_) lane_->give_back(std::move(windows_));
@@ -126,7 +126,8 @@ void DeviceCopy::start(Device::Stream user) {
   if (options_.compare) thread_ = std::thread([this] { compare(); });
 }
 
-// Callbacks of one stream come one after the other. Each owns the progress: who waits may be gone before it returns.
+// A stream's callbacks run one after the other. Each shares ownership of the progress, because the copy may be
+// destroyed before the callback returns.
 void DeviceCopy::arrive(void* progress) noexcept {
   const std::unique_ptr<std::shared_ptr<Progress>> owned(static_cast<std::shared_ptr<Progress>*>(progress));
   hfreduce::Flag& arrived = (*owned)->arrived;

@@ -1,5 +1,6 @@
-// Copies from a fake device: behind the user's stream and before whoever follows; every byte and none beside it; what
-// changed is told; memory is pinned once; a device that fails is told, and an abandoned copy leaves its sources alone.
+// Copies from a fake device run after the user's stream, and before later work in it if it follows. Exactly the pieces'
+// bytes are written, and changes are reported. Memory is pinned once. A device's failure is reported, and a destroyed
+// copy accesses no source.
 #include "checkpoint/device_copy.hpp"
 
 #include <sys/wait.h>
@@ -10,9 +11,9 @@
 #include <random>
 #include <vector>
 
-#include "base/check.hpp"
+#include "base/testing/check.hpp"
 #include "base/error.hpp"
-#include "hfreduce/stager_fake.hpp"
+#include "hfreduce/device/stager_fake.hpp"
 
 namespace ff::checkpoint {
 namespace {
@@ -82,7 +83,7 @@ std::size_t count(const FakeDevice& device, const std::string& command) {
   return found;
 }
 
-// What the stream computes before the copy is copied; what it computes afterwards is not, if it follows.
+// The copy has the results of the stream's earlier work, and not those of its later work if it follows.
 void the_order_of_the_streams_holds(bool compare, bool follow) {
   FakeDevice device(20us);
   const auto memory = fresh_memory(device);
@@ -103,7 +104,7 @@ void the_order_of_the_streams_holds(bool compare, bool follow) {
   CHECK(state.tensors[1] == (follow ? later : computed));
   state.tensors[1] = computed;
   CHECK(state.holds(*memory));
-  device.synchronize(lane->stream());  // its history names a command only after the command
+  device.synchronize(lane->stream());  // its history lists a command only after the command has run
   CHECK(count(device, "call") == (state.bytes + kBlock - 1) / kBlock);
 }
 
@@ -137,7 +138,7 @@ void changes_are_told() {
     copy.wait(SIZE_MAX);
     for (std::size_t i = 0; i < state.pieces.size(); ++i) CHECK(copy.changed(i) == (i == other));
     CHECK(state.holds(*memory));
-    CHECK(pinned == 0 || device.pinned_bytes() == pinned);  // the windows are those of the first one
+    CHECK(pinned == 0 || device.pinned_bytes() == pinned);  // the windows of the first copy are reused
     pinned = device.pinned_bytes();
   }
 }
@@ -154,7 +155,7 @@ void memory_is_pinned_once_and_until_it_goes() {
   CHECK(device.pinned_bytes() == 0 && other.pinned_bytes() == 0);
   Memory theirs(kArena);
   CHECK(device.pin(theirs.data(), theirs.size()));
-  theirs.pin(device);  // was pinned by somebody else, whose it stays
+  theirs.pin(device);  // pinned before by the test, which still owns the pin
   {
     const auto lane = std::make_shared<DeviceLane>(device);
     Arena arena;
@@ -163,7 +164,7 @@ void memory_is_pinned_once_and_until_it_goes() {
     const State state(4);
     const auto user = device.make_stream();
     DeviceCopy copy(lane, arena.memory(), state.pieces, user, mode(true, false));
-    arena.reserve(2 * kArena);  // the copy still has the old pages
+    arena.reserve(2 * kArena);  // the copy keeps the old pages alive
     copy.wait(SIZE_MAX);
   }
   CHECK(device.pinned_bytes() == theirs.size());
@@ -183,7 +184,7 @@ void a_copy_that_is_let_go_waits_for_the_device(bool compare) {
   CHECK(std::memcmp(before.data(), memory->data(), before.size()) == 0);
 }
 
-// Takes some copies, then stands still; and says so.
+// Accepts `copies` copies, then throws; `probe` throws once `broken` is set.
 class Failing final : public FakeDevice {
  public:
   explicit Failing(std::size_t copies) : left_(copies) {}
@@ -205,7 +206,7 @@ class Failing final : public FakeDevice {
 void failures_are_told() {
   const State state(6);
   {
-    Failing device(3);  // refuses while the copy is started
+    Failing device(3);  // fails during the start of the copy
     const auto memory = fresh_memory(device);
     const auto lane = std::make_shared<DeviceLane>(device);
     const auto user = device.make_stream();
@@ -213,7 +214,7 @@ void failures_are_told() {
     device.synchronize(lane->stream());
   }
   {
-    Failing device(12);  // refuses the thread's
+    Failing device(12);  // fails in the copy's thread
     const auto memory = fresh_memory(device);
     const auto lane = std::make_shared<DeviceLane>(device);
     DeviceCopy copy(lane, memory, state.pieces, device.make_stream(), mode(true, false));
@@ -231,7 +232,7 @@ void failures_are_told() {
       DeviceCopy copy(lane, memory, state.pieces, user, mode(compare, false));
       device.broken = true;
       check_throws(Code::collective, [&] { copy.wait(SIZE_MAX); });
-    }  // waits for nothing
+    }  // the destructor does not wait
     device.go_on(user);
     device.synchronize(lane->stream());
   }

@@ -1,5 +1,5 @@
-// Python's view of the record reader: `fireflyer._native.ffrecord`. Every call that reads a file releases
-// the GIL; the arrays that come back own their memory.
+// Python binding of the record reader: `fireflyer._native.ffrecord`. Every call that reads a file releases the GIL;
+// returned arrays own their memory.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -11,9 +11,9 @@
 #include <stdexcept>
 
 #include "base/error.hpp"
-#include "ffrecord/pieces.hpp"
-#include "ffrecord/reader.hpp"
-#include "ffrecord/v2_file.hpp"
+#include "ffrecord/read/pieces.hpp"
+#include "ffrecord/read/reader.hpp"
+#include "ffrecord/format/v2_file.hpp"
 
 namespace nb = nanobind;
 
@@ -46,7 +46,7 @@ Array<T> adopt(std::unique_ptr<T[]> data, std::size_t size) {
   return Array<T>(pointer, {size}, owner);
 }
 
-// One number of each sample of a file, and `last` behind them if there is one.
+// Returns one number per sample of a file, and then `last` if given.
 template <typename T, typename Pick>
 Array<T> column(const RecordFile& file, Pick pick, const T* last = nullptr) {
   const auto count = static_cast<std::size_t>(file.count());
@@ -73,7 +73,7 @@ Batch fetch(const Reader& reader, const Indices& indices) {
   return reader.read(indices.data(), indices.size());
 }
 
-// The array on an arena, which goes back to its pool with it.
+// Returns an array on an arena; the arena returns to its pool with it.
 nb::object adopt(Arena arena, std::size_t bytes) {
   auto kept = std::make_unique<Arena>(std::move(arena));
   std::uint8_t* const data = kept->data();
@@ -88,7 +88,7 @@ nb::tuple read_batch(const Reader& reader, const Indices& indices) {
   return nb::make_tuple(adopt(std::move(batch.arena), bytes), adopt(std::move(batch.offsets), batch.count + 1));
 }
 
-// array[start:end], without the interpreter.
+// Returns array[start:end], without the interpreter.
 nb::object slice(const nb::object& array, std::int64_t start, std::int64_t end) {
   const nb::object first = nb::steal(PyLong_FromLongLong(start));
   const nb::object last = nb::steal(PyLong_FromLongLong(end));
@@ -142,7 +142,7 @@ Strategy strategy_of(const std::string& name) {
   if (name == "threads") return Strategy::threads;
   if (name == "mmap") return Strategy::mmap;
   throw ff::Error(ff::Code::invalid,
-                  "no strategy '" + name + "': choose auto, cached, direct, threads or mmap");
+                  "invalid strategy '" + name + "': expected auto, cached, direct, threads or mmap");
 }
 
 void make_reader(Reader* self, const std::vector<std::string>& paths, bool check_data, const std::string& strategy,
@@ -174,7 +174,7 @@ Array<std::uint8_t> extents(const Reader& reader, const Indices& indices) {
 }
 
 nb::tuple locate(const Reader& reader, std::int64_t index) {
-  if (index < 0 || index >= reader.count()) throw std::out_of_range("no such sample");
+  if (index < 0 || index >= reader.count()) throw std::out_of_range("a sample index is out of range");
   const auto [file, i] = reader.locate(index);
   return nb::make_tuple(file->path(), i);
 }
@@ -192,7 +192,7 @@ nb::tuple last_commit(const Reader& reader, std::int64_t number) {
 
 nb::bytes part(const Reader& reader, std::int64_t number, std::int64_t start, std::int64_t end) {
   const RecordFile& file = file_at(reader, number);
-  if (start < 0 || start > end || end > file.size()) throw std::out_of_range("these bytes are not in the file");
+  if (start < 0 || start > end || end > file.size()) throw std::out_of_range("the byte range is outside the file");
   std::string data(static_cast<std::size_t>(end - start), '\0');
   {
     const nb::gil_scoped_release release;
@@ -235,7 +235,7 @@ void make_index(V2Index* self, const std::string& name, std::int64_t size, const
 
 void check_in(const V2Index& index, const Indices& samples) {
   for (std::size_t i = 0; i < samples.size(); ++i)
-    if (samples(i) < 0 || samples(i) >= index.count()) throw std::out_of_range("no such sample");
+    if (samples(i) < 0 || samples(i) >= index.count()) throw std::out_of_range("a sample index is out of range");
 }
 
 Array<std::int64_t> pages_of(const V2Index& index, const Indices& samples) {
@@ -248,8 +248,8 @@ Array<std::int64_t> pages_of(const V2Index& index, const Indices& samples) {
 Array<std::uint8_t> extents_by(const V2Index& index, const Indices& samples, const Indices& places, const Bytes& pages) {
   check_in(index, samples);
   const std::size_t bytes = samples.size() * sizeof(Extent);
-  if (pages.size() != places.size() * sizeof(V2Page)) throw nb::value_error("not one page for each place");
-  if (reinterpret_cast<std::uintptr_t>(pages.data()) % alignof(V2Page) != 0) throw nb::value_error("pages not aligned");
+  if (pages.size() != places.size() * sizeof(V2Page)) throw nb::value_error("expected one page for each place");
+  if (reinterpret_cast<std::uintptr_t>(pages.data()) % alignof(V2Page) != 0) throw nb::value_error("the pages are not aligned");
   auto data = std::make_unique_for_overwrite<std::uint8_t[]>(bytes);
   {
     const nb::gil_scoped_release release;
@@ -270,7 +270,7 @@ Array<std::uint8_t> extents_by(const V2Index& index, const Indices& samples, con
   return adopt(std::move(data), bytes);
 }
 
-// The memory of batches that are assembled in Python.
+// Memory of batches that Python assembles.
 class Arenas {
  public:
   ~Arenas() { pool_->close(); }
@@ -320,7 +320,7 @@ Array<std::uint8_t> check_samples(const Bytes& arena, const Indices& offsets,
   bool fits = offsets.size() == count + 1 && offsets(0) >= 0;
   for (std::size_t i = 0; fits && i < count; ++i) fits = offsets(i) <= offsets(i + 1);
   if (!fits || offsets(count) > static_cast<std::int64_t>(arena.size()))
-    throw std::out_of_range("the offsets do not lie in the arena");
+    throw std::out_of_range("invalid offsets: expected ascending offsets inside the arena");
   std::vector<std::uint8_t> right;
   {
     const nb::gil_scoped_release release;

@@ -1,4 +1,4 @@
-// `fireflyer._native.fs3`: what its parts call things (types.hpp), and one submodule a folder, defined in
+// `fireflyer._native.fs3`: the shared types (types.hpp), and one submodule per folder, defined in
 // native/fs3/<folder>/bind.cpp.
 #include <nanobind/nanobind.h>
 #include <nanobind/operators.h>

@@ -1,4 +1,5 @@
-// What chunk store, replica and wire call things. docs/fs3-chain.md and docs/fs3-store.md say what they mean.
+// Types and names that chunk store, replica and wire share. docs/fs3-chain.md and docs/fs3-store.md define their
+// meaning.
 #pragma once
 
 #include <compare>
@@ -10,8 +11,8 @@ namespace ff::fs3 {
 
 inline constexpr std::size_t kBlock = 4096;  // bytes that one CRC32C covers
 inline constexpr std::size_t kLargestChunk = std::size_t{64} << 20;
-inline constexpr std::uint32_t kLastIndex = ~std::uint32_t{0};  // that a chunk can have
-inline constexpr std::uint32_t kMostRun = 4096;  // chunks in a row that one question finds
+inline constexpr std::uint32_t kLastIndex = ~std::uint32_t{0};  // largest index of a chunk
+inline constexpr std::uint32_t kMostRun = 4096;  // maximum number of consecutive chunks that one QUERY_LAST counts
 
 struct ChunkId {
   std::uint64_t inode = 0;
@@ -19,12 +20,12 @@ struct ChunkId {
   auto operator<=>(const ChunkId&) const = default;  // the order of pages
 };
 
-using Version = std::uint64_t;  // of a chunk; 0: there is none
+using Version = std::uint64_t;  // of a chunk; 0: no such chunk
 using ChainVersion = std::uint32_t;
 using TargetId = std::uint32_t;
 
-// Names a write for as long as its client may send it again. One write at a time per (client, channel), with
-// `seq` growing; client 0: no tag.
+// Identifies a write for as long as its client may retry it. One write at a time is outstanding per (client, channel),
+// and `seq` grows. client 0: no tag.
 struct Tag {
   std::uint64_t client = 0;
   std::uint32_t channel = 0;
@@ -33,23 +34,23 @@ struct Tag {
 };
 
 enum class Kind : std::uint8_t {
-  write,     // bytes at an offset; a gap before them becomes zeros
+  write,     // bytes at an offset; fills a gap before them with zeros
   truncate,  // to a shorter length
-  extend,    // to a longer one, with zeros
+  extend,    // to a greater length, with zeros
   remove,
-  replace,   // the whole chunk with its version, whatever was there
+  replace,   // the whole chunk with its version, whatever it held before
 };
 
 enum class Status : std::uint8_t {
   ok,
-  stale_routing,  // another chain version, not the one in charge, or no lease
+  stale_routing,  // another chain version, a target that is not in charge, or no lease
   duplicate,      // older than the newest write of its channel
-  diverged,       // a base that this replica does not have
+  diverged,       // builds on a version that this replica does not have
   corrupt,        // stored bytes fail their CRC32C
   no_space,
   io_error,
   not_found,
-  invalid,        // arguments that no chunk can have
+  invalid,        // arguments that are invalid for every chunk
 };
 
 }  // namespace ff::fs3

@@ -15,7 +15,7 @@ namespace ff::hai { void bind(nb::module_ m); }
 
 namespace {
 
-// A signal that arrives while the call waits runs its Python handler, and what that raises ends the call.
+// A signal during the wait runs its Python handler, and an exception of the handler ends the call.
 bool call(SuspendPage& page, std::size_t slot) {
   bool frozen = false;
   const std::uint64_t number = page.begin_call(slot, frozen);
@@ -32,11 +32,11 @@ bool call(SuspendPage& page, std::size_t slot) {
 }
 
 void set_child_subreaper() {
-  if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) ff::throw_errno("becoming a subreaper");
+  if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) ff::throw_errno("cannot become a child subreaper");
 }
 
 void set_parent_death_signal(int signal) {
-  if (::prctl(PR_SET_PDEATHSIG, signal) != 0) ff::throw_errno("setting the parent death signal");
+  if (::prctl(PR_SET_PDEATHSIG, signal) != 0) ff::throw_errno("cannot set the parent death signal");
 }
 
 void show_title(const nb::bytes& arguments, const nb::bytes& environment) {

@@ -38,7 +38,7 @@ Rooms rooms() {
   constexpr std::size_t first = 48 - 3;
   if (fields.size() < first + 4) {
     errno = ENODATA;
-    throw_errno("reading /proc/self/stat");
+    throw_errno("cannot read /proc/self/stat");
   }
   const auto address = [&](std::size_t at) {
     return reinterpret_cast<char*>(std::stoull(fields[first + at]));  // NOLINT(performance-no-int-to-ptr)
@@ -47,21 +47,21 @@ Rooms rooms() {
           {address(2), static_cast<std::size_t>(address(3) - address(2))}};
 }
 
-// The strings of `environ` lie in the room that is about to be written. The copies are never freed: whoever
-// asked getenv may hold one.
+// The strings of `environ` are in the memory to be overwritten. The copies are never freed, because callers of getenv
+// may hold pointers to them.
 void move_environment() {
   static bool moved = false;
   if (std::exchange(moved, true)) return;
   std::size_t count = 0;
   while (environ[count] != nullptr) ++count;
   auto** copy = static_cast<char**>(std::malloc((count + 1) * sizeof(char*)));
-  if (copy == nullptr) throw_errno("moving the environment");
+  if (copy == nullptr) throw_errno("cannot copy the environment");
   for (std::size_t i = 0; i < count; ++i) copy[i] = ::strdup(environ[i]);
   copy[count] = nullptr;
   environ = copy;
 }
 
-// Cut at an entry, so that none is shown by half; the last byte of the room stays 0.
+// Cuts at an entry's end, so that none is shown in part; the last byte of the space stays 0.
 void fill(Room room, std::string_view text) {
   if (room.size == 0) return;
   if (text.size() >= room.size) {

@@ -23,7 +23,7 @@ constexpr std::size_t kMaxSlots = 1 << 16;
 
 void* map_shared(int fd, std::size_t bytes) {
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (memory == MAP_FAILED) throw_errno("mapping the suspend page");
+  if (memory == MAP_FAILED) throw_errno("cannot map the suspend page");
   return memory;
 }
 
@@ -46,12 +46,12 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
 SuspendPage SuspendPage::create(std::size_t slots) {
   static_assert(sizeof(Head) <= 64 && sizeof(Slot) == 64);
-  if (slots == 0 || slots > kMaxSlots) throw Error(Code::invalid, "a suspend page has 1 to 65536 slots");
+  if (slots == 0 || slots > kMaxSlots) throw Error(Code::invalid, "invalid number of slots: expected 1 to 65536");
   const int fd = ::memfd_create("fireflyer-suspend", MFD_CLOEXEC);
-  if (fd < 0) throw_errno("creating the suspend page");
+  if (fd < 0) throw_errno("cannot create the suspend page");
   const std::size_t bytes = 64 * (slots + 1);
   try {
-    if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) throw_errno("sizing the suspend page");
+    if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) throw_errno("cannot resize the suspend page");
     SuspendPage page(map_shared(fd, bytes), bytes, fd);
     page.head().slots = slots;
     page.head().magic = kMagic;  // no process can map it before this returns
@@ -64,12 +64,12 @@ SuspendPage SuspendPage::create(std::size_t slots) {
 
 SuspendPage SuspendPage::map(int fd) {
   struct stat status {};
-  if (::fstat(fd, &status) != 0) throw_errno("reading the size of the suspend page");
+  if (::fstat(fd, &status) != 0) throw_errno("cannot read the size of the suspend page");
   const auto bytes = static_cast<std::size_t>(status.st_size);
-  if (!S_ISREG(status.st_mode) || bytes < 128) throw Error(Code::corrupted, "this is no suspend page");
+  if (!S_ISREG(status.st_mode) || bytes < 128) throw Error(Code::corrupted, "the file is not a suspend page");
   SuspendPage page(map_shared(fd, bytes), bytes, -1);
   if (page.head().magic != kMagic || bytes != 64 * (page.head().slots + 1)) {
-    throw Error(Code::corrupted, "this is no suspend page");
+    throw Error(Code::corrupted, "the file is not a suspend page");
   }
   return page;
 }
@@ -94,7 +94,7 @@ std::size_t SuspendPage::slots() const { return bytes_ / 64 - 1; }
 std::uint64_t SuspendPage::begin_call(std::size_t index, bool& frozen) {
   auto& state = slot(index).state;
   frozen = false;
-  if ((state.load() & kApart) != 0) return 0;  // only this rank begins again
+  if ((state.load() & kApart) != 0) return 0;  // its rank is not in step with the others
   const std::uint64_t before = state.fetch_add(1);
   frozen = (before & kFrozen) != 0;
   return (before & kCount) + 1;
@@ -106,7 +106,7 @@ SuspendPage::Wait SuspendPage::wait() {
     const long rc = ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, 0u, nullptr,
                               nullptr, 0);
     if (rc != 0 && errno == EINTR) return Wait::interrupted;
-    if (rc != 0 && errno != EAGAIN) throw_errno("waiting for the decision on the suspend");
+    if (rc != 0 && errno != EAGAIN) throw_errno("cannot wait for the decision on the suspend");
   }
   return Wait::decided;
 }
@@ -122,7 +122,7 @@ void SuspendPage::acknowledge(std::size_t index) { slot(index).flags.fetch_or(ac
 void SuspendPage::set_apart(std::size_t index) { slot(index).state.fetch_or(kApart); }
 
 void SuspendPage::begin(std::size_t index, std::uint64_t count) {
-  if (count > kCount) throw Error(Code::invalid, "calls are counted up to 2^62");
+  if (count > kCount) throw Error(Code::invalid, "invalid count of calls: expected at most 2^62");
   auto& state = slot(index).state;
   std::uint64_t before = state.load();
   while (!state.compare_exchange_weak(before, (before & kFrozen) | count)) {
@@ -143,7 +143,7 @@ std::vector<std::uint64_t> SuspendPage::freeze() {
 }
 
 std::uint64_t SuspendPage::decide(std::uint64_t number) {
-  if (number == 0) throw Error(Code::invalid, "a decision names a call, and calls count from 1");
+  if (number == 0) throw Error(Code::invalid, "invalid call: expected at least 1, calls count from 1");
   std::uint64_t before = 0;
   head().decision.compare_exchange_strong(before, number);
   auto& word = head().decided;

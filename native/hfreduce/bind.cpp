@@ -1,4 +1,4 @@
-// Bindings of the collective engine. Whatever waits or moves tensor bytes releases the GIL.
+// Bindings of the collective engine. Every call that waits or moves tensor bytes releases the GIL.
 #include <sys/socket.h>
 
 #include <nanobind/nanobind.h>
@@ -11,18 +11,18 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "base/fork_guard.hpp"
-#include "base/thread_cpus.hpp"
-#include "base/thread_cpus.hpp"
-#include "base/socket.hpp"
-#include "hfreduce/arena.hpp"
-#include "hfreduce/group.hpp"
-#include "hfreduce/placement.hpp"
-#include "hfreduce/post.hpp"
-#include "hfreduce/stager_cuda.hpp"
-#include "hfreduce/stager_fake.hpp"
-#include "hfreduce/ucx_api.hpp"
-#include "hfreduce/watch.hpp"
+#include "base/process/fork_guard.hpp"
+#include "base/process/thread_cpus.hpp"
+#include "base/process/thread_cpus.hpp"
+#include "base/io/socket.hpp"
+#include "hfreduce/engine/arena.hpp"
+#include "hfreduce/engine/group.hpp"
+#include "hfreduce/host/placement.hpp"
+#include "hfreduce/p2p/p2p_engine.hpp"
+#include "hfreduce/device/stager_cuda.hpp"
+#include "hfreduce/device/stager_fake.hpp"
+#include "hfreduce/transport/ucx_api.hpp"
+#include "hfreduce/engine/watch.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -103,7 +103,7 @@ std::shared_ptr<Operation> submit(Group& group, Kind kind, const Buffers& in, co
   return group.submit(std::move(request), run_here);
 }
 
-// The short way of a synchronous allreduce on one host: null when it is over.
+// Fast path of a synchronous allreduce on one host; returns null when it is over.
 std::shared_ptr<Operation> allreduce_now(Group& group, std::uintptr_t data, std::size_t bytes,
                                          std::uint64_t count, DType dtype, Op op) {
   const nb::gil_scoped_release release;
@@ -142,7 +142,8 @@ nb::typed<nb::list, Fields> records(const Group& group) {
 }
 
 // ---- Watch and the fork guard -------------------------------------------------------------------------
-// The group asks the watch what counts, the watch tells the group: whichever dies first leaves the other in peace.
+// The group asks the watch for the error that counts, and the watch notifies the group. Either may be destroyed first
+// without affecting the other.
 struct BoundWatch : Watch {
   struct Handle {
     std::mutex mutex;
@@ -166,7 +167,7 @@ void bind_watch(nb::module_ m) {
            "Adds a duplex control link; owns the socket.")
       .def(
           "attach",
-          [](BoundWatch& watch, Group& group, Post& post) {
+          [](BoundWatch& watch, Group& group, P2PEngine& post) {
             watch.handle->watch = &watch;
             group.set_announcer([handle = watch.handle](const Error& error) {
               const std::lock_guard lock(handle->mutex);
@@ -250,9 +251,9 @@ void bind_rules(nb::module_ m) {
       "choose_rule",
       [](const std::vector<Rule>& rules, Kind kind, std::size_t hosts, std::size_t bytes) {
         if (kind != Kind::allreduce && kind != Kind::broadcast && kind != Kind::reduce) {
-          throw Error(Code::invalid, "there are no rules for this kind of call");
+          throw Error(Code::invalid, "this kind of call has no rules");
         }
-        if (hosts < 2) throw Error(Code::invalid, "rules are for two hosts and more");
+        if (hosts < 2) throw Error(Code::invalid, "rules need at least two hosts");
         return choose_rule(rules, kind, hosts, bytes);
       },
       "rules"_a, "kind"_a, "hosts"_a, "bytes"_a, "The first of the rules that applies, or of the default ones.");
@@ -324,7 +325,7 @@ std::pair<Operations, std::shared_ptr<Passage>> submit_staged(
 
 char* address(std::uintptr_t data) { return reinterpret_cast<char*>(data); }
 
-// Devices are never destroyed: streams may still be at work when Python ends.
+// Devices are never destroyed, because streams may still be working when Python ends.
 void bind_devices(nb::module_ m) {
   nb::class_<Device>(m, "Device", "A device's runtime; lives as long as the process.");
   nb::class_<FakeDevice, Device>(m, "FakeDevice", "A device for tests: plain memory, streams that take their time.")
@@ -457,24 +458,24 @@ void bind(nb::module_ m) {
       .def_prop_ro("network_bytes_sent", &Group::network_bytes_sent,
                    "Bytes this rank has sent to other hosts.");
 
-  nb::class_<Post>(m, "Post", "Point-to-point messages between the ranks of a group.")
+  nb::class_<P2PEngine>(m, "P2PEngine", "Point-to-point messages between the ranks of a group.")
       .def(nb::init<int, int>(), nb::kw_only(), "rank"_a, "world"_a)
       .def(
           "add_outgoing",
-          [](Post& post, int rank, int fd) {
+          [](P2PEngine& post, int rank, int fd) {
             int family = AF_INET;
             socklen_t size = sizeof family;
             ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &size);
-            post.add_outgoing(rank, fd, family == AF_UNIX);  // Unix sockets join ranks of one host
+            post.add_outgoing(rank, fd, family == AF_UNIX);  // Unix sockets connect ranks of one host
           },
           "rank"_a, "fd"_a, GilReleased(), "A connected socket to send to `rank`; owned from here on.")
-      .def("heard_from", &Post::heard_from, "rank"_a, GilReleased(),
+      .def("heard_from", &P2PEngine::heard_from, "rank"_a, GilReleased(),
            "Whether another rank of the group has ever had a link to here.")
-      .def("add_incoming", &Post::add_incoming, "rank"_a, "fd"_a, GilReleased(),
+      .def("add_incoming", &P2PEngine::add_incoming, "rank"_a, "fd"_a, GilReleased(),
            "A connected socket to receive from `rank`; owned from here on.")
       .def(
           "send",
-          [](Post& post, int to, std::uint64_t tag, std::uintptr_t data, std::size_t bytes, double seconds,
+          [](P2PEngine& post, int to, std::uint64_t tag, std::uintptr_t data, std::size_t bytes, double seconds,
              bool attended) {
             return post.send(to, tag, reinterpret_cast<const void*>(data), bytes, seconds, attended);
           },
@@ -482,17 +483,17 @@ void bind(nb::module_ m) {
           "Sends `bytes` at address `data`, which must stay alive until it is over; seconds <= 0: no deadline.")
       .def(
           "receive",
-          [](Post& post, int from, std::uint64_t tag, std::uintptr_t data, std::size_t bytes,
+          [](P2PEngine& post, int from, std::uint64_t tag, std::uintptr_t data, std::size_t bytes,
              double seconds, bool attended) {
             return post.receive(from, tag, reinterpret_cast<void*>(data), bytes, seconds, attended);
           },
           "source"_a, "tag"_a, "data"_a, "bytes"_a, "seconds"_a, "attended"_a, GilReleased(),
           "Receives from rank `source`, or from any (-1).")
-      .def("wait", &Post::wait, "operation"_a, "seconds"_a, GilReleased(),
+      .def("wait", &P2PEngine::wait, "operation"_a, "seconds"_a, GilReleased(),
            "Operation.wait, but this thread moves the bytes meanwhile.")
       .def(
           "fail",
-          [](Post& post, const std::string& message, int rank) {
+          [](P2PEngine& post, const std::string& message, int rank) {
             post.fail(Error(rank >= 0 ? Code::rank_failed : Code::collective, message, rank));
           },
           "message"_a, "rank"_a = -1, GilReleased(), "Ends every message, now and later, with this error.");

@@ -1,6 +1,6 @@
 #include "hfreduce/types.hpp"
 
-#include "hfreduce/arena.hpp"
+#include "hfreduce/engine/arena.hpp"
 
 namespace ff::hfreduce {
 

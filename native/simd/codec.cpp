@@ -1,4 +1,4 @@
-// Each function goes over the values in tiles that stay in the first-level cache, one kernel after another.
+// Each function processes the values in tiles that stay in the L1 cache, one kernel after another.
 #include "simd/codec.hpp"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct alignas(64) Tile {
   float x[kTile];
 };
 
-// The element type that travels; int8 has none.
+// Returns the element type on the wire; int8 has none.
 DType wire_type(Codec codec, DType dtype) {
   switch (codec) {
     case Codec::fp32: return DType::f32;
@@ -32,7 +32,7 @@ void require(Codec codec, DType dtype) {
   if (codec > Codec::int8) throw Error(Code::invalid, "unknown wire codec");
   if (reduce_kernel(dtype, Op::sum) == nullptr) throw Error(Code::invalid, "unknown element type");
   if (codec != Codec::none && widen_kernel(dtype) == nullptr) {
-    throw Error(Code::invalid, std::string("no wire codec for ") + name_of(dtype) +
+    throw Error(Code::invalid, std::string("unsupported wire codec for ") + name_of(dtype) +
                                    ": use codec none, or tensors of float32 or shorter floats");
   }
 }
@@ -63,7 +63,7 @@ void clear_past(Tile& tile, std::size_t n) {
   std::fill(tile.x + n, tile.x + (n + kTileStep - 1) / kTileStep * kTileStep, 0.0f);
 }
 
-// out: the floats that n wire values stand for.
+// out: the floats that the n wire values represent.
 void unpack(Codec codec, const char* wire, std::size_t n, Tile& out) {
   if (codec == Codec::int8) {
     kernels().codec.decode_int8(wire, n, out.x);
@@ -84,7 +84,7 @@ void pack(Codec codec, const Tile& x, std::size_t n, std::uint64_t seed, std::si
   apply(narrow_kernel(wire_type(codec, DType::f32)), random ? scratch.x : x.x, n, wire);
 }
 
-// The kernel that takes `from` straight to `to` with one rounding at most, or nullptr.
+// Returns the kernel that converts `from` to `to` with at most one rounding, or nullptr.
 ReduceFn direct_kernel(DType from, DType to) {
   if (from == to) return reduce_kernel(to, Op::sum);
   if (to == DType::f32) return widen_kernel(from);

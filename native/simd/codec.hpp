@@ -1,4 +1,4 @@
-// Wire codecs: how values travel between hosts in fewer bytes, or unrounded. Pure functions on memory: thread-safe, no
+// Wire codecs: values travel between hosts in fewer bytes, or unrounded. Pure functions on memory: thread-safe, no
 // state. All instruction sets write the same bytes and read the same values.
 //
 // codec   wire                                  |decoded - x| at most, for finite x, rounding to nearest
@@ -11,8 +11,8 @@
 //         signed byte each, value = scale * q
 // Stochastic rounding: twice that.
 //
-// int8: scale = absmax / 127. A block of zeros has scale 0. A block that holds an infinity or NaN has scale NaN, so
-// that all of it decodes to NaN: the receiver learns of it, at the price of the neighbours.
+// int8: scale = absmax / 127. A block of zeros has scale 0. A block with an infinity or NaN has scale NaN, so that all
+// of it decodes to NaN: the receiver notices, but loses the neighbouring values.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ enum class Codec : std::uint8_t { none, fp32, bf16, fp16, int8 };
 
 namespace simd {
 
-// Codecs but `none` take f32, f16, bf16 and f8; all functions throw Error(invalid) for other types.
+// All codecs except `none` take f32, f16, bf16 and f8; all functions throw Error(invalid) for other types.
 
 std::size_t encoded_bytes(Codec codec, DType dtype, std::size_t count);
 

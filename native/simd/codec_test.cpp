@@ -1,4 +1,4 @@
-// Codecs against their definitions, in one process an instruction set; all of them must write the same bytes.
+// Codecs against their definitions, in one process per instruction set; all of them must write the same bytes.
 #include "simd/codec.hpp"
 
 #include <sys/wait.h>
@@ -13,9 +13,9 @@
 #include <random>
 #include <vector>
 
-#include "base/check.hpp"
+#include "base/testing/check.hpp"
 #include "base/error.hpp"
-#include "base/one_thread.hpp"
+#include "base/testing/one_thread.hpp"
 #include "simd/kernels.hpp"
 #include "simd/reference.hpp"
 
@@ -29,7 +29,7 @@ constexpr Codec kLossy[] = {Codec::bf16, Codec::fp16, Codec::int8};
 constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2};
 constexpr std::size_t kBlock = 256;
 
-// Over everything that was written (FNV-1a): the instruction sets compare theirs at the end.
+// FNV-1a over all written bytes: the instruction sets compare theirs at the end.
 std::uint64_t digest = 0xCBF29CE484222325u;
 
 void note(const void* data, std::size_t bytes) {
@@ -70,7 +70,7 @@ Bytes encoded(Codec codec, DType dtype, const Bytes& values, float* residual, st
   return wire;
 }
 
-// As f32, which every codec's values are exactly.
+// Decodes to f32, which represents every codec's values exactly.
 std::vector<float> decoded(Codec codec, const Bytes& wire, std::size_t count) {
   std::vector<float> values(count);
   decode(codec, DType::f32, wire.data(), count, values.data(), 1.0);
@@ -95,7 +95,7 @@ float absmax_of_block(const std::vector<float>& x, std::size_t i) {
   return most;
 }
 
-// The bound of codec.hpp for finite x[i].
+// Returns the bound of codec.hpp for finite x[i].
 double bound(Codec codec, const std::vector<float>& x, std::size_t i) {
   const double a = std::fabs(x[i]);
   if (codec == Codec::bf16) return std::max(0x1p-8 * a, 0x1p-134);
@@ -161,7 +161,7 @@ void int8_blocks() {
     if (block == 1) CHECK(std::isfinite(y[i]) && std::fabs(x[i] - y[i]) <= bound(Codec::int8, x, i));
     if (block == 2 || block == 4) CHECK(std::isnan(y[i]));
   }
-  // The layout, by hand: the f32 scale, then the bytes.
+  // The layout, written by hand: the f32 scale, then the bytes.
   const std::vector<float> ramp = {127, -127, 0, 1, -64};
   const Bytes small = encoded(Codec::int8, DType::f32, from_floats(DType::f32, ramp), nullptr, 0);
   float scale;
@@ -192,7 +192,7 @@ void stochastic() {
     for (std::size_t i = 0; i < x.size(); ++i) {
       const double step = 2 * bound(codec, x, i);
       CHECK(low[i] > x[i] - step && high[i] < x[i] + step && high[i] - low[i] <= step * (1 + 1e-6));
-      // A mean of coin tosses between neighbours has a deviation of at most step / 2 / sqrt(n).
+      // The mean of coin tosses between neighbours has a standard deviation of at most step / 2 / sqrt(n).
       const double off = (sum[i] / kSeeds - x[i]) / (step / 2 / std::sqrt(double{kSeeds}));
       worst = std::max(worst, std::fabs(off));
       total += off;
@@ -204,7 +204,7 @@ void stochastic() {
   }
 }
 
-// The random bits belong to the element's number: a shorter call gives a prefix; elements and seeds differ.
+// The random bits depend on the element's number: a shorter call gives a prefix; elements and seeds differ.
 void stochastic_bits() {
   const std::vector<float> x(6000, 1 + 0x1p-12f);
   const std::vector<float> prefix(x.begin(), x.begin() + 2500);
@@ -221,7 +221,7 @@ void stochastic_bits() {
   }
 }
 
-// What is not sent now is sent later: over many rounds the sum that arrives is the sum that was put in.
+// A residual not sent now is sent later: over many rounds the received sum equals the input sum.
 void error_feedback() {
   constexpr int kRounds = 100;
   for (const DType dtype : kTypes) {
@@ -248,7 +248,7 @@ void error_feedback() {
       }
     }
   }
-  // What did not arrive finite leaves no residual behind.
+  // A value that does not arrive finite leaves no residual.
   const Bytes bad = from_floats(DType::f32, {INFINITY, NAN, 1e30f, 1 + 0x1p-12f});
   std::vector<float> residual(4);
   encoded(Codec::fp16, DType::f32, bad, residual.data(), 0);
@@ -319,7 +319,7 @@ std::uint64_t run() {
   return digest;
 }
 
-// The digest of a run in a process of its own, where FIREFLYER_ISA picks the table.
+// Returns the digest of a run in a child process, where FIREFLYER_ISA picks the table.
 std::uint64_t run_with(const char* isa) {
   int ends[2];
   CHECK(pipe(ends) == 0);

@@ -1,4 +1,4 @@
-// Element types and reduction operations: what kernels, codecs and the collective engine speak of.
+// Element types and reduction operations of kernels, codecs and the collective engine.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Reduction kernels, one table an instruction set. Pure functions on memory: thread-safe, no state. They count on
-// the floating-point mode that a thread starts with: round to nearest, denormals kept.
+// Reduction kernels, one table per instruction set. Pure functions on memory: thread-safe, no state. They rely on a
+// thread's initial floating-point mode: round to nearest, denormals kept.
 #pragma once
 
 #include <cstddef>
@@ -24,8 +24,8 @@ namespace ff::simd {
 using ReduceFn = void (*)(void* const* dst, std::size_t dsts, const void* const* src,
                           std::size_t srcs, std::size_t count, double scale);
 
-// Kernels of the codecs (codec.hpp). A tile is an array of floats, 64-byte aligned, that may be read and written
-// up to the next multiple of kTileStep elements; what lies there past `count` must be 0 where it is read.
+// Kernels of the codecs (codec.hpp). A tile is an array of floats, 64-byte aligned, that may be read and written up to
+// the next multiple of kTileStep elements. Its elements past `count` must be 0 when it is read.
 inline constexpr std::size_t kTileStep = 64;
 inline constexpr std::size_t kInt8Block = 256;  // values that share a scale
 
@@ -38,30 +38,30 @@ struct CodecKernels {
   void (*encode_int8)(const float* x, std::size_t count, std::uint64_t seed, std::uint64_t first,
                       char* wire);
   void (*decode_int8)(const char* wire, std::size_t count, float* y);
-  // residual[i] = x[i] - y[i], or 0 where that is not finite. `residual` is no tile.
+  // residual[i] = x[i] - y[i], or 0 if that is not finite. `residual` is not a tile.
   void (*subtract)(const float* x, const float* y, std::size_t count, float* residual);
 };
 
 struct Kernels {
   const char* isa;  // "base", "v3" (AVX2) or "v4" (AVX-512)
-  ReduceFn reduce[kDTypes + 1][kOps + 1];  // nullptr where the combination has no meaning
+  ReduceFn reduce[kDTypes + 1][kOps + 1];  // nullptr if the combination has no meaning
   ReduceFn widen[kDTypes + 1];
   ReduceFn narrow[kDTypes + 1];
   CodecKernels codec;
 };
 
-// The table of the instruction set in use (base/isa.hpp); throws what ff::isa() does.
+// Returns the table of the instruction set in use (base/isa.hpp); throws what ff::isa() throws.
 const Kernels& kernels();
 
-// The table of one instruction set, or nullptr if this processor lacks it.
+// Returns the table of one instruction set, or nullptr if this processor lacks it.
 const Kernels* kernels_for(const char* isa);
 
-// From the picked table. nullptr where the combination has no meaning: band, bor and bxor of floating types, avg of
-// integers and bool.
+// Returns a kernel of the table in use; nullptr if the combination has no meaning: band, bor and bxor of floating
+// types, avg of integers and bool.
 ReduceFn reduce_kernel(DType dtype, Op op);
-// Sums with an f32 end, of f32, f16, bf16 and f8 (nullptr for others). widen: sources of `dtype`, destinations f32, so
-// that a partial sum stays unrounded. narrow: sources f32, destinations of `dtype`, rounded once.
-// A destination may be a source only where the two types are of one size.
+// Return sums of f32, f16, bf16 and f8 with f32 on one side (nullptr for other types). widen: sources of `dtype`,
+// destinations f32, so that a partial sum stays unrounded. narrow: sources f32, destinations of `dtype`, rounded once.
+// A destination may be a source only if the two types have the same size.
 ReduceFn widen_kernel(DType dtype);
 ReduceFn narrow_kernel(DType dtype);
 

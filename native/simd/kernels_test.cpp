@@ -1,4 +1,4 @@
-// Every instruction set gives the bits of a reference that goes by the definitions, for all types and operations.
+// Every instruction set gives the bits of a reference that follows the definitions, for all types and operations.
 #include "simd/kernels.hpp"
 
 #include <cmath>
@@ -9,8 +9,8 @@
 #include <random>
 #include <vector>
 
-#include "base/check.hpp"
-#include "base/one_thread.hpp"
+#include "base/testing/check.hpp"
+#include "base/testing/one_thread.hpp"
 #include "simd/reference.hpp"
 
 using namespace ff;
@@ -94,7 +94,7 @@ bool reduce_integers(Op op, const std::vector<const unsigned char*>& at, unsigne
   return true;
 }
 
-// One element of the result, or false where the operation has no meaning.
+// Computes one element of the result; false if the operation has no meaning.
 bool reduce_one(DType from, DType to, Op op, const std::vector<const unsigned char*>& at,
                 double scale, unsigned char* out) {
   switch (from) {
@@ -136,8 +136,8 @@ bool reduce_one(DType from, DType to, Op op, const std::vector<const unsigned ch
   }
 }
 
-// Runs `kernel` from and to odd addresses, into `dsts` places of which the first is a source if `in_place`, and
-// requires `expected` in all of them and nothing written past them.
+// Runs `kernel` from and to odd addresses, into `dsts` destinations, the first of which is a source if `in_place`.
+// Requires `expected` in all of them and no write beyond them.
 void check(ReduceFn kernel, const std::vector<Bytes>& inputs, const Bytes& expected,
            std::size_t count, std::size_t dsts, bool in_place, double scale) {
   constexpr unsigned char kMark = 0xA5;
@@ -165,7 +165,7 @@ void check(ReduceFn kernel, const std::vector<Bytes>& inputs, const Bytes& expec
 
 class Inputs {
  public:
-  // Random bits; of floating types also many values near each other, zeros, infinities and NaN.
+  // Random bits; for floating types also many values near each other, zeros, infinities and NaN.
   Bytes make(DType dtype, std::size_t count) {
     Bytes bytes(count * size_of(dtype));
     for (auto& byte : bytes) byte = static_cast<unsigned char>(random_());
@@ -192,7 +192,7 @@ class Inputs {
   std::normal_distribution<double> normal_;
 };
 
-// All tables against the reference for sources of `from` and destinations of `to`.
+// Compares all tables with the reference for sources of `from` and destinations of `to`.
 template <class Pick>
 void compare(DType from, DType to, Op op, Pick pick) {
   static Inputs inputs;
@@ -250,7 +250,7 @@ std::vector<To> convert(ReduceFn kernel, const std::vector<From>& from) {
   return to;
 }
 
-// All codes to f32; back: every code, the middle between each two, the floats next to that, and random floats.
+// All codes to f32; and back: every code, the midpoint of each two, the floats next to it, and random floats.
 template <class Code>
 void every_code(DType dtype) {
   const reference::Short& type = short_of(dtype);
@@ -285,7 +285,7 @@ void every_code(DType dtype) {
   }
 }
 
-// A handful of codes by hand, so that the reference itself stands on something.
+// A few codes by hand, to validate the reference itself.
 void known_codes() {
   const auto& e4m3 = short_of(DType::f8e4m3);
   CHECK(e4m3.decode(0x7E) == 448 && std::isnan(e4m3.decode(0x7F)) && std::isnan(e4m3.decode(0xFF)));

@@ -1,4 +1,4 @@
-// For the tests: the short floating types by their definition, one value at a time, sharing nothing with the kernels.
+// For tests: the short floating types by their definition, one value at a time, without code shared with the kernels.
 #pragma once
 
 #include <algorithm>
@@ -8,27 +8,27 @@
 #include <limits>
 #include <vector>
 
-#include "base/check.hpp"
+#include "base/testing/check.hpp"
 #include "simd/dtype.hpp"
 
 namespace ff::simd::reference {
 
 struct Format {
   int exponent_bits, mantissa_bits;
-  bool infinity;         // the highest exponent is infinity and NaN; else only its last number is NaN
-  std::uint32_t quiet;   // how a NaN is stored
+  bool infinity;         // the highest exponent means infinity or NaN; else only its last number is NaN
+  std::uint32_t quiet;   // the code of a stored NaN
 
   int bits() const { return 1 + exponent_bits + mantissa_bits; }
   int bias() const { return (1 << (exponent_bits - 1)) - 1; }
 
-  // The value of a code without its sign as its fields say, with no meaning given to special ones.
+  // Returns the value that a code's fields give, without its sign and without a meaning for special codes.
   double plain(std::uint32_t code) const {
     const auto exponent = static_cast<int>(code >> mantissa_bits);
     const double fraction = std::ldexp(code & ((1u << mantissa_bits) - 1), -mantissa_bits);
     return exponent == 0 ? std::ldexp(fraction, 1 - bias())
                          : std::ldexp(1 + fraction, exponent - bias());
   }
-  // The first code beyond the finite ones.
+  // Returns the first code beyond the finite ones.
   std::uint32_t end() const {
     return infinity ? ((1u << exponent_bits) - 1) << mantissa_bits : (1u << (bits() - 1)) - 1;
   }
@@ -59,9 +59,8 @@ class Short {
     return static_cast<float>(sign != 0 ? -value : value);
   }
 
-  // The nearest code, of two equally near ones the even one. Beyond the largest number lies the first value
-  // that would need a higher code; what is nearest to that has overflowed: to infinity, or where there is none it stays
-  // the largest number.
+  // Returns the nearest code, the even one on a tie. The value after the largest number would need a higher code. A
+  // float nearest to it has overflowed: to infinity, or to the largest number if there is no infinity.
   std::uint32_t encode(float x) const {
     if (std::isnan(x)) return format.quiet;
     const std::uint32_t sign = std::signbit(x) ? 1u << (format.bits() - 1) : 0;
@@ -76,7 +75,7 @@ class Short {
     return sign | (code == format.end() && !format.infinity ? code - 1 : code);
   }
 
-  // A float between the finite codes `code` and `code` + 1, half-way.
+  // Returns the float midway between the finite codes `code` and `code` + 1.
   float half_way(std::uint32_t code) const {
     return static_cast<float>((values_[code] + values_[code + 1]) / 2);
   }

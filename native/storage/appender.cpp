@@ -12,8 +12,8 @@
 #include <new>
 #include <system_error>
 
-#include "base/thread_queue.hpp"
-#include "base/uring.hpp"
+#include "base/io/thread_queue.hpp"
+#include "base/io/uring.hpp"
 
 namespace ff::storage {
 namespace {
@@ -29,7 +29,7 @@ constexpr std::uint64_t kMostReserve = std::uint64_t{1} << 30;
 
 std::uint64_t rounded(std::uint64_t bytes) { return (bytes + Appender::kAlign - 1) / Appender::kAlign * Appender::kAlign; }
 
-// Whether the file system has a disk, so that going past the page cache can gain.
+// Returns whether the file system has a disk, so that bypassing the page cache can pay off.
 bool has_disk(int fd) {
   struct statfs info {};
   return ::fstatfs(fd, &info) == 0 && info.f_type != TMPFS_MAGIC && info.f_type != RAMFS_MAGIC;
@@ -50,7 +50,7 @@ std::unique_ptr<IoQueue> make_queue(unsigned entries) {
 Appender::Appender(int fd, std::uint64_t size, const MakeQueue& make) : fd_(fd) {
   const bool disk = has_disk(fd_);
   if (disk && !set_direct(fd_, true)) return;
-  allocates_ = disk;  // in memory that would be a second pass over the pages
+  allocates_ = disk;  // in memory that would touch the pages twice
   queue_ = make(kDepth);
   slots_.resize(std::min(kDepth, queue_->capacity()));
   if (size > 0) reserve(size);
@@ -63,7 +63,7 @@ Appender::~Appender() {
         queue_->submit(1);
         while (queue_->take(result)) --flying_;
       }
-    } catch (...) {  // of the queue: then the kernel has no request of ours
+    } catch (...) {  // the queue's error: then the kernel has no request of this object
     }
     for (const Slot& slot : slots_) {
       if (slot.block != nullptr) ::munmap(slot.block, kRequest);
@@ -71,8 +71,8 @@ Appender::~Appender() {
   }
 }
 
-// Room on the disk for [0, end), some more ahead: a file that grows with each request is written one by one. Grows in
-// ever larger steps, since each waits for what is under way.
+// Allocates disk space for [0, end) and some ahead, because requests that each grow the file run one at a time. Grows
+// in ever larger steps, because each allocation waits for the requests in flight.
 void Appender::reserve(std::uint64_t end) {
   if (!allocates_ || end <= allocated_) return;
   const std::uint64_t ahead = std::clamp(allocated_, kFirstReserve, kMostReserve);
@@ -86,7 +86,7 @@ void Appender::reserve(std::uint64_t end) {
       return;
     }
     if (errno != ENOSPC && errno != EDQUOT && errno != EFBIG) {
-      allocates_ = false;  // not on this file system
+      allocates_ = false;  // unsupported by this file system
       return;
     }
   }
@@ -97,7 +97,7 @@ void Appender::append(const char* data, std::size_t bytes) {
   if (!queue_) {
     plain(data, bytes, position_);
     position_ += bytes;
-    // The disk begins now and not with the caller's fsync.
+    // Starts writeback now instead of at the caller's fsync.
     if (position_ - started_ >= kWriteBack) {
       ::sync_file_range(fd_, static_cast<off_t>(started_), static_cast<off_t>(position_ - started_), SYNC_FILE_RANGE_WRITE);
       started_ = position_;
@@ -115,7 +115,7 @@ void Appender::append(const char* data, std::size_t bytes) {
       if (slot.block == nullptr) {
         void* const at = ::mmap(nullptr, kRequest, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (at == MAP_FAILED) throw std::bad_alloc();
-        // A page shared with a child while the disk reads it would be copied for whoever writes to it next.
+        // If a forked child shared the page during a disk's read, copy-on-write would give its next writer a copy.
         ::madvise(at, kRequest, MADV_DONTFORK);
         slot.block = static_cast<char*>(at);
       }
@@ -147,7 +147,7 @@ std::uint64_t Appender::settled() const {
   return first;
 }
 
-// Sends the block that is being filled, padded.
+// Starts a write of the padded current block.
 void Appender::flush() {
   const auto slot = static_cast<unsigned>(filling_);
   const std::size_t bytes = rounded(filled_);
@@ -192,7 +192,7 @@ void Appender::arrived(Slot& slot, std::int64_t result) {
   if (result == static_cast<std::int64_t>(slot.bytes)) return;
   const bool again = result >= 0 || result == -EINTR || result == -EAGAIN || result == -EINVAL || result == -EOPNOTSUPP;
   if (!again) raise("write", static_cast<int>(-result));
-  // What was cut short or refused goes through the page cache, as does all that comes after it.
+  // The rest of a short or refused write goes through the page cache, and so do all later requests.
   if (!set_direct(fd_, false)) raise("fcntl");
   const auto done = static_cast<std::size_t>(std::max<std::int64_t>(result, 0));
   plain(slot.data + done, slot.bytes - done, slot.offset + done);

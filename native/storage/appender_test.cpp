@@ -1,5 +1,5 @@
-// A file is what was appended, whatever the lengths, the alignment, the queue and its weather; errors keep their number;
-// what is under way is over when the appender goes.
+// A file equals the appended bytes, for all lengths, alignments, queues and queue faults. Errors keep their number. No
+// request is in flight after the appender's destruction.
 #include "storage/appender.hpp"
 
 #include <sys/mman.h>
@@ -9,8 +9,8 @@
 #include <cstring>
 #include <system_error>
 
-#include "base/check.hpp"
-#include "base/thread_queue.hpp"
+#include "base/testing/check.hpp"
+#include "base/io/thread_queue.hpp"
 #include "storage/scenes.hpp"
 
 namespace {
@@ -19,7 +19,7 @@ using ff::storage::Appender;
 using ff::storage::MakeQueue;
 using ff::storage::TemporaryFile;
 
-// Memory that begins at a page.
+// Page-aligned memory.
 class Pages {
  public:
   explicit Pages(std::size_t size) : size_(size) {
@@ -64,7 +64,7 @@ void tails(const Pages& pages) {
   }
 }
 
-// Chunks of any length from memory at any address; a size that is known, not known, wrong.
+// Chunks of any length from memory at any address; a size that is known, unknown, wrong.
 void chunks(const Pages& pages, const std::string& directory) {
   unsigned seed = 0;
   for (const MakeQueue& make : kQueues) {
@@ -97,7 +97,7 @@ void small() {
   }
 }
 
-// The number of the error that appending ends with, 0 if none.
+// Returns the number of the error that ends appending, 0 if none.
 int error_of(const Pages& pages, const MakeQueue& make, std::uint64_t size) {
   const TemporaryFile file;
   try {
@@ -117,7 +117,7 @@ void errors(const Pages& pages) {
       CHECK(error_of(pages, make, 0) == error);
     }
   }
-  // A file may not be longer than so: noticed where the size is known, and where it is not.
+  // A limit on the file's length is detected with a known and an unknown size.
   ::signal(SIGXFSZ, SIG_IGN);
   rlimit before;
   CHECK(::getrlimit(RLIMIT_FSIZE, &before) == 0);

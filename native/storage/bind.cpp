@@ -1,4 +1,4 @@
-// Python's view of files: `fireflyer._native.storage`. Every call that reads or writes releases the GIL.
+// Python binding of file access: `fireflyer._native.storage`. Every call that reads or writes releases the GIL.
 #include <sys/mman.h>
 
 #include <nanobind/nanobind.h>
@@ -35,8 +35,8 @@ using Crcs = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::dev
   throw nb::python_error();
 }
 
-// An Appender that keeps the Python objects whose memory it writes from. The GIL guards `kept_` and nothing else: one
-// thread at a time.
+// An Appender that keeps the Python objects alive whose memory it writes. The GIL guards only `kept_`, so one thread at
+// a time may call it.
 class Writer {
  public:
   Writer(int fd, std::uint64_t size) {

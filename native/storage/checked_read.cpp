@@ -9,8 +9,8 @@
 #include <memory>
 #include <numeric>
 
-#include "base/crc32.hpp"
-#include "base/worker_pool.hpp"
+#include "base/crc/crc32.hpp"
+#include "base/process/worker_pool.hpp"
 #include "storage/direct_runs.hpp"
 #include "storage/segment_file.hpp"
 
@@ -33,7 +33,7 @@ void check_arguments(const std::vector<std::string>& paths, const std::vector<Se
   }
 }
 
-// By file and place; shared between threads, which read and never change it.
+// Jobs sorted by file and place; shared between threads, which only read it.
 struct Plan {
   std::vector<Job> jobs;
   std::vector<std::unique_ptr<SegmentFile>> files;
@@ -55,7 +55,7 @@ Plan make_plan(const std::vector<std::string>& paths, const std::vector<Segment>
   return plan;
 }
 
-// True when the segment came from the page cache, or, if `wait`, in any case.
+// Returns true if the segment came from the page cache, or always if `wait`.
 bool read_cached(const Job& job, bool wait) {
   std::uint32_t crc = 0;
   if (job.file->copy(job, crc)) {
@@ -63,7 +63,7 @@ bool read_cached(const Job& job, bool wait) {
     return true;
   }
   for (std::int64_t at = 0; at < job.segment->bytes;) {
-    // The first look is at one page: where nothing is cached the kernel fetches what was asked for, in vain.
+    // The first read is one page: if nothing is cached, the kernel would fetch the requested range in vain.
     const std::int64_t most = at == 0 && !wait ? kFirstSlice : kSlice;
     const std::int64_t got = job.file->read(job, at, std::min(most, job.segment->bytes - at), wait);
     if (got == 0) return false;

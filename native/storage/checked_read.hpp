@@ -2,11 +2,11 @@
 //
 //   in the page cache:  preadv2 that does not wait, 256 KiB | crc32 while they are in the core's cache | next
 //   in a tmpfs:         mapped, 16 KiB at a time: stored past the caches | crc32 while they are in the core's cache
-//   not there:          runs of neighbours -> O_DIRECT reads of 1 MiB, many under way -> blocks of our own
+//   not cached:         runs of neighbours -> O_DIRECT reads of 1 MiB, many in flight -> own blocks
 //                       -> crc32 and copy, 256 KiB at a time -> their places
 //
-// Thread contract: any thread, any number of calls at once. What a call uses is gone when it returns, except threads of
-// base/worker_pool.hpp.
+// Thread contract: any thread, any number of calls at once. A call leaves nothing behind except threads of
+// base/process/worker_pool.hpp.
 #pragma once
 
 #include <cstddef>
@@ -29,25 +29,25 @@ struct Segment {
 
 constexpr std::int64_t kMostSegment = std::int64_t{4} << 20;
 
-// What is wrong with a segment: Code::corrupted for a file that is too short or a CRC that does not hold, else
-// Code::storage or no_space.
+// An error of one segment: Code::corrupted for a file that is too short or a CRC mismatch, else Code::storage or
+// no_space.
 class SegmentError : public Error {
  public:
   SegmentError(Code code, const std::string& message, std::size_t segment) : Error(code, message), segment_(segment) {}
-  std::size_t segment() const { return segment_; }  // its place in the list that was given
+  std::size_t segment() const { return segment_; }  // index in the given list
 
  private:
   std::size_t segment_;
 };
 
 struct ReadOptions {
-  unsigned threads = 0;  // 0: as many as cores, at most worker_pool::kMost
-  bool direct = true;    // may go past the page cache
+  unsigned threads = 0;  // 0: one per core, at most worker_pool::kMost
+  bool direct = true;    // allows reads past the page cache
   MakeQueue make = make_queue;
 };
 
-// Throws SegmentError for the first one found that is wrong, in no particular order; targets may have been written to
-// then. Throws Code::invalid for arguments that cannot be.
+// Throws SegmentError for the first failed segment found, in no particular order; targets may then be partly written.
+// Throws Code::invalid for impossible arguments.
 void read_checked(const std::vector<std::string>& paths, const std::vector<Segment>& segments,
                   const ReadOptions& options = {});
 

@@ -1,13 +1,13 @@
-// Every segment arrives whatever its place, its neighbours, the cache, the queue and its weather; a flipped byte, a file
-// that is cut and one that is not there are told with the segment's number.
+// Every segment arrives, for any place, neighbours, cache state, queue and queue faults. A flipped byte, a truncated
+// file and a missing file are reported with the segment's number.
 #include "storage/checked_read.hpp"
 
 #include <algorithm>
 #include <cstring>
 
-#include "base/check.hpp"
-#include "base/crc32.hpp"
-#include "base/thread_queue.hpp"
+#include "base/testing/check.hpp"
+#include "base/crc/crc32.hpp"
+#include "base/io/thread_queue.hpp"
 #include "storage/scenes.hpp"
 #include "storage/segment_file.hpp"
 
@@ -33,7 +33,7 @@ void write_file(const TemporaryFile& file, const std::vector<char>& bytes) {
 
 void forget(const TemporaryFile& file) { CHECK(::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_DONTNEED) == 0); }
 
-// Segments in any order: large, tiny, empty, side by side, far apart, overlapping, up to the last byte.
+// Segments in any order: large, tiny, empty, adjacent, far apart, overlapping, up to the last byte.
 struct Wanted {
   std::vector<Segment> segments;
   std::vector<std::vector<char>> targets;
@@ -69,7 +69,7 @@ void arrives(const TemporaryFile& file, const std::vector<char>& bytes) {
   unsigned seed = 0;
   for (const MakeQueue& make : {MakeQueue(ff::storage::make_queue), MakeQueue(threads), MakeQueue(rough)}) {
     for (const unsigned count : {0u, 1u, 4u}) {
-      if (FF_THREAD_SANITIZER && count == 0) continue;  // as many as there are cores
+      if (FF_THREAD_SANITIZER && count == 0) continue;  // as many threads as cores
       for (const bool direct : {true, false}) {
         for (const bool cold : {true, false}) {
           if (cold) forget(file);
@@ -82,7 +82,7 @@ void arrives(const TemporaryFile& file, const std::vector<char>& bytes) {
   }
 }
 
-// The segment that is blamed, with the code; -1 if none.
+// Returns the reported segment and its code; -1 if none.
 int blamed(const std::vector<std::string>& paths, const std::vector<Segment>& segments, const ReadOptions& options,
            ff::Code code) {
   try {
@@ -139,7 +139,7 @@ void truncated(const char* directory, const std::vector<char>& bytes) {
   }
 }
 
-// A file in memory that is cut after it was opened is an error and no SIGBUS.
+// A file in memory that is truncated while open gives an error, not a SIGBUS.
 void cut_when_open(const std::vector<char>& bytes) {
   const TemporaryFile file("/dev/shm");
   write_file(file, bytes);
@@ -165,7 +165,7 @@ void cut_when_open(const std::vector<char>& bytes) {
 void errors(const TemporaryFile& file, const std::vector<char>& bytes) {
   std::vector<char> target;
   auto segments = tiled(bytes, 1 << 20, target);
-  for (const int error : {EIO, EINVAL}) {  // where even the plain descriptor is refused
+  for (const int error : {EIO, EINVAL}) {  // even if the plain descriptor is refused
     forget(file);
     const MakeQueue make = [&](unsigned entries) { return std::make_unique<ff::storage::RoughQueue>(entries, 2, error); };
     CHECK(blamed({file.path()}, segments, {.make = make}, ff::Code::storage) >= 0);
@@ -185,7 +185,7 @@ void errors(const TemporaryFile& file, const std::vector<char>& bytes) {
   ff::storage::read_checked({}, {});
 }
 
-// Beyond 2 and 4 GiB, in a file that is mostly a hole.
+// Beyond 2 and 4 GiB, in a mostly sparse file.
 void far(const char* directory) {
   const TemporaryFile file(directory);
   std::vector<Segment> segments;
@@ -214,7 +214,7 @@ int main() {
     const TemporaryFile file(directory);
     write_file(file, bytes);
     arrives(file, bytes);
-    if (!FF_THREAD_SANITIZER) {  // other data, the same threads
+    if (!FF_THREAD_SANITIZER) {  // other data, the same threading
       damage(file, bytes);
       truncated(directory, bytes);
       far(directory);

@@ -7,13 +7,13 @@
 #include <cstring>
 #include <new>
 
-#include "base/crc32.hpp"
+#include "base/crc/crc32.hpp"
 
 namespace ff::storage {
 namespace {
 
 constexpr std::int64_t kAlign = 4096;
-constexpr std::int64_t kGap = std::int64_t{32} << 10;       // what is read in vain rather than asked for twice
+constexpr std::int64_t kGap = std::int64_t{32} << 10;       // read these bytes in vain rather than issue two reads
 constexpr std::int64_t kRequest = std::int64_t{1} << 20;
 constexpr std::int64_t kSumStep = std::int64_t{256} << 10;   // in the core's cache between checksum and copy
 constexpr std::size_t kBlock = static_cast<std::size_t>(kMostSegment + 2 * kAlign);
@@ -22,8 +22,8 @@ constexpr unsigned kParts = static_cast<unsigned>((kMostSegment + 2 * kAlign + k
 std::int64_t down(std::int64_t offset) { return offset / kAlign * kAlign; }
 std::int64_t up(std::int64_t offset) { return down(offset + kAlign - 1); }
 
-// Memory that reads go to. Not for children: a page that is shared with one while the disk writes to it would be
-// copied away from under it.
+// Memory for reads. Not inherited by forked children, because copy-on-write could move a page
+// away while the disk writes to it.
 class Blocks {
  public:
   explicit Blocks(unsigned count) : bytes_(count * kBlock) {
@@ -43,19 +43,19 @@ class Blocks {
   char* at_;
 };
 
-// One thread's reads.
+// The reads of one thread.
 class Reader {
  public:
   Reader(const std::vector<Job>& jobs, const std::vector<Run>& runs, unsigned blocks, const MakeQueue& make)
       : jobs_(jobs), runs_(runs), memory_(blocks), slots_(blocks), queue_(make(blocks * kParts)) {}
-  // Waits for what is under way: its memory goes.
+  // Waits for the reads in flight, because their memory is about to be freed.
   ~Reader() {
     try {
       for (IoResult result; flying_ > 0;) {
         queue_->submit(1);
         while (queue_->take(result)) --flying_;
       }
-    } catch (...) {  // of the queue: then the kernel has no request of ours
+    } catch (...) {  // the queue's error: then the kernel has no request of this object
     }
   }
   Reader(const Reader&) = delete;
@@ -80,9 +80,9 @@ class Reader {
   struct Slot {
     const Run* run = nullptr;
     std::int64_t begin = 0;         // of the block's first byte in the file
-    std::int64_t at[kParts] = {};   // where each part goes on
+    std::int64_t at[kParts] = {};   // next position of each part
     std::int64_t stop[kParts] = {};
-    unsigned parts = 0;             // that have not arrived
+    unsigned parts = 0;             // parts that have not arrived
   };
 
   const Job& first_of(const Slot& slot) const { return jobs_[slot.run->first]; }
@@ -99,7 +99,7 @@ class Reader {
       slot.stop[slot.parts] = std::min(end, at + kRequest);
       start(number, slot.parts++);
     }
-    queue_->submit(0);  // before the next block is looked at
+    queue_->submit(0);  // before the next block is planned
   }
 
   void start(unsigned number, unsigned part) {
@@ -110,7 +110,7 @@ class Reader {
     ++flying_;
   }
 
-  // False: it must go on, and does.
+  // False: the part is incomplete and its read continues.
   bool arrived(unsigned number, unsigned part, std::int64_t result) {
     Slot& slot = slots_[number];
     SegmentFile& file = *first_of(slot).file;
@@ -120,7 +120,7 @@ class Reader {
     const std::int64_t got = slot.at[part] + std::max<std::int64_t>(result, 0);
     if (got >= std::min(slot.stop[part], slot.run->end)) return true;
     if (result >= 0) {
-      // The next read must begin where one may; one that brings nothing new has met the end of the file.
+      // A direct read must begin at an aligned position; a read that makes no progress has met the end of the file.
       const std::int64_t from = file.direct() == file.plain() ? got : down(got);
       if (from == slot.at[part]) ends_at(slot, got);
       slot.at[part] = from;
@@ -181,7 +181,7 @@ void read_runs(const std::vector<Job>& jobs, const std::vector<Run>& runs, std::
   try {
     reader.run(next);
   } catch (...) {
-    next = runs.size();  // the others need not go on
+    next = runs.size();  // the other threads need not continue
     throw;
   }
 }

@@ -1,4 +1,4 @@
-// The part of a checked read that goes past the page cache.
+// The part of a checked read that bypasses the page cache.
 //
 // Thread contract: several threads may call `read_runs` on the same runs at once and share them by `next`.
 #pragma once
@@ -12,20 +12,20 @@
 
 namespace ff::storage {
 
-constexpr unsigned kBlocks = 7;  // for all threads together, of a little more than 4 MiB each
+constexpr unsigned kBlocks = 7;  // total of all threads, of a little more than 4 MiB each
 
 // Jobs [first, last) of one file that lie within kMostSegment bytes of it.
 struct Run {
   std::size_t first;
   std::size_t last;
   std::int64_t offset;  // of the first byte
-  std::int64_t end;     // behind the last
+  std::int64_t end;     // after the last byte
 };
 
-// REQUIRES: jobs by file and place.
+// REQUIRES: jobs sorted by file and place.
 std::vector<Run> runs_of(const std::vector<Job>& jobs);
 
-// Reads runs, from `next` on until there are none, through so many blocks of memory. Throws SegmentError.
+// Reads runs, from `next` on until none is left, through `blocks` blocks of memory. Throws SegmentError.
 void read_runs(const std::vector<Job>& jobs, const std::vector<Run>& runs, std::atomic<std::size_t>& next,
                unsigned blocks, const MakeQueue& make);
 

@@ -1,4 +1,4 @@
-// What the tests of this part share: a temporary file, a queue in bad weather.
+// Shared by the tests of this folder: a temporary file, and a queue with faults.
 #pragma once
 
 #include <fcntl.h>
@@ -10,13 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "base/check.hpp"
-#include "base/io_queue.hpp"
-#include "base/test_bytes.hpp"
+#include "base/testing/check.hpp"
+#include "base/io/io_queue.hpp"
+#include "base/testing/test_bytes.hpp"
 
 namespace ff::storage {
 
-// An empty file; it goes with the object.
+// An empty file; removed with the object.
 class TemporaryFile {
  public:
   explicit TemporaryFile(const std::string& directory = "/var/tmp") : path_(directory + "/fireflyer-test-XXXXXX") {
@@ -52,7 +52,7 @@ inline std::vector<char> random_bytes(std::size_t size, unsigned seed) {
   return bytes;
 }
 
-// Gives results in any order, some short, interrupted or, from request `refused_from` on, with `error`.
+// Gives results in any order, some short, interrupted or, from request `refused_from` on, failed with `error`.
 class RoughQueue final : public IoQueue {
  public:
   RoughQueue(unsigned entries, int refused_from, int error) : entries_(entries), left_(refused_from), error_(error) {}

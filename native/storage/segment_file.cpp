@@ -12,8 +12,8 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/crc32.hpp"
-#include "base/stream_copy.hpp"
+#include "base/crc/crc32.hpp"
+#include "base/memory/stream_copy.hpp"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -23,8 +23,8 @@ namespace ff::storage {
 namespace {
 
 constexpr std::int64_t kPage = 4096;
-constexpr std::int64_t kLeastCopied = std::int64_t{256} << 10;  // what is smaller is read sooner than mapped
-constexpr std::int64_t kStep = std::int64_t{16} << 10;          // in the core's first cache between copy and checksum
+constexpr std::int64_t kLeastCopied = std::int64_t{256} << 10;  // smaller segments are read faster than mapped
+constexpr std::int64_t kStep = std::int64_t{16} << 10;          // stays in the L1 cache between copy and checksum
 
 }  // namespace
 
@@ -32,7 +32,7 @@ void Job::compare(std::uint32_t crc) const {
   if (crc == segment->crc) return;
   throw SegmentError(Code::corrupted,
                      file->path() + ": the CRC32 of bytes " + std::to_string(segment->offset) + " to " +
-                         std::to_string(end()) + " does not hold",
+                         std::to_string(end()) + " does not match",
                      number);
 }
 
@@ -53,13 +53,13 @@ SegmentFile::SegmentFile(const std::string& path, std::size_t segment)
     : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
   if (fd_ < 0)
     throw SegmentError(Code::storage, "cannot read " + path + ": " + std::strerror(errno), segment);
-  // What is read in vain is one page then and not the kernel's idea of what comes next.
+  // Then a read in vain costs one page instead of the kernel's readahead.
   ::posix_fadvise(fd_, 0, 0, POSIX_FADV_RANDOM);
   direct_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
   map();
 }
 
-// Of files in memory only: elsewhere a page that cannot be brought is a SIGBUS and no error.
+// Only for files in memory: elsewhere an unreadable page raises SIGBUS instead of an error.
 void SegmentFile::map() {
   struct statfs system {};
   struct stat status {};
@@ -99,9 +99,9 @@ bool SegmentFile::copy(const Job& job, std::uint32_t& crc) const {
   const std::int64_t first = segment.offset / kPage * kPage;
   char* const pages = const_cast<char*>(mapped_ + first);
   const auto bytes = static_cast<std::size_t>(job.end() - first);
-  // Fails where the file has become shorter, a hole cannot be filled or the kernel is older than 5.14.
+  // Fails if the file became shorter, a hole cannot be filled or the kernel is older than 5.14.
   if (::madvise(pages, bytes, MADV_POPULATE_READ) != 0) return false;
-  // The copy comes first: it fetches from several pages at once, the checksum from one after the other.
+  // The copy comes first, because it prefetches from several pages at once, the checksum from one after the other.
   const char* const from = mapped_ + segment.offset;
   crc = 0;
   for (std::int64_t at = 0; at < segment.bytes; at += kStep) {
@@ -110,7 +110,7 @@ bool SegmentFile::copy(const Job& job, std::uint32_t& crc) const {
     crc = crc32(crc, from + at, step);
   }
   stream_fence();
-  ::madvise(pages, bytes, MADV_DONTNEED);  // the process would seem to hold all that it has read
+  ::madvise(pages, bytes, MADV_DONTNEED);  // otherwise the process would seem to hold all that it has read
   return true;
 }
 

@@ -1,4 +1,4 @@
-// One file of a checked read, and what one segment of it needs.
+// One file of a checked read, and the operations on one of its segments.
 //
 // Thread contract: all methods on any number of threads at once; the flags are hints that change how bytes are read.
 #pragma once
@@ -16,10 +16,10 @@ class SegmentFile;
 struct Job {
   const Segment* segment;
   SegmentFile* file;
-  std::size_t number;  // of the segment, for errors
+  std::size_t number;  // number of the segment, for errors
 
   std::int64_t end() const { return segment->offset + segment->bytes; }
-  // Throws SegmentError unless this is the segment's CRC.
+  // Throws SegmentError unless `crc` is the segment's.
   void compare(std::uint32_t crc) const;
   [[noreturn]] void fail(int error) const;
   [[noreturn]] void ends_at(std::int64_t offset) const;
@@ -27,21 +27,20 @@ struct Job {
 
 class SegmentFile {
  public:
-  // Throws SegmentError, of `segment`, if the file cannot be opened.
+  // Throws SegmentError, naming `segment`, if the file cannot be opened.
   SegmentFile(const std::string& path, std::size_t segment);
   ~SegmentFile();
   SegmentFile(const SegmentFile&) = delete;
   SegmentFile& operator=(const SegmentFile&) = delete;
 
   const std::string& path() const { return path_; }
-  // Of a file that lies in memory (tmpfs): brings a whole segment to its place and tells its CRC. False, with nothing
-  // said about why, where that cannot be: read() then. A file that is cut while this runs may end the process with
-  // SIGBUS.
+  // For a file in memory (tmpfs): copies a whole segment to its place and computes its CRC. Returns false, without a
+  // reason, if that is impossible: then use read(). If the file is truncated meanwhile, SIGBUS may end the process.
   bool copy(const Job& job, std::uint32_t& crc) const;
-  // Reads up to `most` bytes of a segment from its byte `at` on, to their place; 0 only if not `wait` and the next
-  // one is not in the page cache. Throws SegmentError.
+  // Reads up to `most` bytes of a segment from its byte `at` on, to their place. Returns 0 only if not `wait` and the
+  // next byte is not in the page cache. Throws SegmentError.
   std::int64_t read(const Job& job, std::int64_t at, std::int64_t most, bool wait);
-  // A descriptor past the page cache, or the plain one where the file system refuses that.
+  // Returns a descriptor for direct reads, or the plain one if the file system refuses that.
   int direct();
   void refuse_direct() { refused_ = true; }
   int plain() const { return fd_; }
@@ -52,10 +51,10 @@ class SegmentFile {
   const std::string path_;
   int fd_;
   int direct_;
-  const char* mapped_ = nullptr;  // the file when it was opened, if it lies in memory
+  const char* mapped_ = nullptr;  // the file as of its opening, if it is in memory
   std::int64_t size_ = 0;         // of the mapping
   std::atomic<bool> refused_ = false;
-  std::atomic<bool> waits_ = false;  // the file system knows no reads that do not wait
+  std::atomic<bool> waits_ = false;  // the file system has no non-waiting reads
 };
 
 }  // namespace ff::storage

@@ -1,30 +1,32 @@
-"""glibc's malloc for training on CPUs: memory that was freed stays in the process.
+"""Settings of glibc's malloc for training on CPUs: freed memory stays in the process.
 
-By default a tensor of more than 32 MiB gets a mapping of its own, which the kernel zeroes page by page at
-each first touch and takes back when the tensor is freed: a cheap operation on it then costs several times as
-much (docs/haiscale.md has figures). `MALLOC_MMAP_MAX_=0` keeps tensors in the heap, and a huge
-`MALLOC_TRIM_THRESHOLD_` keeps the heap. The price: what a process has used at its peak it never gives back.
+By default malloc maps every tensor above 32 MiB separately. The kernel zeroes such a mapping page
+by page at first touch and takes it back when the tensor is freed. A cheap operation on the tensor
+then costs several times as much (docs/haiscale.md has figures). `MALLOC_MMAP_MAX_=0` keeps tensors
+in the heap, and a huge `MALLOC_TRIM_THRESHOLD_` keeps the heap. The price: a process never gives
+back its peak memory.
 
-Malloc reads its variables when a program starts. `follow` does it later, for a rank that was forked, and for
-a script that nobody launched.
+Malloc reads these variables at program start. `follow` applies them later, in a forked rank or in a
+script that no launcher started.
 """
 
 import ctypes
 from collections.abc import Mapping
 
 KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-"""The variables, as the launcher sets them for ranks."""
+"""Environment variables that the launcher sets for ranks."""
 
 _PARAMETERS = {"MALLOC_MMAP_MAX_": -4, "MALLOC_TRIM_THRESHOLD_": -1}
-"""Their numbers for mallopt."""
+"""The mallopt parameter of each variable."""
 _INT_MAX = (1 << 31) - 1
 
 
 def follow(environment: Mapping[str, str]) -> bool:
-    """Sets malloc as `environment` says, and as KEEP does where it says nothing.
+    """Configures malloc from `environment`; KEEP gives the value of an unset variable.
 
     Returns:
-        Whether it did: not with another malloc than glibc's, nor where the user tunes it by GLIBC_TUNABLES.
+        True if all settings took effect. False if malloc is not glibc's, or if GLIBC_TUNABLES tunes
+        it.
     """
     if "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
         return False
@@ -37,6 +39,6 @@ def follow(environment: Mapping[str, str]) -> bool:
         text = environment.get(name, KEEP[name])
         if text.isdecimal():
             number = int(text)
-            value = number if number <= _INT_MAX else -1  # -1 is the largest there is
+            value = number if number <= _INT_MAX else -1  # mallopt reads -1 as the largest value
             done = bool(mallopt(parameter, value)) and done
     return done

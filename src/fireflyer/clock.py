@@ -1,18 +1,18 @@
-"""Clocks as arguments, so that whatever waits or measures can be tested without waiting."""
+"""Clocks as arguments, so that code that waits or measures can be tested without waiting."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where a shell gets its time from; pure cores take `now` as an argument instead."""
+    """Time source of a module with side effects; pure cores take `now` as an argument instead."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back; comparable between processes of one boot."""
+        """Returns seconds that never go back; comparable between processes of one boot."""
         ...
 
     def wall(self) -> float:
-        """Seconds since 1970-01-01 UTC; for people, never for durations."""
+        """Returns seconds since 1970-01-01 UTC; for display, never for durations."""
         ...
 
 

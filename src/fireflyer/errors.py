@@ -1,37 +1,38 @@
-"""Every error that Fireflyer raises for a reason outside the caller's code.
+"""Errors that Fireflyer raises for a reason outside the caller's code.
 
     FireflyerError
     ├── ConfigError            a setting, option or argument that cannot work
     ├── WireError              between processes
-    │   ├── ProtocolMismatch   the other side speaks another version or is not who it should be
-    │   ├── PeerLost           the other side went away
-    │   ├── NotPrimary         it is not the one in charge; `address` says who is, if it knows
-    │   ├── DeadlineExceeded   no answer in time
-    │   └── Stale              another process has taken the caller's place: it must stop
+    │   ├── ProtocolMismatch   the peer speaks another version or fails the handshake
+    │   ├── PeerLost           the peer closed the connection or died
+    │   ├── NotPrimary         the process is not the leader; `address` is the leader's, if known
+    │   ├── DeadlineExceeded   no answer before the deadline
+    │   └── Stale              another process has replaced the caller, which must stop
     ├── StorageError           bytes at rest
     │   ├── Corrupted          a checksum or a structure does not hold
     │   ├── NoSpace            disk, quota or memory is full
-    │   └── Unavailable        the place does not answer, or with transient errors only
+    │   └── Unavailable        the store does not answer, or only with transient errors
     ├── CollectiveError        a collective operation cannot complete
     │   └── RankFailed         because of one rank; `rank` names it
     ├── ShardsLost             parts of a sharded model that no rank holds any more
-    ├── FileError              a POSIX error number of a file operation; also Python's OSError of its kind
-    ├── CheckpointError        no checkpoint that can be used, or state that cannot be saved
-    ├── DatasetError           the catalog refuses or cannot do what was asked of a dataset
-    │   ├── NoSuchDataset      it, or this version of it, is not there
-    │   ├── VersionExists      the version is published, or was once
-    │   └── AccessDenied       it is not for this user
-    ├── TaskError              the platform refuses or cannot do what was asked of a task
-    │   └── NoSuchTask         it is not there, or not for this user
-    ├── AuthError              the platform does not do this for who asks
+    ├── Cancelled              an operation withdrawn before it began
+    ├── FileError              POSIX error of a file operation; also the matching Python OSError
+    ├── CheckpointError        no usable checkpoint, or state that cannot be saved
+    ├── DatasetError           the catalog rejects or cannot serve a request about a dataset
+    │   ├── NoSuchDataset      the dataset or the version does not exist
+    │   ├── VersionExists      the version is published, or was published once
+    │   └── AccessDenied       the user may not use the dataset
+    ├── TaskError              the platform rejects or cannot serve a request about a task
+    │   └── NoSuchTask         the task does not exist or belongs to another user
+    ├── AuthError              the platform does not serve this caller
     │   ├── Unauthenticated    the token is missing, wrong, expired or revoked
-    │   └── PermissionDenied   the token's scope does not allow it
-    ├── WorkspaceError         a workspace or environment that cannot be shipped, taken in or made
-    ├── TraceError             a trace of jobs that cannot be read or replayed
+    │   └── PermissionDenied   the token's scope or the user's groups do not allow the request
+    ├── WorkspaceError         a workspace or environment cannot be shipped, received or created
+    ├── TraceError             a job trace that cannot be read or replayed
     └── LabError               the lab cannot be set up on this machine
 
-A message says what happened, to which object, and what to do. Programming errors stay
-ValueError and TypeError.
+A message says what happened, to which object, and what to do. Programming errors stay ValueError
+and TypeError.
 `retryable` says whether the same call may succeed later without a change by the caller.
 """
 
@@ -41,17 +42,20 @@ from collections.abc import Mapping, Sequence
 
 
 class FireflyerError(Exception):
-    """Root of the tree."""
+    """Base class of all errors of Fireflyer."""
 
     retryable = False
 
     def fields(self) -> dict[str, object]:
-        """What crosses to another process beside the message."""
+        """Returns the fields that travel to another process beside the message."""
         return dict(vars(self))
 
     @classmethod
     def rebuild(cls, message: str, fields: Mapping[str, object]) -> "FireflyerError":
-        """The error with this message and these `fields`; a kind with other state overrides both."""
+        """Returns the error with this message and these `fields`.
+
+        A subclass with other state overrides this method and `fields`.
+        """
         error = cls.__new__(cls, message)
         Exception.__init__(error, message)
         vars(error).update(fields)
@@ -63,24 +67,24 @@ class ConfigError(FireflyerError):
 
 
 class WireError(FireflyerError):
-    """Something between two processes went wrong."""
+    """Communication between two processes failed."""
 
 
 class ProtocolMismatch(WireError):
-    """The other side speaks another protocol version, or failed to prove the shared secret."""
+    """The peer speaks another protocol version, or failed to prove the shared secret."""
 
 
 class PeerLost(WireError):
-    """The other side closed the connection or died."""
+    """The peer closed the connection or died."""
 
     retryable = True
 
 
 class NotPrimary(WireError):
-    """The process asked is not the one in charge.
+    """The addressed process is not the leader.
 
     Attributes:
-        address: of the one in charge, or "".
+        address: address of the leader, or "" if unknown.
     """
 
     retryable = True
@@ -94,20 +98,23 @@ class NotPrimary(WireError):
 
 
 class DeadlineExceeded(WireError, RuntimeError):
-    """No answer within the deadline. A RuntimeError, too, as torch has it for a collective that timed out."""
+    """No answer arrived before the deadline.
+
+    Also a RuntimeError, as torch raises for a collective that timed out.
+    """
 
     retryable = True
 
 
 class Stale(WireError):
-    """Another process has taken the place of the caller, which must stop."""
+    """Another process has replaced the caller, which must stop."""
 
 
 class StorageError(FireflyerError):
-    """Reading or writing stored bytes failed.
+    """A read or write of stored bytes failed.
 
     Attributes:
-        segment: of an error of `Storage.read_checked`: the index of the segment that it is about.
+        segment: index of the segment that failed; set by `Storage.read_checked`.
     """
 
     segment: int | None = None
@@ -124,19 +131,19 @@ class NoSpace(StorageError):
 
 
 class Unavailable(StorageError):
-    """A place does not answer, or only with errors that come and go."""
+    """The store does not answer, or only with transient errors."""
 
     retryable = True
 
 
 class FileError(FireflyerError, OSError):
-    """A file operation cannot be done; `errno` says why, as in POSIX.
+    """A file operation failed; `errno` is the POSIX error number.
 
-    `FileError(errno, path)` makes an object that is also of Python's class for that number
-    (FileNotFoundError, PermissionError, ...), so that either can be caught.
+    `FileError(errno, path)` creates an object that is also of Python's class for that number
+    (FileNotFoundError, PermissionError, ...), so callers can catch either class.
 
     Attributes:
-        detail: what the number does not say, or "".
+        detail: information beyond the error number, or "".
     """
 
     detail: str
@@ -150,7 +157,7 @@ class FileError(FireflyerError, OSError):
         return made
 
     def __init__(self, number: int, path: str | bytes = "", detail: str = "") -> None:
-        """The fields are set by __new__."""
+        """Does nothing: `__new__` sets the fields."""
 
     def fields(self) -> dict[str, object]:
         path = os.fsencode(self.filename or "")
@@ -198,7 +205,7 @@ _KINDS: dict[int, type[FileError]] = {
 
 
 class CollectiveError(FireflyerError, RuntimeError):
-    """A collective operation cannot complete. A RuntimeError, too, as torch's own are."""
+    """A collective operation cannot complete. Also a RuntimeError, like torch's own errors."""
 
 
 class RankFailed(CollectiveError):
@@ -217,11 +224,11 @@ class RankFailed(CollectiveError):
 
 
 class ShardsLost(FireflyerError):
-    """Parts of a sharded model are in no rank's memory any more: load a checkpoint.
+    """No rank holds some parts of a sharded model any more: load a checkpoint.
 
     Attributes:
-        parameters: names of those of which something is lost, in the model's order.
-        ranks: of the former layout, that held it.
+        parameters: names of the parameters that are incomplete, in the model's order.
+        ranks: ranks of the former layout that held the lost parts.
     """
 
     def __init__(self, message: str, parameters: Sequence[str], ranks: Sequence[int]) -> None:
@@ -233,7 +240,7 @@ class ShardsLost(FireflyerError):
 
 
 class Cancelled(FireflyerError):
-    """An operation was withdrawn before it began: nothing of it has happened."""
+    """An operation was withdrawn before it began; it had no effect."""
 
 
 class CheckpointError(FireflyerError):
@@ -241,11 +248,11 @@ class CheckpointError(FireflyerError):
 
 
 class DatasetError(FireflyerError):
-    """The catalog refuses, or cannot do, what was asked of a dataset."""
+    """The catalog rejects or cannot serve a request about a dataset."""
 
 
 class NoSuchDataset(DatasetError):
-    """A dataset, or a version of it, is not there."""
+    """A dataset or a version of it does not exist."""
 
 
 class VersionExists(DatasetError):
@@ -253,19 +260,19 @@ class VersionExists(DatasetError):
 
 
 class AccessDenied(DatasetError):
-    """A dataset is not for this user."""
+    """The user may not use this dataset."""
 
 
 class TaskError(FireflyerError):
-    """The platform refuses, or cannot do, what was asked of a task."""
+    """The platform rejects or cannot serve a request about a task."""
 
 
 class NoSuchTask(TaskError):
-    """A task is not there, or belongs to another user."""
+    """A task does not exist, or belongs to another user."""
 
 
 class AuthError(FireflyerError):
-    """The platform does not do this for who asks."""
+    """The platform does not serve this caller."""
 
 
 class Unauthenticated(AuthError):
@@ -277,11 +284,11 @@ class PermissionDenied(AuthError):
 
 
 class WorkspaceError(FireflyerError):
-    """A workspace or an environment cannot be shipped, taken in or made."""
+    """A workspace or an environment cannot be shipped, received or created."""
 
 
 class TraceError(FireflyerError):
-    """A trace of jobs cannot be read, or not be replayed on the cluster that was asked for."""
+    """A job trace cannot be read, or cannot be replayed on the requested cluster."""
 
 
 class LabError(FireflyerError):

@@ -1,13 +1,13 @@
-"""What an installation may leave out."""
+"""Checks for optional dependencies."""
 
 import importlib.util
 
 
 def need_torch(part: str) -> None:
-    """Returns where torch is installed; does not import it.
+    """Checks that torch is installed, without importing it.
 
     Raises:
-        ModuleNotFoundError: it is not; the message says what to install for `part`.
+        ModuleNotFoundError: torch is missing; the message says what to install for `part`.
     """
     if importlib.util.find_spec("torch") is None:
         message = f"{part} needs torch: pip install 'fireflyer[torch]'"

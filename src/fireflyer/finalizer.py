@@ -1,8 +1,8 @@
-"""What is done when an object is dropped, in a thread of its own.
+"""Finalizer callbacks of dropped objects, run in a dedicated thread.
 
-The garbage collector runs wherever something is allocated, in any thread, also in one that holds a lock. A
-callback of `weakref.finalize` or a `__del__` that needs that lock would wait for ever. So here it is only put
-into a queue, and called by a thread that holds nothing.
+The garbage collector runs at any allocation, in any thread, even in a thread that holds a lock. A
+callback of `weakref.finalize` or a `__del__` that needs that lock would deadlock. Therefore this
+module only queues the callback; a thread that holds no lock calls it.
 """
 
 import atexit
@@ -17,17 +17,19 @@ from fireflyer.log import get_logger
 
 _Call = tuple[Callable[..., object], tuple[Any, ...]]
 
-_calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()  # `put` may interrupt itself
+_calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()  # `put` is reentrant
 _thread: threading.Thread | None = None
 _starting = threading.Lock()
-_alive: "dict[Finalizer, None]" = {}  # in order of age
+_registered = False
+_alive: "dict[Finalizer, None]" = {}  # in order of creation
 
 
 class Finalizer:
-    """Calls `callback(*args)` once: soon after `holder` is dropped, at the end of the process, or when it is
-    called itself. Neither callback nor arguments may refer to `holder`.
+    """Callback `callback(*args)` that runs once.
 
-    A forked child leaves what its parent made to its parent: there it calls nothing.
+    The call happens soon after `holder` is dropped, at process exit, or when the finalizer itself
+    is called. Neither `callback` nor `args` may refer to `holder`. A forked child calls nothing:
+    finalizers that its parent created stay with the parent.
     """
 
     def __init__(self, holder: object, callback: Callable[..., object], *args: Any) -> None:
@@ -37,13 +39,13 @@ class Finalizer:
         _alive[self] = None
 
     def __call__(self) -> None:
-        """Calls back now, unless that was done."""
+        """Runs the callback now, unless it ran before or was detached."""
         if self.detach():
             callback, args = self._call
             callback(*args)
 
     def detach(self) -> bool:
-        """There is nothing to call any more; False if there was not before."""
+        """Cancels the callback; returns False if it ran before or was detached."""
         return _alive.pop(self, self) is None
 
     def _dropped(self, _: object) -> None:
@@ -52,14 +54,18 @@ class Finalizer:
 
 
 def later(callback: Callable[..., object], *args: Any) -> None:
-    """Calls back in the thread, which `start` has started; for a `__del__`. Takes no lock."""
+    """Queues a callback for the thread that `start` started; for a `__del__`. Takes no lock."""
     _calls.put((callback, args))
 
 
 def start() -> None:
-    """Starts the thread of this process if need be."""
-    global _thread
+    """Starts the thread of this process if it does not run."""
+    global _thread, _registered
     with _starting:
+        if not _registered:  # not at import: a program without finalizers gets no handlers
+            atexit.register(_at_exit)
+            os.register_at_fork(after_in_child=_after_fork)
+            _registered = True
         if _thread is None:
             _thread = threading.Thread(
                 target=_work, args=(_calls,), name="fireflyer-finalizer", daemon=True
@@ -76,8 +82,8 @@ def _work(calls: queue.SimpleQueue[_Call | None]) -> None:
 def _do(callback: Callable[..., object], args: tuple[Any, ...]) -> None:
     try:
         callback(*args)
-    except Exception:  # noqa: BLE001  # the others are to be called, too
-        get_logger("finalizer").exception("what was dropped did not end as it should")
+    except Exception:  # noqa: BLE001  # the other callbacks must run too
+        get_logger("finalizer").exception("a finalizer failed")
 
 
 def _at_exit() -> None:
@@ -92,7 +98,3 @@ def _after_fork() -> None:
     global _calls, _thread, _starting
     _calls, _thread, _starting = queue.SimpleQueue(), None, threading.Lock()
     _alive.clear()
-
-
-atexit.register(_at_exit)
-os.register_at_fork(after_in_child=_after_fork)

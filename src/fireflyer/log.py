@@ -1,7 +1,6 @@
-"""Logging: `get_logger("hai")` is the logger `fireflyer.hai`. Only programs
-configure handlers.
+"""Logging: `get_logger("hai")` is the logger `fireflyer.hai`. Only programs set handlers.
 
-A record may carry `role` and `node`: who of a process speaks (`speaker`).
+A record may carry `role` and `node`: the component of a process that logs it (`speaker`).
 """
 
 import json
@@ -13,12 +12,12 @@ from typing import Literal
 
 
 def get_logger(part: str) -> logging.Logger:
-    """The logger of one part."""
+    """Returns the logger of one part."""
     return logging.getLogger(f"fireflyer.{part}")
 
 
 def speaker(part: str, role: str, node: str = "") -> "logging.LoggerAdapter[logging.Logger]":
-    """The logger of one part, for a role of a process."""
+    """Returns the logger of one part for one role of a process."""
     return logging.LoggerAdapter(get_logger(part), {"role": role, "node": node})
 
 
@@ -27,12 +26,12 @@ def configure(
     style: Literal["text", "json"] = "text",
     context: Mapping[str, str] | None = None,
 ) -> None:
-    """Sends Fireflyer's log records to standard error; for programs of ours, not for importers.
+    """Sends Fireflyer's log records to stderr; for Fireflyer's programs, not for importers.
 
     Args:
-        style: json: an object a line: time (UTC, ISO 8601), level, logger, message, pid, error (a traceback),
-            and what `context` and the record say.
-        context: role and node of the process, for records that say none.
+        style: "json" writes one object a line: time (UTC, ISO 8601), level, logger, message, pid,
+            error (a traceback), and the fields of `context` and of the record.
+        context: role and node of the process, for records without these fields.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json(context or {}) if style == "json" else _Text())

@@ -1,4 +1,4 @@
-"""What the command lines share: an error is one line on standard error and an exit code."""
+"""Shared entry of the command lines: an error is one line on standard error and an exit code."""
 
 import os
 import resource
@@ -17,10 +17,7 @@ INTERRUPTED = 130
 
 
 def run_app(app: "typer.Typer", name: str, arguments: list[str]) -> int:
-    """Runs a Typer program under the name that people call it by, and returns its exit code.
-
-    An interrupt is 130.
-    """
+    """Runs a Typer program under its public name and returns its exit code; an interrupt is 130."""
     from typer.main import get_command
 
     def act() -> int:
@@ -32,7 +29,10 @@ def run_app(app: "typer.Typer", name: str, arguments: list[str]) -> int:
 
 
 def in_one_line(act: Callable[[], int]) -> int:
-    """The exit code of `act`; every error is one line on stderr and 1, a wrong command line 2, Ctrl-C 130."""
+    """Runs `act` and returns its exit code.
+
+    Every error is one line on stderr and exit code 1; a wrong command line is 2, Ctrl-C 130.
+    """
     from typer.exceptions import Abort, TyperException
 
     try:
@@ -54,24 +54,27 @@ def in_one_line(act: Callable[[], int]) -> int:
 
 
 def allow_descriptors() -> None:
-    """As many as this process may have: a service needs one a connection, and 1,024 are soon used up."""
+    """Raises the limit of open files to the hard limit.
+
+    A service needs a descriptor per connection, and the usual 1,024 are soon used up.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def text(name: str) -> str:
-    """A name as JSON can hold it: bytes that are no UTF-8 are written `\\xff`."""
+    """Returns a name in a form that JSON can hold: bytes that are not UTF-8 become `\\xff`."""
     return "".join(_escaped(c) if "\ud800" <= c <= "\udfff" else c for c in name)
 
 
 def _escaped(half: str) -> str:
-    """Half a character: a byte of a name, as `os.fsdecode` makes it."""
+    """Escapes a lone surrogate, which is how `os.fsdecode` represents a byte that is not UTF-8."""
     byte = ord(half) - 0xDC00
     return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else ascii(half)[1:-1]
 
 
 def plain(words: str) -> str:
-    """One line that steers no terminal: what cannot be printed is written as an escape, e.g. `\\x1b`."""
+    """Returns one line without terminal control: unprintable characters become `\\x1b` etc."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text(words))
 
 

@@ -1,6 +1,6 @@
 """`fireflyer bench api` with few followers: a real server, every row is there."""
 
-from fireflyer.bench import api
+from fireflyer.bench.hai import api
 
 
 def test_followers_and_submissions_are_measured_together() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fireflyer.bench import collectives
 from fireflyer.bench.__main__ import app, with_default_json
-from fireflyer.bench.report import NcclRow, Row
+from fireflyer.bench.collectives import one_host
+from fireflyer.bench.harness.report import NcclRow, Row
 from fireflyer.program import run_app
 
 ROW_KEYS = {
@@ -65,7 +65,7 @@ def test_the_terminal_shows_both_tables_and_marks_what_is_below_its_goal(
         Row.of_times("odd case", "us", [10], "Open MPI has no bfloat16", []),
     ]
     nccl = [nccl_row(wrong=0)]
-    monkeypatch.setattr(collectives, "run", lambda _: (rows, nccl))
+    monkeypatch.setattr(one_host, "run", lambda _: (rows, nccl))
     assert run("allreduce") == 0
     shown = capsys.readouterr().out
     lines = {row.case: next(s for s in shown.splitlines() if row.case in s) for row in rows}
@@ -88,11 +88,11 @@ def nccl_row(wrong: int) -> NcclRow:
 def test_wrong_values_are_a_failure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collectives, "run", lambda _: ([], [nccl_row(wrong=3)]))
+    monkeypatch.setattr(one_host, "run", lambda _: ([], [nccl_row(wrong=3)]))
     assert run("allreduce", "--json", "-") == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["nccl"][0]["wrong"] == 3
-    assert err == "fireflyer: bench allreduce: 3 elements came out wrong, see #wrong\n"
+    assert err == "fireflyer: bench allreduce: 3 elements are wrong, see #wrong\n"
 
 
 def test_a_ratio_above_one_means_ours_is_better() -> None:
@@ -144,7 +144,7 @@ def test_bad_options_are_usage_errors(
 
 @pytest.mark.parametrize("forced", ["base", "v3", "v9"])
 def test_reports_name_the_instruction_set_that_is_forced(forced: str) -> None:
-    code = "from fireflyer.bench.report import Machine; print(Machine.here().isa)"
+    code = "from fireflyer.bench.harness.report import Machine; print(Machine.here().isa)"
     environment = os.environ | {"FIREFLYER_ISA": forced}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

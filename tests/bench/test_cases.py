@@ -6,14 +6,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fireflyer.bench import cases, collectives, goals, overhead
-from fireflyer.bench.options import parse_size
+from fireflyer.bench.collectives import cases, one_host, overhead
+from fireflyer.bench.harness import goals
+from fireflyer.bench.harness.options import parse_size
 from fireflyer.errors import ConfigError
 
 K, M = 1 << 10, 1 << 20
 
 
-def spec(collective: str, ranks: int, **changes: object) -> collectives.Spec:
+def spec(collective: str, ranks: int, **changes: object) -> one_host.Spec:
     values: dict[str, object] = {
         "sizes": (12_000,),
         "dtypes": ("float32",),
@@ -22,7 +23,7 @@ def spec(collective: str, ranks: int, **changes: object) -> collectives.Spec:
         "against": ("gloo",),
         "rounds": 1,
     }
-    return collectives.Spec(collective=collective, ranks=ranks, **{**values, **changes})  # type: ignore[arg-type]
+    return one_host.Spec(collective=collective, ranks=ranks, **{**values, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.sample(2)
@@ -40,7 +41,7 @@ def spec(collective: str, ranks: int, **changes: object) -> collectives.Spec:
     ],
 )
 def test_every_collective(collective: str, size: int, count: int, bus: float) -> None:
-    rows, nccl = collectives.run(spec(collective, 3))
+    rows, nccl = one_host.run(spec(collective, 3))
     assert [row.who for row in nccl] == ["zero-copy", "staged", "gloo"]
     for row in nccl:
         assert (row.size, row.count, row.wrong) == (size, count, 0)
@@ -52,11 +53,11 @@ def test_every_collective(collective: str, size: int, count: int, bus: float) ->
 
 def test_a_refused_case_says_what_is_refused() -> None:
     with pytest.raises(ConfigError, match="hfreduce: allreduce of float32, bxor: "):
-        collectives.run(spec("allreduce", 2, op="bxor"))
+        one_host.run(spec("allreduce", 2, op="bxor"))
 
 
 def test_bfloat16_is_compared_with_our_float32() -> None:
-    rows, nccl = collectives.run(
+    rows, nccl = one_host.run(
         spec("allreduce", 2, dtypes=("float32", "bfloat16"), memory=("zero-copy",), op="avg")
     )
     assert [row.count for row in nccl if row.type == "bfloat16"] == [6000, 6000]

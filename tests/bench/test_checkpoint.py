@@ -14,17 +14,13 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from fireflyer.bench import (
-    checkpoint,
-    checkpoint_cases,
-    checkpoint_jobs,
-    checkpoint_limits,
-    options,
-)
-from fireflyer.bench import checkpoint_state as states
 from fireflyer.bench.__main__ import app
-from fireflyer.bench.checkpoint_limits import Memcpy, RawFile
-from fireflyer.bench.checkpoint_setting import Place, Spec
+from fireflyer.bench.checkpoint import benchmark as checkpoint
+from fireflyer.bench.checkpoint import cases, jobs, limits
+from fireflyer.bench.checkpoint import state as states
+from fireflyer.bench.checkpoint.context import Place, Spec
+from fireflyer.bench.checkpoint.limits import Memcpy, RawFile
+from fireflyer.bench.harness import options
 from fireflyer.errors import CheckpointError, PeerLost
 from fireflyer.program import run_app
 
@@ -184,13 +180,13 @@ def test_a_load_of_other_bytes_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def nothing(self: object, state: states.State) -> checkpoint_cases.Loaded:
-        return checkpoint_cases.Loaded(1.0, state)
+    def nothing(self: object, state: states.State) -> cases.Loaded:
+        return cases.Loaded(1.0, state)
 
-    monkeypatch.setattr(checkpoint_cases.Dcp, "load_into", nothing)
+    monkeypatch.setattr(cases.Dcp, "load_into", nothing)
     code, rows = run(works[:1], tmp_path / "report.json", "--only", "load")
     assert (code, rows) == (1, [])
-    assert "gave other bytes than were saved" in capsys.readouterr().err
+    assert "differ from the saved ones" in capsys.readouterr().err
     assert list(works[0].iterdir()) == []
 
 
@@ -227,9 +223,9 @@ def test_an_overlapped_save_must_hold_one_step(
     calls: list[str] = []
     monkeypatch.setattr(FakeManager, "calls", calls)
     monkeypatch.setattr(FakeManager, "late", late)
-    monkeypatch.setattr(checkpoint_jobs, "CheckpointManager", FakeManager)
-    monkeypatch.setattr(checkpoint_jobs, "STEP_S", 0.0)
-    job = checkpoint_jobs.Overlapped(tmp_path, states.gpt_state(4 * MIB))
+    monkeypatch.setattr(jobs, "CheckpointManager", FakeManager)
+    monkeypatch.setattr(jobs, "STEP_S", 0.0)
+    job = jobs.Overlapped(tmp_path, states.gpt_state(4 * MIB))
     if late:
         with pytest.raises(CheckpointError, match=r"step 0 holds other values in model\.wpe"):
             job.step()
@@ -258,7 +254,7 @@ def test_memcpy_copies_by_all_cores_until_its_process_ends() -> None:
         assert memcpy() > 0
         assert memcpy() > 0
         os.kill(memcpy.pid, signal.SIGKILL)
-        with pytest.raises(PeerLost, match="memcpy process ended"):
+        with pytest.raises(PeerLost, match="process that copies memory ended"):
             memcpy()
 
 
@@ -273,7 +269,7 @@ def test_raw_files_are_written_whole_and_read(
     raw = RawFile(tmp_path / "raw", 5 * MIB + 1)
     assert raw.title == ("O_DIRECT by fio" if fio else "O_DIRECT by 16 threads")
     assert raw.write() > 0
-    assert raw.path.stat().st_size == 6 * checkpoint_limits.BLOCK
+    assert raw.path.stat().st_size == 6 * limits.BLOCK
     assert raw.read() > 0
     raw.close()
     assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from fireflyer.bench.engine import Timing, interleave, on_ranks
+from fireflyer.bench.harness.ranks import Timing, interleave, on_ranks
 from fireflyer.errors import ConfigError, FireflyerError
 
 

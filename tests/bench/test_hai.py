@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from fireflyer.bench import goals
+from fireflyer.bench.harness import goals
 
 
 def test_every_figure_is_there() -> None:

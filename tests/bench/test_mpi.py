@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fireflyer.bench import collectives, mpi
-from fireflyer.bench.cases import ACCOUNTS
-from fireflyer.bench.mpi import Mpi
+from fireflyer.bench.collectives import mpi, one_host
+from fireflyer.bench.collectives.cases import ACCOUNTS
+from fireflyer.bench.collectives.mpi import Mpi
 from fireflyer.errors import ConfigError, PeerLost
 
 READ = {"x86_64": "0", "aarch64": "63"}[platform.machine()]  # the system call's number
@@ -90,7 +90,7 @@ def ranks_of(peer: Mpi) -> list[int]:
 
 @needs_mpi
 def test_ours_and_gloo_and_mpi_in_one_run(cache: Path) -> None:
-    spec = collectives.Spec(
+    spec = one_host.Spec(
         collective="allreduce",
         ranks=2,
         sizes=(4096,),
@@ -100,7 +100,7 @@ def test_ours_and_gloo_and_mpi_in_one_run(cache: Path) -> None:
         against=("gloo", "mpi"),
         rounds=2,
     )
-    rows, nccl = collectives.run(spec)
+    rows, nccl = one_host.run(spec)
     (name,) = {row.who for row in nccl} - {"staged", "gloo"}
     assert name.startswith("Open MPI ")
     assert [row.wrong for row in nccl] == [0] * 5  # MPI has float32 alone

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fireflyer.bench import network
 from fireflyer.bench.__main__ import app
+from fireflyer.bench.collectives import network
 from fireflyer.lab import namespaces
 from fireflyer.program import run_app
 

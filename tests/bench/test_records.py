@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fireflyer.bench import goals, records, records_cases, records_peers
 from fireflyer.bench.__main__ import app
-from fireflyer.bench.records_data import DataSet, order
+from fireflyer.bench.harness import goals
+from fireflyer.bench.records import benchmark as records
+from fireflyer.bench.records import cases as records_cases
+from fireflyer.bench.records import peers as records_peers
+from fireflyer.bench.records.data import DataSet, order
 from fireflyer.errors import ConfigError, PeerLost
 from fireflyer.ffrecord import FileReader
 from fireflyer.program import run_app
@@ -198,7 +201,7 @@ def test_bad_options(capsys: pytest.CaptureFixture[str], arguments: list[str]) -
 
 
 def test_groups_and_options_name_the_same() -> None:
-    from fireflyer.bench import options
+    from fireflyer.bench.harness import options
 
     assert tuple(records.GROUPS) == options.RECORDS
 

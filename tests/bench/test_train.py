@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from fireflyer.bench import train, train_models
 from fireflyer.bench.__main__ import app
-from fireflyer.bench.engine import Timing
-from fireflyer.bench.report import Row
-from fireflyer.bench.train_candidates import (
+from fireflyer.bench.harness.ranks import Timing
+from fireflyer.bench.harness.report import Row
+from fireflyer.bench.train import benchmark as train
+from fireflyer.bench.train import models
+from fireflyer.bench.train.candidates import (
     CANDIDATES,
     FSDP2,
     LOCAL,
@@ -20,18 +21,18 @@ from fireflyer.bench.train_candidates import (
     candidates,
     digest,
 )
-from fireflyer.bench.train_memory import memory_rows
-from fireflyer.bench.train_place import Area, Measured, Place
-from fireflyer.bench.train_rows import host_rows, lab_rows
-from fireflyer.bench.train_table import goal_table
+from fireflyer.bench.train.memory import memory_rows
+from fireflyer.bench.train.place import Area, Measured, Place
+from fireflyer.bench.train.rows import host_rows, lab_rows
+from fireflyer.bench.train.table import goal_table
 from fireflyer.errors import FireflyerError
-from fireflyer.haiscale import pending
+from fireflyer.haiscale.gradients import deferred
 from fireflyer.lab import namespaces
 from fireflyer.program import run_app
 
 pytestmark = pytest.mark.full
 
-TINY = train_models.Sizes(vocabulary=1024, context=16, width=64, layers=2, heads=2, channels=8)
+TINY = models.Sizes(vocabulary=1024, context=16, width=64, layers=2, heads=2, channels=8)
 
 
 def ours(ranks_per_host: int) -> list[str]:
@@ -48,26 +49,26 @@ def say(_: str) -> None:
 
 
 def test_models_have_the_sizes_of_the_real_ones() -> None:
-    whole = train_models.Sizes()
+    whole = models.Sizes()
     layers = {
-        "gpt": train_models.gpt_layers(whole),
-        "even": train_models.even_layers(whole),
-        "vgg": train_models.vgg_layers(whole),
+        "gpt": models.gpt_layers(whole),
+        "even": models.even_layers(whole),
+        "vgg": models.vgg_layers(whole),
     }
-    payloads = {name: train_models.payload(found) for name, found in layers.items()}
+    payloads = {name: models.payload(found) for name, found in layers.items()}
     ends = 2 * 8320 * 384
-    assert payloads["gpt"] == train_models.Payload(4 * 17_006_592, 4 * ends)
+    assert payloads["gpt"] == models.Payload(4 * 17_006_592, 4 * ends)
     assert payloads["even"].whole == pytest.approx(4 * 17_006_592, rel=1e-5)
     assert payloads["even"].root == 0
-    assert payloads["vgg"] == train_models.Payload(4 * 138_357_544, 4 * 138_357_544)
+    assert payloads["vgg"] == models.Payload(4 * 138_357_544, 4 * 138_357_544)
     share = layers["vgg"][-3].flops / sum(layer.flops for layer in layers["vgg"])
     assert share < 0.01, "the first dense layer has most parameters and little work"
 
 
 def test_stub_and_real_model_are_alike() -> None:
-    real = train_models.gpt(TINY, rank=0)
-    layers = train_models.gpt_layers(TINY)
-    stub = train_models.stub(layers, train_models.pool_for(layers, 1), rank=0)
+    real = models.gpt(TINY, rank=0)
+    layers = models.gpt_layers(TINY)
+    stub = models.stub(layers, models.pool_for(layers, 1), rank=0)
 
     def shapes(module: nn.Module) -> list[torch.Size]:
         return [parameter.shape for parameter in module.parameters()]
@@ -82,10 +83,10 @@ def test_a_stub_sleeps_as_asked_and_gives_its_gradients_away(
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    layers = [train_models.Layer(((4, 4), (4,)), 3.0), train_models.Layer(((8,),), 1.0)]
-    pool = train_models.pool_for(layers, ranks=2)
-    work = train_models.stub(layers, pool, rank=1)
-    train_models.pace(work, 12.0)
+    layers = [models.Layer(((4, 4), (4,)), 3.0), models.Layer(((8,),), 1.0)]
+    pool = models.pool_for(layers, ranks=2)
+    work = models.stub(layers, pool, rank=1)
+    models.pace(work, 12.0)
     work.loss(work.module).backward()
     assert slept == [3.0, 1.0, 2.0, 6.0]
     for parameter in work.module.parameters():
@@ -96,8 +97,8 @@ def test_a_stub_sleeps_as_asked_and_gives_its_gradients_away(
 
 
 def test_a_stub_waits_for_what_it_reads() -> None:
-    layers = [train_models.Layer(((4, 4), (4,)), 3.0), train_models.Layer(((8,),), 1.0)]
-    work = train_models.stub(layers, train_models.pool_for(layers, ranks=1), rank=0)
+    layers = [models.Layer(((4, 4), (4,)), 3.0), models.Layer(((8,),), 1.0)]
+    work = models.stub(layers, models.pool_for(layers, ranks=1), rank=0)
     arrived = []
 
     class Flight:
@@ -107,11 +108,11 @@ def test_a_stub_waits_for_what_it_reads() -> None:
             self.parameter = parameter
 
         def arrive(self) -> None:
-            pending.restore([self.parameter])
+            deferred.restore([self.parameter])
             arrived.append(self.parameter.shape)
 
     for parameter in work.module.parameters():
-        pending.defer([parameter], Flight(parameter))
+        deferred.defer([parameter], Flight(parameter))
     work.loss(work.module)
     assert arrived == [parameter.shape for parameter in work.module.parameters()]
 
@@ -119,7 +120,7 @@ def test_a_stub_waits_for_what_it_reads() -> None:
 def test_one_host() -> None:
     rows = train.run(spec("host"), say)
     cases = [row.case.split(", ", 2) for row in rows]
-    names = ["ddp, classic", "ddp", "ZeRO-3, classic", "ZeRO-3"]
+    names = ["ddp, synchronous", "ddp", "ZeRO-3, synchronous", "ZeRO-3"]
     whats = ["wall a step", "CPU a step"]
     wanted = [f"{name}, {what}" for name in names for what in whats]
     assert [case[2] for case in cases] == wanted * 2
@@ -136,7 +137,7 @@ def needs_lab() -> None:
         pytest.skip(f"needs network namespaces: {reason}")
 
 
-SIZE = sum(p.numel() for p in train_models.gpt(TINY, 0).module.parameters()) * 4
+SIZE = sum(p.numel() for p in models.gpt(TINY, 0).module.parameters()) * 4
 ROOT = 2 * TINY.vocabulary * TINY.width * 4  # the embedding and the head are in no unit
 
 
@@ -189,7 +190,7 @@ def test_every_line_of_the_issue_has_a_row_with_its_goal() -> None:
         timings = {name: [Timing(1e3, 1e3)] for name in names}
         return Measured(timings, {name: [1e6] for name in names}, [1e9])
 
-    payload = train_models.Payload(600_000, 60_000)
+    payload = models.Payload(600_000, 60_000)
     lab = measured(candidates(("ddp", "fsdp"), 2))
     rows = [
         row
@@ -227,9 +228,7 @@ def test_what_a_rank_keeps_is_counted(tmp_path: Any) -> None:
     assert ideal <= state.ours <= 1.05 * ideal
     assert state.goal == pytest.approx(1 / 1.05)
     unit = (SIZE - ROOT) // TINY.layers
-    assert state.ours <= everything.ours <= state.ours + 1.2 * unit, (
-        "no more than one unit is whole"
-    )
+    assert state.ours <= everything.ours <= state.ours + 0.1 * unit, "no unit stays whole"
 
 
 @pytest.mark.netns
@@ -243,7 +242,7 @@ def test_vgg_in_processes_of_its_own() -> None:
 def test_rows_follow_from_what_was_measured() -> None:
     """Line 1 MB/s, 600 kB to send, so 600 ms at best; local 500 ms, torch 1200 ms, ours 750 ms."""
 
-    payload = train_models.Payload(600_000, 0)  # two hosts
+    payload = models.Payload(600_000, 0)  # two hosts
 
     def timings(ms: float) -> list[Timing]:
         return [Timing(ms * 1e3, 0.0)] * 3
@@ -266,10 +265,10 @@ def test_rows_follow_from_what_was_measured() -> None:
 
 
 def test_rows_of_one_host() -> None:
-    names = (LOCAL, TORCH_DDP, "ddp, classic", "ddp")
+    names = (LOCAL, TORCH_DDP, "ddp, synchronous", "ddp")
     timings = {name: [Timing(4e3 - at * 1e3, 8e3)] for at, name in enumerate(names)}
-    *classic, wall, cpu = host_rows("case", Measured(timings, {}), goals_of="host")
-    assert [row.goal for row in classic] == [None, None]
+    *synchronous, wall, cpu = host_rows("case", Measured(timings, {}), goals_of="host")
+    assert [row.goal for row in synchronous] == [None, None]
     assert [wall.ours, wall.ratio, wall.goal] == pytest.approx([1, 3, 1 / 0.95])
     assert (cpu.ours, cpu.ratio, cpu.missed) == (8, 1, True)
 
@@ -294,9 +293,9 @@ def test_a_digest_sees_one_bit() -> None:
 
 def test_wrong_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, "fireflyer bench", ["train", "--shape", "round"]) == 2
-    assert "'round' is none of even, gpt" in capsys.readouterr().err
+    assert "invalid --shape 'round': expected one of even, gpt" in capsys.readouterr().err
     assert run_app(app, "fireflyer bench", ["train", "--only", "resnet"]) == 2
-    assert "'resnet' is none of stub, gpt, vgg, host" in capsys.readouterr().err
+    assert "invalid name 'resnet': expected one of stub, gpt, vgg, host" in capsys.readouterr().err
     for layout in ("1x2", "2", "2x0", "axb"):
         assert run_app(app, "fireflyer bench", ["train", "--layouts", layout]) == 2
-        assert f"'{layout}' is no layout" in capsys.readouterr().err
+        assert f"invalid layout '{layout}': expected HOSTSxRANKS" in capsys.readouterr().err

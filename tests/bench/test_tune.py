@@ -7,10 +7,10 @@ import pytest
 
 from fireflyer._native import hfreduce as native
 from fireflyer._native.hfreduce import ANY_BYTES, Kind
-from fireflyer.bench import tune
 from fireflyer.bench.__main__ import app
-from fireflyer.bench.engine import Timing
-from fireflyer.bench.tune import Choice
+from fireflyer.bench.collectives import tune
+from fireflyer.bench.collectives.tune import Choice
+from fireflyer.bench.harness.ranks import Timing
 from fireflyer.hfreduce import rules
 from fireflyer.lab import namespaces
 from fireflyer.program import run_app
@@ -115,10 +115,10 @@ def test_in_a_lab(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rate", "1gbit"], "add --hosts"),
-        (["--hosts", "2", "--nodes", "2"], "choose one"),
-        (["--kinds", "gather"], "'gather' is none of"),
-        (["--out", "/nowhere/at/all.toml"], "no folder"),
+        (["--rate", "1gbit"], "--rate needs --hosts"),
+        (["--hosts", "2", "--nodes", "2"], "exclude each other"),
+        (["--kinds", "gather"], "invalid name 'gather': expected one of"),
+        (["--out", "/nowhere/at/all.toml"], "its folder does not exist"),
     ],
 )
 def test_wrong_options(

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fireflyer.bench import curves, train_wire
-from fireflyer.bench.train_models import Sizes
-from fireflyer.bench.train_wire import FP32, RUNS, WINDOW, Losses
+from fireflyer.bench.harness import curves
+from fireflyer.bench.train import wire
+from fireflyer.bench.train.models import Sizes
+from fireflyer.bench.train.wire import FP32, RUNS, WINDOW, Losses
 
 
 def text_in(folder: Path) -> Path:
@@ -23,11 +24,11 @@ def text_in(folder: Path) -> Path:
 @pytest.mark.full
 def test_every_wire_learns(tmp_path: Path) -> None:
     sizes = Sizes(vocabulary=300, context=16, width=32, layers=1, heads=2)
-    spec = train_wire.Spec(
+    spec = wire.Spec(
         tmp_path / "data", text_in(tmp_path / "text"), steps=40, batch=4, lr=5e-3, sizes=sizes
     )
     said: list[str] = []
-    found = train_wire.run(spec, said.append)
+    found = wire.run(spec, said.append)
     assert list(found) == list(RUNS)
     reference = found[FP32]
     for name, losses in found.items():
@@ -36,9 +37,9 @@ def test_every_wire_learns(tmp_path: Path) -> None:
         assert losses.steps[-1] < losses.steps[0] - 0.5, name
         assert 0 < losses.held_out < losses.steps[0]
         assert name == FP32 or losses.steps != reference.steps, "the wire rounds"
-    rows = train_wire.rows(found)
+    rows = wire.rows(found)
     assert len(rows) == 3 * (len(RUNS) - 1)
-    svg = train_wire.plot(found)
+    svg = wire.plot(found)
     assert all(name in svg for name in RUNS)
     assert said[0] == "text to records"
 
@@ -46,12 +47,12 @@ def test_every_wire_learns(tmp_path: Path) -> None:
 def test_distances_are_percent_of_the_reference() -> None:
     flat = Losses([2.0] * 60, 2.0)
     found = {FP32: flat, "other": Losses([2.0] * 40 + [2.01] * 10 + [2.0] * 10, 2.02)}
-    end, held_out, most = train_wire.rows(found)
+    end, held_out, most = wire.rows(found)
     assert end.ours == pytest.approx(0.25)  # half of the last WINDOW steps are 0.5 % above
     assert held_out.ours == pytest.approx(1.0)
     assert held_out.missed
     assert most.ours == pytest.approx(0.25)
-    assert train_wire.smooth([1.0, 3.0]) == [1.0, 2.0]
+    assert wire.smooth([1.0, 3.0]) == [1.0, 2.0]
     assert WINDOW == 20
 
 

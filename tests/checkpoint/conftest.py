@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from tests.conftest import die_at_call, fork_child
+from tests.waiting import LIMIT_S
 
-from fireflyer.checkpoint.catalog import Catalog
+from fireflyer.checkpoint.directory.catalog import Catalog
 from fireflyer.errors import StorageError
 from fireflyer.storage import Chunk, DirectoryStorage, Range, Storage
 
-DEADLINE_S = 60
 SOAK = bool(os.environ.get("FIREFLYER_SOAK"))
 """Every point of a series is tried, not a sample of them."""
 
@@ -158,7 +158,7 @@ def told() -> Callable[[Storage, Callable[[str, str], None]], Storage]:
 def _reap(pid: int) -> int:
     pidfd = os.pidfd_open(pid)
     try:
-        if not select.select([pidfd], [], [], DEADLINE_S)[0]:
+        if not select.select([pidfd], [], [], LIMIT_S)[0]:
             os.kill(pid, 9)
     finally:
         os.close(pidfd)
@@ -193,7 +193,7 @@ class Machine:
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if b"checkpoint.keeper" in command and str(self.folder).encode() in command:
+                if b"checkpoint.memory.keeper" in command and str(self.folder).encode() in command:
                     environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                     nodes = [v[15:] for v in environment if v.startswith(b"FIREFLYER_NODE=")]
                     found[b"".join(nodes).decode()] = int(pid)
@@ -203,7 +203,7 @@ class Machine:
         pid = self.keepers()[node]
         pidfd = os.pidfd_open(pid)
         os.kill(pid, signal.SIGKILL)
-        assert select.select([pidfd], [], [], DEADLINE_S)[0]
+        assert select.select([pidfd], [], [], LIMIT_S)[0]
         os.close(pidfd)
 
     def stop_keeper(self, node: str) -> int:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hfreduce.device_memory import FakeMemory, build_stub, named, stubbed
+from tests.hfreduce.devices.device_memory import FakeMemory, build_stub, named, stubbed
 
 from fireflyer.checkpoint import CheckpointManager
 from fireflyer.errors import CheckpointError, CollectiveError
-from fireflyer.hfreduce import devices
+from fireflyer.hfreduce.backend import devices
 
 Forked = Callable[..., list[int]]
 LARGE, SMALL = 10_000_000, 1000
@@ -177,7 +177,7 @@ def test_what_does_not_lie_in_order_is_copied_by_torch(tmp_path: Path, forked: F
 def test_a_device_unknown_to_hfreduce_is_left_to_torch(
     tmp_path: Path, forked: Forked, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def finder(tensor: torch.Tensor) -> devices.Seat | None:
+    def finder(tensor: torch.Tensor) -> devices.DeviceContext | None:
         raise CollectiveError("no runtime")
 
     def body() -> None:
@@ -187,7 +187,7 @@ def test_a_device_unknown_to_hfreduce_is_left_to_torch(
             for step in (1, 2):
                 manager.save(step, {"a": torch.ones(5), "b": torch.ones(6)}).wait()
         assert [r.message for r in caplog.records] == [
-            "tensors on cpu are copied by torch, while save() waits: no runtime"
+            "torch copies the tensors on cpu and save() waits for it: no runtime"
         ]
         assert all_are(loaded(tmp_path, 2)["b"], 1.0)
 
@@ -291,7 +291,9 @@ def test_a_device_that_fails_under_the_copy_fails_the_save(
             tensor = torch.ones(LARGE)
             handle = manager.save(1, {"a": tensor})
             manager.before_step()
-            with pytest.raises(CheckpointError, match=r"not copied from their device.*700"):
+            with pytest.raises(
+                CheckpointError, match=r"cannot copy tensors from their device.*700"
+            ):
                 handle.wait()
             word.value = 1
             stub.synchronize(user)

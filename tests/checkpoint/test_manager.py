@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.conftest import open_to_other_users
 
 import fireflyer.checkpoint
 from fireflyer.checkpoint import CheckpointManager, InMemory
@@ -21,7 +20,7 @@ from fireflyer.storage import DirectoryStorage, Storage
 
 Told = Callable[[Storage, Callable[[str, str], None]], Storage]
 Forked = Callable[..., list[int]]
-DEADLINE_S = 30
+DEADLINE_S = 120
 
 
 class Gate:
@@ -256,7 +255,7 @@ def test_a_forked_child_does_not_wait_for_its_parents_save(
 
     def child() -> None:
         for wait in (handle.wait, handle.wait_in_memory):
-            with pytest.raises(CheckpointError, match=r"step 1 is that of process \d+"):
+            with pytest.raises(CheckpointError, match=r"step 1 belongs to the parent, process \d+"):
                 wait()
         manager.wait()
         manager.before_step()
@@ -271,7 +270,7 @@ def test_a_forked_child_does_not_save_as_its_parent(tmp_path: Path, forked: Fork
     manager.save(1, {"a": 1}).wait()
 
     def child() -> None:
-        with pytest.raises(CheckpointError, match="make a manager of your own in the child"):
+        with pytest.raises(CheckpointError, match="create another manager in the child"):
             manager.save(2, {"a": "child"})
         assert manager.load() == {"a": 1}
 
@@ -309,7 +308,7 @@ def test_every_in_time_follows_the_pace(tmp_path: Path) -> None:
     ["", "5", "5 minutes", "min", "0s", "-1s", "1e3s", "5min30s", 0, -3, 1.5, True, b"5min", [5]],
 )
 def test_a_bad_every_is_refused(tmp_path: Path, every: Any) -> None:
-    with pytest.raises(ConfigError, match="every="):
+    with pytest.raises(ConfigError, match="invalid every"):
         CheckpointManager(tmp_path, every=every)
 
 
@@ -325,7 +324,7 @@ def test_a_bad_every_is_refused(tmp_path: Path, every: Any) -> None:
     ],
 )
 def test_a_bad_directory_is_refused(directory: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="the directory"):
+    with pytest.raises(error, match="invalid directory"):
         CheckpointManager(directory)
 
 
@@ -337,7 +336,7 @@ def test_a_link_to_nothing_is_told_as_one(tmp_path: Path) -> None:
 
 
 def test_no_pattern_is_told(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no name and no pattern"):
+    with pytest.raises(CheckpointError, match="needs a name or a pattern"):
         CheckpointManager(tmp_path).load_tensors([])
 
 
@@ -355,7 +354,7 @@ def test_the_package_lists_its_names() -> None:
     ],
 )
 def test_a_bad_option_is_refused(tmp_path: Path, option: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"{option}="):
+    with pytest.raises(ConfigError, match=f"invalid {option} "):
         CheckpointManager(tmp_path / "c", **{option: value})
     assert not (tmp_path / "c").exists()
 
@@ -369,20 +368,20 @@ def test_a_bad_option_is_refused(tmp_path: Path, option: str, value: Any) -> Non
     ],
 )
 def test_a_bad_memory_tier_is_refused(option: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"{option}="):
+    with pytest.raises(ConfigError, match=f"invalid InMemory {option} "):
         InMemory(**{option: value})
 
 
 @pytest.mark.parametrize(
     ("metrics", "error", "message"),
     [
-        ([1], TypeError, "no dict of numbers by name"),
-        ([], TypeError, "no dict of numbers by name"),
+        ([1], TypeError, "expected a dict of numbers by name"),
+        ([], TypeError, "expected a dict of numbers by name"),
         ({"a": 10**400}, ValueError, "the metric a is too large"),
         ({"a": 10**9999}, ValueError, "the metric a is too large"),
-        ({"a": "b"}, TypeError, "the metric a is 'b'"),
+        ({"a": "b"}, TypeError, "invalid metric a 'b'"),
         ({"\ud800": 1.0}, ValueError, r"'\\ud800'"),
-        ({1: 2}, TypeError, "the key 1"),
+        ({1: 2}, TypeError, "invalid metrics key 1"),
     ],
 )
 def test_bad_metrics_are_refused(
@@ -397,7 +396,7 @@ def test_bad_metrics_are_refused(
 
 @pytest.mark.parametrize("keep", [0, -1])
 def test_a_bad_keep_is_refused(tmp_path: Path, keep: int) -> None:
-    with pytest.raises(ConfigError, match="keep="):
+    with pytest.raises(ConfigError, match="invalid keep"):
         CheckpointManager(tmp_path, keep=keep)
 
 
@@ -411,7 +410,7 @@ def test_a_step_that_is_no_whole_number_is_refused(tmp_path: Path, step: Any) ->
     manager = CheckpointManager(tmp_path)
     calls: list[Any] = [manager.should_save, lambda step: manager.save(step, {})]
     for call in calls if step is None else [*calls, manager.load]:
-        with pytest.raises(TypeError, match="is not a whole number"):
+        with pytest.raises(TypeError, match="expected a whole number"):
             call(step)
     with pytest.raises(ValueError, match="beyond 63 bits"):
         manager.save(1 << 63, {})
@@ -449,26 +448,25 @@ def test_metrics_are_in_the_manifest(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to lose it")
-def test_a_read_only_directory(tmp_path: Path, forked: Forked) -> None:
+def test_a_read_only_directory(public_path: Path, forked: Forked) -> None:
     """Loading falls back without being able to move the damaged one; saving fails with the reason."""
-    manager = CheckpointManager(tmp_path)
+    manager = CheckpointManager(public_path)
     for step in (1, 2):
         manager.save(step, {"step": step, "w": torch.ones(2)}).wait()
-    [data] = (tmp_path / "step-000000000002").glob("data-*")
+    [data] = (public_path / "step-000000000002").glob("data-*")
     data.write_bytes(bytes(8))
-    for path in (tmp_path, *tmp_path.rglob("*")):
+    for path in (public_path, *public_path.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
 
     def reader() -> None:
         os.setuid(65534)
-        os.chdir(tmp_path)
+        os.chdir(public_path)
         mine = CheckpointManager(".")
         assert mine.load()["step"] == 1
         assert mine.load()["step"] == 1
         with pytest.raises(StorageError, match="cannot create"):
             mine.save(3, {})
 
-    open_to_other_users(tmp_path)
     assert forked(reader) == [0]
     assert data.exists()
 

@@ -36,7 +36,7 @@ class Shell:
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         assert done.returncode == code, (done.stdout, done.stderr)
@@ -95,7 +95,7 @@ class Running:
 
     def end(self, code: int) -> tuple[str, str]:
         """Waits for the exit and asserts its code; all of stdout and stderr."""
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=240)
         self.seen["stdout"] += out.decode()
         self.seen["stderr"] += err.decode()
         assert self.process.returncode == code, self.seen

@@ -57,7 +57,10 @@ def test_a_token_is_printed_once_or_written_to_a_new_file(served: Shell) -> None
     assert shown.startswith("hai_")
     (served.folder / "there").write_text("x")
     assert "File exists" in served.run("token", "create", "ada", "--out", "there", code=1).stderr
-    assert "no user 'bob'" in served.run("token", "create", "bob", "--out", "new", code=1).stderr
+    assert (
+        "user 'bob' does not exist"
+        in served.run("token", "create", "bob", "--out", "new", code=1).stderr
+    )
     assert not (served.folder / "new").exists()
     assert (
         "--scope must be one of"
@@ -71,12 +74,12 @@ def test_a_token_is_printed_once_or_written_to_a_new_file(served: Shell) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--listen", "0.0.0.0:0"], "tokens readable over the network"),
+        (["--listen", "0.0.0.0:0"], "tokens unencrypted over the network"),
         (["--listen", "127.0.0.1:0"], "`fireflyer user add NAME`"),
-        (["--tls-cert", "x"], "are for --listen"),
-        (["--database", "postgresql://a:5ecret@h/d"], "would show it to everybody"),
-        (["--database", "mysql://h/d"], "only postgresql:// is known"),
-        (["--database-password-file", "x"], "is for --database"),
+        (["--tls-cert", "x"], "require --listen"),
+        (["--database", "postgresql://a:5ecret@h/d"], "must not contain a password"),
+        (["--database", "mysql://h/d"], "expected postgresql://"),
+        (["--database-password-file", "x"], "requires --database"),
         (
             ["--database", "postgresql://a@127.0.0.1:1/d"],
             "no connection to postgresql+psycopg://a@",

@@ -42,7 +42,10 @@ def refused(
         ("run --nodes 0 good.py", "Invalid value for '--nodes'"),
         ("run --nodes", "requires an argument"),
         ("run good.py -- --fly", "No such option: --fly"),
-        ("run good.py -- -n 2 x", "after the last `--` only options of run may stand, not 'x'"),
+        (
+            "run good.py -- -n 2 x",
+            "unexpected 'x' after the last `--`: expected only options of run",
+        ),
         ("run good.py -- -n x", "Invalid value for '--nodes'"),
         ("show", "Missing argument 'TASK'"),
         ("logs t1 --rank -1", "Invalid value for '--rank'"),
@@ -59,10 +62,10 @@ def test_usage(home: Path, capsys: pytest.CaptureFixture[str], line: str, messag
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("run missing.py", r"no script \S*/missing.py"),
+        ("run missing.py", r"script \S*/missing.py does not exist"),
         ("run folder", "folder is a directory"),
-        ("run --start spoon good.py", "--start must be auto, fork, exec, not 'spoon'"),
-        ("run -e NOT_SET_HERE good.py", "NOT_SET_HERE: not set here"),
+        ("run --start spoon good.py", "invalid --start 'spoon': expected one of auto, fork, exec"),
+        ("run -e NOT_SET_HERE good.py", "NOT_SET_HERE is not set in this environment"),
         ("run -e RANK=1 good.py", "RANK is set by the platform"),
         ("run -e =1 good.py", "'' has no usable name"),
         ("run --grace 1e9 good.py", "--grace) must be from 0 to 86400"),
@@ -119,7 +122,7 @@ def test_a_database_that_is_not_ours(
 ) -> None:
     home.mkdir()
     (home / "hai.sqlite").write_bytes(b"a letter to my aunt" * 1000)
-    refused(capsys, verb.split(), 1, "hai.sqlite is not a sound database")
+    refused(capsys, verb.split(), 1, "hai.sqlite is damaged or not a database")
 
 
 def test_a_stale_or_damaged_server_json_without_a_server(

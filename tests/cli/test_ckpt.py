@@ -12,9 +12,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from fireflyer.checkpoint import CheckpointManager, safetensors
-from fireflyer.checkpoint.contents import InMemory
-from fireflyer.checkpoint.interchange import export
+from fireflyer.checkpoint import CheckpointManager
+from fireflyer.checkpoint.formats import safetensors
+from fireflyer.checkpoint.formats.interchange import export
+from fireflyer.checkpoint.state.contents import InMemory
 from fireflyer.cli.app import run_line
 from fireflyer.errors import NoSpace
 from fireflyer.storage import DirectoryStorage
@@ -146,9 +147,9 @@ def test_export_and_import(run: Path, capsys: Any, to: str, out: str) -> None:
     )
     assert ran(capsys, f"import {out} again --step 5") == "3 tensors, 144 B: step 5 in again\n"
     assert ran(capsys, "diff run 200 5 --in again") == "no difference\n"
-    assert "is there already" in ran(capsys, f"export run {out} --to {to}", 1)
+    assert "already exists" in ran(capsys, f"export run {out} --to {to}", 1)
     ran(capsys, f"export run {out} --to {to} --force")
-    assert "would be fenced off" in ran(capsys, f"import {out} again", 1)
+    assert "already has checkpoints of runs" in ran(capsys, f"import {out} again", 1)
     ran(capsys, f"import {out} again --step 6 --force")
     assert CheckpointManager("again").load()["step"] == 300
     assert not [name for name in run.rglob("*") if ".tmp" in name.name]
@@ -188,22 +189,30 @@ def test_prune_counts_what_is_whole(run: Path, capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        ("ls absent", 1, "there is no directory absent"),
+        ("ls absent", 1, "directory absent does not exist"),
         ("verify run 7", 1, "there is no checkpoint of step 7"),
         ("inspect run 7", 1, "there is no checkpoint of step 7"),
         ("inspect run --tensors nothing*", 1, "matches nothing*"),
         ("diff run 100", 2, "Missing argument 'B'"),
-        ("export run out --to zip", 2, "--to 'zip' is none of safetensors, dcp, torch"),
+        ("export run out --to zip", 2, "--to 'zip': expected one of safetensors, dcp, torch"),
         ("export run out", 2, "Missing option '--to'"),
-        ("export run out --to safetensors --shard-size 5X", 2, "'5X' is no size"),
+        (
+            "export run out --to safetensors --shard-size 5X",
+            2,
+            "--shard-size '5X': expected e.g. 500M",
+        ),
         ("export run out --to dcp --root step", 1, "no dict or list 'step'"),
-        ("export run absent/out --to dcp", 1, "the folder around it does not exist"),
-        ("import absent again", 1, "there is no absent"),
+        ("export run absent/out --to dcp", 1, "its folder does not exist"),
+        ("import absent again", 1, "absent does not exist"),
         ("import run again", 1, "has neither .metadata nor a .safetensors file"),
-        ("export run out --to safetensors --shard-size 0", 2, "'0' is no size"),
+        (
+            "export run out --to safetensors --shard-size 0",
+            2,
+            "--shard-size '0': expected e.g. 500M",
+        ),
         ("prune run --keep 0", 2, "Invalid value for '--keep'"),
         ("prune run --keep 1 --best 2", 2, "give both"),
-        ("prune run --keep 1 --best 2 --metric loss --mode big", 2, 'write "min" or "max"'),
+        ("prune run --keep 1 --best 2 --metric loss --mode big", 2, 'expected "min" or "max"'),
         ("prune run --keep 1 --best 2 --metric zz", 1, "no checkpoint has the metric zz"),
     ],
 )
@@ -248,7 +257,7 @@ def test_code_in_a_file_is_refused_in_our_words(run: Path, capsys: Any) -> None:
     [data] = Path("dcp").glob("*.distcp")
     data.write_bytes(data.read_bytes().replace(b"torch", b"tarch"))
     for source, reason in (
-        ("code.pt", "it names posix.system, which is no data"),
+        ("code.pt", "it names posix.system, which is not data"),
         ("dcp", "tarch"),
     ):
         text = ran(capsys, f"import {source} new-{source}", 1)

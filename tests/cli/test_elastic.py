@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.haiscale.elastic_job import check
+from tests.haiscale.elastic.elastic_job import check
 
 from fireflyer.hai.client import Client
 from fireflyer.hai.model import Event, TaskView
@@ -28,7 +28,7 @@ import os, pickle
 import torch
 import torch.distributed as dist
 from fireflyer import hai
-from tests.haiscale.elastic_job import Job
+from tests.haiscale.elastic.elastic_job import Job
 
 dist.init_process_group("hfreduce")
 me = hai.task()

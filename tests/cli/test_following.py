@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fireflyer.cli.following import HELD_S, WAIT_S, Tail
+from fireflyer.cli.run.follow import HELD_S, WAIT_S, Tail
 
 
 class Chunk(msgspec.Struct):

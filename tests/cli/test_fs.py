@@ -19,7 +19,7 @@ from fireflyer.errors import Corrupted, StorageError
 from fireflyer.fs3 import survey, transfer
 from fireflyer.fs3.client import Client, File
 from fireflyer.fs3.config import embed
-from fireflyer.fs3.find import VARIABLE, announce, attach
+from fireflyer.fs3.discovery import VARIABLE, announce, attach
 from fireflyer.fs3.process import ALL, Process
 
 VERBS = [
@@ -136,7 +136,7 @@ def test_a_copy_that_fails_leaves_what_was_there(
 def test_a_device_is_not_replaced(fs: Client) -> None:
     with fs.open("/a", "wb") as file:
         file.write(b"x")
-    with pytest.raises(Exception, match="is no file"):
+    with pytest.raises(Exception, match="is not a file"):
         transfer.plan(transfer.Remote(fs), "/a", transfer.Local(), "/dev/null", recursive=False)
     os.mkfifo("pipe")
     assert run_line(["fs", "put", "pipe", "/pipe"]) == 1
@@ -229,17 +229,17 @@ def test_status_and_check(fs: Client, capsys: Any, monkeypatch: pytest.MonkeyPat
         ("put folder/f", 2, "Missing argument 'SOURCE...'"),
         ("get /absent .", 1, "/absent: No such file or directory"),
         ("mv /a /b /c", 1, "/c is not a directory"),
-        ("rm -r /", 1, "the root stays"),
-        ("rm -r /../.", 1, "the root stays"),
-        ("find --type x", 2, "--type: 'x' is none of f, d, l"),
-        ("ls --dir absent/x", 1, "there is no absent/x"),
+        ("rm -r /", 1, "the root cannot be moved or removed"),
+        ("rm -r /../.", 1, "the root cannot be moved or removed"),
+        ("find --type x", 2, "--type 'x': expected one of f, d, l"),
+        ("ls --dir absent/x", 1, "absent/x does not exist"),
         ("ls --dir folder", 1, "there is no file system in folder"),
         ("ls --dir nowhere", 1, "'nowhere' is not an address"),
-        ("up", 2, "say one of --dir and --config"),
-        ("up --dir x --config y", 2, "say one of --dir and --config"),
-        ("up --dir x --role meta", 2, "--role, --name and --standby go with --config"),
-        ("up --config x --targets 2", 2, "--replicas and --targets go with --dir"),
-        ("up --config x --role king", 2, "'king' is none of manager, meta, storage"),
+        ("up", 2, "give exactly one of --dir and --config"),
+        ("up --dir x --config y", 2, "give exactly one of --dir and --config"),
+        ("up --dir x --role meta", 2, "--role, --name and --standby require --config"),
+        ("up --config x --targets 2", 2, "--replicas and --targets require --dir"),
+        ("up --config x --role king", 2, "--role 'king': expected one of manager, meta, storage"),
         ("up --config x", 1, "x cannot be read"),
         ("up --dir x --targets 0", 2, "Invalid value for '--targets'"),
     ],

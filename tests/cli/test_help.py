@@ -103,10 +103,10 @@ def test_no_arguments_show_the_overview(capsys: pytest.CaptureFixture[str], help
 def test_programs_of_their_own_get_all_that_follows(
     monkeypatch: pytest.MonkeyPatch, verb: str, arguments: list[str]
 ) -> None:
-    from fireflyer.cli import app, handing
+    from fireflyer.cli import app, passthrough
 
     commands: list[list[str]] = []
-    monkeypatch.setattr(handing, "_become", commands.append)
+    monkeypatch.setattr(passthrough, "_become", commands.append)
     assert app.run_line([verb, *arguments]) == 0
     assert commands == [[sys.executable, "-P", "-m", f"fireflyer.{verb}", *arguments]]
 
@@ -114,10 +114,10 @@ def test_programs_of_their_own_get_all_that_follows(
 def test_the_benchmark_of_the_file_system_is_among_its_verbs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from fireflyer.cli import app, handing
+    from fireflyer.cli import app, passthrough
 
     commands: list[list[str]] = []
-    monkeypatch.setattr(handing, "_become", commands.append)
+    monkeypatch.setattr(passthrough, "_become", commands.append)
     assert app.run_line(["fs", "bench", "--quick", "--json"]) == 0
     assert commands == [[sys.executable, "-P", "-m", "fireflyer.bench", "fs", "--quick", "--json"]]
 

@@ -61,7 +61,7 @@ class Nobody:
             unshare = ["unshare", "--mount", "--propagation", "private"]
             whole = [*unshare, "sh", "-ec", IN_VIEW, "sh", *whole]
         done = subprocess.run(
-            whole, cwd=self.home, env=environment, capture_output=True, text=True, timeout=100, check=False,
+            whole, cwd=self.home, env=environment, capture_output=True, text=True, timeout=400, check=False,
             umask=0o022,
         )  # fmt: skip
         for folder in (*stage.iterdir(), stage):

@@ -81,7 +81,7 @@ def test_list_show_pull_prune(shell: Any) -> None:
     assert names == [".gitignore", "data.txt", "helper.py", "read.py"]
     assert (shell.folder / "copy/read.py").stat().st_mode & 0o777 == 0o755
     error = shell.run("workspace", "pull", "t1", "copy", code=1).stderr
-    assert error == "fireflyer: copy is there already and not empty\n"
+    assert error == "fireflyer: copy exists and is not an empty folder\n"
     assert json.loads(shell.run("workspace", "prune", "--json").stdout)["workspaces"] == 0
     gone = json.loads(shell.run("workspace", "prune", "--older-than", "0", "--json").stdout)
     assert (gone["workspaces"], gone["blobs"]) == (1, 4)
@@ -94,7 +94,7 @@ def test_what_cannot_be_shipped_starts_no_server(shell: Any) -> None:
     (shell.folder / "outside.py").write_text("")
     (source / "big.bin").write_bytes(bytes(2 << 20))
     for options, message in (
-        (("--workspace", "nowhere", "outside.py"), "is no directory"),
+        (("--workspace", "nowhere", "outside.py"), "is not a directory"),
         (("--workspace", "source", "outside.py"), "outside.py is not in the workspace"),
         (("--workspace", "source", "source/secret.env"), "is it ignored by a .gitignore file?"),
         (
@@ -154,7 +154,7 @@ def test_an_environment_by_lock_file(shell: Any, start: str) -> None:
     (shell.folder / "bad.txt").write_text("tinydep==1.0 --hash=sha256:" + "0" * 64)
     done = shell.run("run", "--max-restarts", "0", "--venv-lock", "bad.txt", script, code=1)
     assert "THESE PACKAGES DO NOT MATCH THE HASHES" in done.stdout
-    assert "could not be made; the output of rank 0 has what pip said" in done.stderr
+    assert "could not be made; the messages of pip are in the output of rank 0" in done.stderr
     ready = sorted(path.suffix for path in (shell.home / "venvs").iterdir())
     assert ready.count(".ready") == 1
 
@@ -169,14 +169,17 @@ def test_a_lock_file_that_is_not_there_starts_no_server(shell: Any) -> None:
     ("text", "message"),
     [
         ("tinydep==1.0", "has no hash"),
-        ("tinydep --hash=sha256:" + "0" * 64, "no `name==version`"),
+        ("tinydep --hash=sha256:" + "0" * 64, "expected `name==version`"),
         ("--index-url https://user:pw@x/", "has the option '--index-url'"),
         ("-e .", "has the option '-e'"),
         ("-r other.txt", "has the option '-r'"),
-        ("tinydep @ https://x/y.whl --hash=sha256:" + "0" * 64, "no `name==version`"),
-        ("./tinydep.whl --hash=sha256:" + "0" * 64, "no `name==version`"),
+        ("tinydep @ https://x/y.whl --hash=sha256:" + "0" * 64, "expected `name==version`"),
+        ("./tinydep.whl --hash=sha256:" + "0" * 64, "expected `name==version`"),
         ("tinydep==1.0 --hash=sha256:00", "has no hash"),
-        ("tinydep==1.0 --config-settings=x --hash=sha256:" + "0" * 64, "or another option"),
+        (
+            "tinydep==1.0 --config-settings=x --hash=sha256:" + "0" * 64,
+            "or an option other than a hash",
+        ),
     ],
 )
 def test_lock_files_that_say_too_little(text: str, message: str) -> None:

@@ -22,7 +22,7 @@ from fireflyer.ffrecord import (
 from fireflyer.ffrecord.torch import DataLoader, Dataset
 from fireflyer.fs3.client import Client
 from fireflyer.fs3.config import embed
-from fireflyer.fs3.find import VARIABLE, announce, attach
+from fireflyer.fs3.discovery import VARIABLE, announce, attach
 from fireflyer.fs3.process import ALL, Process
 from fireflyer.storage import split_url
 
@@ -89,7 +89,7 @@ def test_a_reader_of_local_files_says_who_reads_urls() -> None:
 def test_reading_makes_nothing(fs: Client) -> None:
     before = sorted(fs.listdir("/"))
     for url in ("fs3:///typo/p0.ffr", "fs3:///typo.ffr"):
-        with pytest.raises(StorageError, match="no such file"):
+        with pytest.raises(StorageError, match="does not exist"):
             RemoteFiles(url)
     with pytest.raises(ConfigError, match=r"no '\*.ffr' file"):
         RemoteFiles("fs3:///typo")
@@ -163,9 +163,9 @@ def test_the_commands_take_urls(fs: Client, tmp_path: Path, capsysbinary: Any) -
         assert copy.read_bytes() == file.read()
     ran(capsysbinary, f"convert fs3:///p0.ffr -o {tmp_path / 'copy.jsonl'}")
     assert len((tmp_path / "copy.jsonl").read_text().splitlines()) == N
-    assert "no such file" in ran(capsysbinary, "verify fs3:///absent.ffr", 1)
+    assert "does not exist" in ran(capsysbinary, "verify fs3:///absent.ffr", 1)
     told = ran(capsysbinary, f"pack fs3:///a.tar -o {tmp_path / 'a.ffr'}", 1)
-    assert "only record files are read by URL" in told
+    assert "only record files can be read by URL" in told
 
 
 def test_a_damaged_sample_of_a_url_is_reported(fs: Client, capsysbinary: Any) -> None:

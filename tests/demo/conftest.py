@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fireflyer.demo.dataset import Meta
-from fireflyer.demo.metrics import Line
+from fireflyer.demo.metrics import MetricsRecord
 from fireflyer.demo.story import Kill, Story, Suspend
 from fireflyer.hai.model import Event
 
@@ -63,7 +63,7 @@ class Script:
         self.now += 0.5
         self.trained += 0.5
         self.step += 1
-        line = Line(
+        line = MetricsRecord(
             step=self.step,
             loss=6 - self.step / 10,
             tokens=100,

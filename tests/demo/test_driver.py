@@ -73,7 +73,7 @@ def test_a_server_that_went_away_is_told_as_the_demo_saw_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(*_: object) -> None:
-        raise PeerLost("went away; tasks run on; start it again with `fireflyer up`")
+        raise PeerLost("stopped responding; its tasks continue; start it again with `fireflyer up`")
 
     monkeypatch.setattr(driver, "_train", train)
     texts = tmp_path / "texts"
@@ -83,7 +83,7 @@ def test_a_server_that_went_away_is_told_as_the_demo_saw_it(
     with pytest.raises(PeerLost) as caught:
         driver.run(options, Quiet(), processes.Interrupts())
     assert "the demo ended its task" in str(caught.value)
-    assert "run on" not in str(caught.value)
+    assert "continue" not in str(caught.value)
     (kept,) = (tmp_path / "dir").glob("run-*")
     assert str(kept / "home") in str(caught.value)
 

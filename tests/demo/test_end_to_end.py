@@ -18,7 +18,6 @@ DEMO = [sys.executable, "-P", "-m", "fireflyer.demo"]
 
 
 @pytest.mark.full
-@pytest.mark.timeout(240)
 def test_a_short_demo_reaches_its_goal(tmp_path: Path) -> None:
     done = subprocess.run(
         [*DEMO, "--seconds", "20", "--json", "--keep"],
@@ -54,7 +53,6 @@ def test_a_short_demo_reaches_its_goal(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("said", ["platform started", "loss"])
 def test_ctrl_c_ends_everything(tmp_path: Path, said: str) -> None:
     """Interrupted when the platform has just started, and in the middle of the training."""
@@ -84,7 +82,6 @@ def test_ctrl_c_ends_everything(tmp_path: Path, said: str) -> None:
     assert not run.exists()
 
 
-@pytest.mark.timeout(120)
 def test_the_script_runs_without_the_platform(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()

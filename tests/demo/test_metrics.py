@@ -5,11 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fireflyer.demo.metrics import Line, Tail
+from fireflyer.demo.metrics import MetricsRecord, Tail
 
 
 def encoded(step: int) -> bytes:
-    line = Line(
+    line = MetricsRecord(
         step=step,
         loss=1.5,
         tokens=2048,

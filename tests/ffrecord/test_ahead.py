@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fireflyer.ffrecord.ahead import Ahead
+from fireflyer.ffrecord.prefetch import Prefetcher
 
 
 class Source(Iterator[int]):
@@ -29,7 +29,7 @@ class Source(Iterator[int]):
 
     def wait_until(self, made: int) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: self.made >= made, timeout=30)
+            assert self.changed.wait_for(lambda: self.made >= made, timeout=120)
 
 
 def threads() -> list[threading.Thread]:
@@ -39,7 +39,7 @@ def threads() -> list[threading.Thread]:
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_items_come_in_order_and_no_more_than_depth_are_made_ahead(depth: int) -> None:
     source = Source(50)
-    ahead = Ahead(source, depth)
+    ahead = Prefetcher(source, depth)
     assert source.made == 0, "nothing is made before the first is asked for"
     for expected in range(50):
         assert next(ahead) == expected
@@ -52,24 +52,24 @@ def test_items_come_in_order_and_no_more_than_depth_are_made_ahead(depth: int) -
 
 
 def test_an_exception_comes_in_its_place() -> None:
-    ahead = Ahead(Source(9, at=3), 2)
+    ahead = Prefetcher(Source(9, at=3), 2)
     assert [next(ahead) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="no item 3"):
         next(ahead)
 
 
 def test_the_thread_ends_with_its_consumer() -> None:
-    ahead = Ahead(Source(1_000), 2)
+    ahead = Prefetcher(Source(1_000), 2)
     assert next(ahead) == 0
     (thread,) = threads()
     del ahead
     gc.collect()
-    thread.join(30)
+    thread.join(120)
     assert not thread.is_alive()
 
 
 def test_what_is_closed_gives_nothing_more() -> None:
-    ahead = Ahead(Source(10), 3)
+    ahead = Prefetcher(Source(10), 3)
     next(ahead)
     ahead.close()
     with pytest.raises(StopIteration):

@@ -49,7 +49,7 @@ def test_a_wrong_kind_is_a_type_error_that_names_it(path: Path, what: str) -> No
 
 @pytest.mark.parametrize("threads", [0, -1, 2**40])
 def test_a_number_of_threads_that_cannot_be(path: Path, threads: int) -> None:
-    with pytest.raises(ConfigError, match=f"not {threads}"):
+    with pytest.raises(ConfigError, match=f"invalid threads {threads}"):
         FileReader(path, threads=threads)
 
 

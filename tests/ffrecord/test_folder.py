@@ -15,7 +15,7 @@ from tests.draws import cases
 
 from fireflyer.errors import ConfigError, Corrupted, StorageError
 from fireflyer.ffrecord import FileReader, FileWriter, PackedFolder, open_folder, pack_folder
-from fireflyer.ffrecord.names import read_names
+from fireflyer.ffrecord.name_tree import read_names
 
 MAGIC = b"piouhjgbr"
 FILES = {
@@ -132,7 +132,7 @@ def test_links_are_followed_and_a_loop_is_refused(folder: Path, tmp_path: Path) 
     assert packed.read_one("link").tobytes() == b"bee"
     assert packed.read_one("twice/é").tobytes() == b"accent"
     (folder / "a" / "loop").symlink_to(folder)
-    with pytest.raises(ConfigError, match="link to a directory around it"):
+    with pytest.raises(ConfigError, match="link to an enclosing directory"):
         pack_folder(folder, tmp_path / "q.ffr")
     assert not (tmp_path / "q.ffr").exists()
 
@@ -240,7 +240,7 @@ def test_a_tree_that_is_no_tree_of_names_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = with_tree(tmp_path / "p.ffr", 1, tree)
-    with pytest.raises(Corrupted, match="tree of names is damaged or not one"):
+    with pytest.raises(Corrupted, match="tree of names is invalid"):
         PackedFolder(path)
     assert os.listdir(tmp_path) == ["p.ffr"]
 

@@ -229,9 +229,9 @@ def test_dump_splits_evenly(tmp_path: Path) -> None:
     assert contents(FileReader(tmp_path / "parts")) == samples
     assert dump(samples, tmp_path / "one.ffr") == [str(tmp_path / "one.ffr")]
     assert contents(FileReader(tmp_path / "one.ffr")) == samples
-    with pytest.warns(UserWarning, match="10 samples make 5 files rather than 6"):
+    with pytest.warns(UserWarning, match="10 samples fill 5 files instead of 6"):
         dump(samples, tmp_path / "six", nfiles=6)
-    with pytest.warns(UserWarning, match="0 samples make 1 files"):
+    with pytest.warns(UserWarning, match="0 samples fill 1 files"):
         dump([], tmp_path / "none", nfiles=2)
     assert FileReader(tmp_path / "none").n == 0
     with pytest.raises(ConfigError):

@@ -84,7 +84,7 @@ def test_a_package_that_is_imported_already_is_not_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "ffrecord", pickle)
-    with pytest.raises(ConfigError, match="imported already"):
+    with pytest.raises(ConfigError, match="already imported"):
         ffrecord.install_as_ffrecord()
 
 

@@ -127,9 +127,9 @@ def test_pickle_keeps_the_strategy(paths: list[Path]) -> None:
 
 
 def test_what_is_no_strategy_is_refused(paths: list[Path]) -> None:
-    with pytest.raises(ValueError, match="no strategy 'fast'"):
+    with pytest.raises(ValueError, match="invalid strategy 'fast'"):
         FileReader(paths, strategy="fast")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="1 to 4096 threads, not 0"):
+    with pytest.raises(ConfigError, match="invalid threads 0: expected 1 to 4096"):
         FileReader(paths, threads=0)
 
 

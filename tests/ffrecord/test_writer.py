@@ -183,12 +183,12 @@ def test_a_wrong_count_is_an_error_and_makes_no_file(tmp_path: Path) -> None:
     writer = FileWriter(tmp_path / "a.ffr", 2)
     writer.write_one(b"one")
     assert (writer.n, writer.count) == (2, 1)
-    with pytest.raises(ConfigError, match="1 of 2 announced samples came"):
+    with pytest.raises(ConfigError, match="only 1 of 2 announced samples"):
         writer.close()
     writer.close()
     writer = FileWriter(tmp_path / "a.ffr", 1)
     writer.write_one(b"one")
-    with pytest.raises(ConfigError, match="more samples than the 1 announced"):
+    with pytest.raises(ConfigError, match="more than the announced 1 samples"):
         writer.write_one(b"two")
     with pytest.raises(ValueError, match="closed"):
         writer.write_one(b"three")
@@ -218,7 +218,7 @@ def test_a_forgotten_writer_warns_and_leaves_nothing(tmp_path: Path) -> None:
         FileWriter(tmp_path / "a.ffr", 3).write_one(b"one")
         gc.collect()
 
-    with pytest.warns(ResourceWarning, match="was not closed: no file was made"):
+    with pytest.warns(ResourceWarning, match="was not closed: the file does not exist"):
         forget()
     assert os.listdir(tmp_path) == []
 
@@ -280,7 +280,7 @@ def test_threads_may_share_a_writer(tmp_path: Path) -> None:
     with FileWriter(tmp_path / "a.ffr", 4 * 200) as writer, ThreadPoolExecutor(4) as pool:
 
         def work(seed: int) -> None:
-            start.wait(30)
+            start.wait(120)
             for i in range(200):
                 writer.write_one(bytes([seed]) * (i * 97 % 30_000))
 

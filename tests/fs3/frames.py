@@ -1,4 +1,4 @@
-"""Data frames (native/fs3/io/wire.hpp) made and read in Python, for tests of the service."""
+"""Data frames (native/fs3/io/wire/wire.hpp) made and read in Python, for tests of the service."""
 
 import socket
 import struct

@@ -28,7 +28,7 @@ from fireflyer.rpc.handshake import Handshake
 from fireflyer.rpc.messages import framed, parse_reply
 from fireflyer.rpc.proof import Secret
 
-LIMIT_S = 30.0
+ANSWER_S = 30.0
 INODE = 0xF0F0_F0F0_F0F0
 NOBODY = meta.User(65534, 65534, (65534,))
 BATCH = 64
@@ -60,7 +60,7 @@ class Dice(random.Random):
 
 def connect(address: str) -> socket.socket:
     """Not proved."""
-    return Address.parse(address).connect(LIMIT_S)
+    return Address.parse(address).connect(ANSWER_S)
 
 
 def proved(address: str, secret: Secret, role: int = 1) -> socket.socket:
@@ -120,7 +120,7 @@ def before_proof(address: str, dice: Dice, count: int) -> None:
             else:
                 send(line, b"FFS3" + dice.randbytes(1 << 14))
             if what in (2, 3):
-                line.settimeout(0.01 if what == 3 else LIMIT_S)
+                line.settimeout(0.01 if what == 3 else ANSWER_S)
                 with contextlib.suppress(TimeoutError, ConnectionError):
                     while line.recv(4096):
                         pass
@@ -385,7 +385,7 @@ def after_proof(open_line: Callable[[], socket.socket], frames: Any, count: int)
         good = min(BATCH, count - sent)
         bad, endless = frames.bad()
         with open_line() as line:
-            line.settimeout(LIMIT_S)
+            line.settimeout(ANSWER_S)
             answers = frames.answers(Stream(line))
             batch = [frames.good(at + 1) for at in range(good)]
             owed = {PROBE, *(at + 1 for at, (_, answered) in enumerate(batch) if answered)}

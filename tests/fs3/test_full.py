@@ -13,7 +13,7 @@ from fireflyer.cli.app import run_line
 from fireflyer.errors import DeadlineExceeded, NoSpace
 from fireflyer.fs3 import survey
 from fireflyer.fs3.config import STORE, ClusterConfig, embed
-from fireflyer.fs3.find import announce, attach, find
+from fireflyer.fs3.discovery import announce, attach, find
 from fireflyer.fs3.kv import SqliteEngine, run
 from fireflyer.fs3.process import ALL, Process
 
@@ -93,7 +93,7 @@ def test_a_running_server_goes_on_reading(
     with attach(place) as client:
         client.mkdir("/more")
     until(lambda: survey.problems(survey.health(find(place))) == [])
-    assert caplog.messages.count("the metadata store is well again") == 1
+    assert caplog.messages.count("the metadata store works again") == 1
 
 
 def test_the_routing_is_saved_when_there_is_room_again(

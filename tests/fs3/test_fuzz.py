@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests import draws
 from tests.fs3.fuzzing import (
-    LIMIT_S,
+    ANSWER_S,
     Control,
     Dice,
     Frames,
@@ -27,7 +27,7 @@ from tests.fs3.fuzzing import (
 )
 
 from fireflyer.fs3 import survey
-from fireflyer.fs3.find import attach, find
+from fireflyer.fs3.discovery import attach, find
 from fireflyer.rpc.address import Address
 from fireflyer.rpc.proof import Secret
 
@@ -39,7 +39,7 @@ SIZES = (0, 1, 5000, 1 << 20, (3 << 20) + 7)
 MOST_MIB = 600
 
 
-pytestmark = pytest.mark.timeout(120 + FRAMES / 500)
+pytestmark = pytest.mark.timeout(480 + FRAMES / 500)
 
 
 class Victim:
@@ -140,7 +140,7 @@ def test_the_port_of_the_metrics(victim: Victim) -> None:
                 b"GET /" + b"a" * dice.randrange(1 << 14),
             )
         )
-        with Address.parse(url).connect(LIMIT_S) as line:
+        with Address.parse(url).connect(ANSWER_S) as line:
             try:
                 line.sendall(request)
                 line.shutdown(socket.SHUT_WR)

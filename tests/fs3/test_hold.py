@@ -194,7 +194,7 @@ def test_a_target_is_opened_anew_while_its_bytes_are_held(tmp_path: Path, data: 
         kind, _, table, payload = hear(line)
         assert (kind, payload) == (frames.READ_ANSWER_KIND, b"")
         assert frames.READ_ANSWER.unpack(table)[5] == frames.STALE_ROUTING
-        node.open(str(tmp_path / str(target)), target, 9, 2)
+        cluster.open_anew(2)
         cluster.version += 1
         node.routing(target, cluster.version, [(target, 0, 2)])
         node.lease(60.0, [(target, cluster.version)])

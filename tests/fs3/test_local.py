@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 from tests.fs3 import frames
-from tests.fs3.test_service import CHAIN, INODE, Cluster
+from tests.fs3.test_service import INODE, Cluster
 from tests.waiting import until
 
 LOCAL = 1
 PLACE = struct.Struct("<QHB5x")
-LIMIT_S = 60.0
 
 
 def ask(
@@ -124,7 +123,7 @@ def test_a_target_is_closed_although_a_client_reads_it(tmp_path: Path) -> None:
         put(line, cluster, 0, b"a" * 9000, 1)
         _, (file,), _ = ask(line, cluster, 0, 9000, 0)
         node.close(target)
-        node.open(str(tmp_path / str(target)), target, CHAIN, 1)
+        cluster.open_anew(1)
         cluster.route([target])
         node.lease(60.0, [(target, cluster.version)])
         data, (again,), flags = ask(line, cluster, 0, 9000, 1)  # the new store's file is sent anew

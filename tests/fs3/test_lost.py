@@ -75,7 +75,9 @@ def test_a_lost_folder_of_the_last_target_is_not_made_anew(
     node = alone.running["n0"]
     until(lambda: bool(node.faults))
     ((target, why),) = node.faults.items()
-    assert why.startswith(f"its folder is missing: {folder}, and no other target of chain 1 holds")
+    assert why.startswith(
+        f"its folder is missing: {folder}, and no other target of chain 1 has its data"
+    )
     assert not folder.exists()
     assert caplog.messages.count(f"target {target}: {why}") == 1
     (tmp_path / "aside").rename(folder)
@@ -186,5 +188,5 @@ def test_a_node_whose_manager_lost_everything_ends_and_says_why(
         assert str(node.why_ended).startswith(why)
         assert node.trouble() == str(node.why_ended)
         assert caplog.messages.count(f"node {name} stops: {node.why_ended}") == 1
-        assert caplog.messages.count(f"a process is refused: {node.why_ended}") == 1
+        assert caplog.messages.count(f"refused a process: {node.why_ended}") == 1
         assert f"node {name} is refused: {node.why_ended}" in three.link.status().troubles

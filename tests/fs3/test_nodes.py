@@ -19,12 +19,13 @@ import pytest
 from tests.conftest import fork_child
 from tests.fs3 import frames
 from tests.fs3.manager.store import Store
+from tests.waiting import LIMIT_S
 
 from fireflyer._native import crc32c
 from fireflyer.errors import PeerLost, ProtocolMismatch
-from fireflyer.fs3 import refusals
+from fireflyer.fs3 import refusal_log
 from fireflyer.fs3.client import connect
-from fireflyer.fs3.lines import Door, dial
+from fireflyer.fs3.data_connections import Acceptor, dial
 from fireflyer.fs3.manager.chains import Chain, LocalState, Public
 from fireflyer.fs3.manager.leases import Times
 from fireflyer.fs3.manager.link import ManagerLink
@@ -40,7 +41,6 @@ from fireflyer.rpc.server import Server
 
 SECRET_TEXT = b"the secret of these nodes"
 SECRET = Secret(SECRET_TEXT)
-LIMIT_S = 60.0
 INODE = 5
 
 
@@ -247,13 +247,13 @@ def test_a_door_without_descriptors_is_deaf_for_a_while() -> None:
             os.close(descriptor)
             admitted.set()
 
-        door = Door("127.0.0.1:0", SECRET, Role.STORAGE, admit)
+        acceptor = Acceptor("127.0.0.1:0", SECRET, Role.STORAGE, admit)
         caller = socket.socket()
         taken: list[int] = []
         with contextlib.suppress(OSError):
             while True:
                 taken.append(os.dup(0))
-        caller.connect((door.address.host, door.address.port))
+        caller.connect((acceptor.address.host, acceptor.address.port))
         told.wait()
         for descriptor in taken:
             os.close(descriptor)
@@ -262,11 +262,42 @@ def test_a_door_without_descriptors_is_deaf_for_a_while() -> None:
         while not handshake.done:
             caller.sendall(handshake.feed(caller.recv(4096)))
         admitted.wait()
-        door.close()
-        assert 0 < len(lines) <= refusals.LINES
+        acceptor.close()
+        assert 0 < len(lines) <= refusal_log.LINES
         assert "Too many open files" in lines[0]
 
     assert os.waitstatus_to_exitcode(os.waitpid(fork_child(child), 0)[1]) == 0
+
+
+@pytest.mark.parametrize("unix", [False, True])
+def test_a_listener_ends_while_a_forked_child_has_copies_of_its_sockets(
+    unix: bool, tmp_path: Path
+) -> None:
+    closed, close = os.pipe()
+    end, hold = os.pipe()
+    kept: list[int] = []
+    where = f"unix:{tmp_path}/s" if unix else "127.0.0.1:0"
+    acceptor = Acceptor(where, SECRET, Role.STORAGE, kept.append)
+
+    def child() -> None:
+        os.close(hold)
+        acceptor.close()
+        os.write(close, b".")
+        os.read(end, 1)  # until the test is over
+
+    pid = fork_child(child)
+    try:
+        os.read(closed, 1)
+        dial(str(acceptor.address), SECRET, Role.CLIENT).close()  # the child ended nothing of it
+        acceptor.close()
+        with pytest.raises(PeerLost):
+            dial(str(acceptor.address), SECRET, Role.CLIENT)
+        if not unix:
+            Acceptor(str(acceptor.address), SECRET, Role.STORAGE, kept.append).close()
+    finally:
+        for descriptor in (closed, close, end, hold, *kept):
+            os.close(descriptor)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_a_target_that_turns_faulty_says_why(
@@ -302,12 +333,12 @@ def test_who_is_refused_is_named_in_few_lines(
 ) -> None:
     monkeypatch.setattr(get_logger("fs3"), "propagate", True)
     node = nodes.running["n0"]
-    monkeypatch.setattr(refusals, "SPAN_S", 3600.0)
-    for _ in range(3 * refusals.LINES):
+    monkeypatch.setattr(refusal_log, "SPAN_S", 3600.0)
+    for _ in range(3 * refusal_log.LINES):
         with pytest.raises(ProtocolMismatch):
             dial(node.address, Secret(b"some other secret, not ours"), Role.CLIENT)
     told = refused_lines(caplog.messages)
-    assert len(told) == refusals.LINES
+    assert len(told) == refusal_log.LINES
     assert all(re.match(r"a connection from 127\.0\.0\.1:\d+ was refused: ", one) for one in told)
 
 
@@ -316,16 +347,16 @@ def test_refusals_without_a_line_are_counted(
 ) -> None:
     monkeypatch.setattr(get_logger("fs3"), "propagate", True)
     now = 100.0
-    these = refusals.Refusals(lambda: now)
+    these = refusal_log.RefusalLog(lambda: now)
     for n in range(1000):
         these.note(f"10.0.0.1:{n}", "another secret")
     these.tell()
-    assert len(caplog.messages) == refusals.LINES
-    assert these.due == now + refusals.SPAN_S
-    now += refusals.SPAN_S
+    assert len(caplog.messages) == refusal_log.LINES
+    assert these.due == now + refusal_log.SPAN_S
+    now += refusal_log.SPAN_S
     these.tell()
-    assert caplog.messages[refusals.LINES :] == [
-        f"{1000 - refusals.LINES} more connections were refused within {refusals.SPAN_S:g} s"
+    assert caplog.messages[refusal_log.LINES :] == [
+        f"{1000 - refusal_log.LINES} more connections were refused within {refusal_log.SPAN_S:g} s"
     ]
     these.note("10.0.0.1:9", "another secret")
     assert caplog.messages[-1] == "a connection from 10.0.0.1:9 was refused: another secret"
@@ -334,7 +365,7 @@ def test_refusals_without_a_line_are_counted(
 def test_a_peer_on_this_machine_is_a_process() -> None:
     one, other = socket.socketpair()
     with one, other:
-        assert refusals.peer_of(one) == f"process {os.getpid()} of uid {os.getuid()}"
+        assert refusal_log.peer_of(one) == f"process {os.getpid()} of uid {os.getuid()}"
 
 
 def test_the_address_of_a_storage_node_is_no_managers(nodes: Nodes, tmp_path: Path) -> None:

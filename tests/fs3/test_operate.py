@@ -14,23 +14,22 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 from fireflyer import log
 from fireflyer.cli.app import run_line
 from fireflyer.errors import ConfigError, DeadlineExceeded, WireError
-from fireflyer.fs3 import scrubbing, survey
+from fireflyer.fs3 import scrub, survey
 from fireflyer.fs3.client import connect
 from fireflyer.fs3.config import FILE, ClusterConfig, NodeConfig, embed, load
+from fireflyer.fs3.discovery import Place, announce, attach, find
 from fireflyer.fs3.exporter import CONNECTIONS, HEAD_LIMIT, Exporter, PortTaken
-from fireflyer.fs3.find import Place, announce, attach, find
 from fireflyer.fs3.process import ALL, Process
 from fireflyer.fs3.roles import Role
 from fireflyer.fs3.storage.scrub import BEGIN, STEP_CHUNKS, ScrubLog, pause_before
 from fireflyer.fs3.survey import Health, NodeState, problems
 from fireflyer.rpc.proof import Secret
 
-LIMIT_S = 60.0
 SECRET = "the secret of an operator's tests"
 
 
@@ -188,13 +187,15 @@ def test_damage_of_one_replica_is_found_and_repaired_on_demand(
             assert json.loads(out)["replicas"]["unread"] == []
             _, out = _verdict(capsys, "scrub", "--json", *at)
             assert all(row["scrubbed"] and not row["unrepaired"] for row in json.loads(out))
-            monkeypatch.setattr(scrubbing, "REPAIR_S", 1.0)
+            monkeypatch.setattr(scrub, "REPAIR_S", 1.0)
             for target in service.targets():
                 _flip(folder, target)
             code, out = _verdict(capsys, "scrub", "--now", *at)
             assert code == 1
             assert re.search(r"[1-9]\d* not repaired$", out, re.M), out
-            assert "are not repaired, for no other replica" in _verdict(capsys, "status", *at)[1]
+            assert (
+                "are not repaired, because no other replica" in _verdict(capsys, "status", *at)[1]
+            )
             code, out = _verdict(capsys, "check", *at)
             assert code == 1
             assert "every replica on chain" in out
@@ -217,7 +218,7 @@ def test_a_read_that_another_replica_had_to_answer_is_told(
             _flip(folder, target)
             code, out = _verdict(capsys, "check", "--dir", str(folder))
             if code:
-                assert "all can be read; what s1 had damaged is being repaired" in out
+                assert "all files can be read; damaged chunks on s1 are being repaired" in out
                 return
     raise AssertionError("no replica was read")
 
@@ -559,7 +560,7 @@ def test_what_an_operator_is_told() -> None:
     found = Health("m:1", 1, 1, "1.0", "", [well], [], 1)
     assert problems(found) == []
     for changes, text in (
-        ({"alive": False, "heard_s": 9.0}, "node n1 does not answer: last heard 9.0 s ago"),
+        ({"alive": False, "heard_s": 9.0}, "node n1 does not answer: last heartbeat 9.0 s ago"),
         ({"free_bytes": 40}, "node n1 has 4.0% of its disk left"),
         ({"version": "0.9"}, "node n1 runs 0.9, the manager 1.0"),
         ({"faults": {258: "it is locked"}}, "n1/2: it is locked"),

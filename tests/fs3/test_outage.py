@@ -16,7 +16,7 @@ from fireflyer.cli.app import run_line
 from fireflyer.errors import ConfigError, Unavailable
 from fireflyer.fs3.client import Client, Settings, connect
 from fireflyer.fs3.config import ClusterConfig, embed
-from fireflyer.fs3.find import announce
+from fireflyer.fs3.discovery import announce
 from fireflyer.fs3.layout import chains_of
 from fireflyer.fs3.process import ALL, Process
 from fireflyer.fs3.storage.node import NodeSettings, StorageNode
@@ -104,7 +104,7 @@ def test_a_node_of_another_file_system_is_refused(
     refusal = "the folder of node s1 belongs to file system [0-9a-f]{8}, and this manager serves"
     with pytest.raises(ConfigError, match=refusal):
         Process(mine, ALL, mine.nodes)
-    assert re.search(f"a process is refused: {refusal}", caplog.text)
+    assert re.search(f"refused a process: {refusal}", caplog.text)
     (tmp_path / "mine" / "s1" / "identity").write_text("{")
     with pytest.raises(ConfigError, match="identity is damaged"):
         Process(mine, ALL, mine.nodes)
@@ -133,7 +133,7 @@ def test_a_name_is_not_used_twice_at_a_time(tmp_path: Path) -> None:
     with served(config) as process, client(process, config) as fs:
         with fs.open("/a", "wb") as file:
             file.write(b"safe")
-        with pytest.raises(ConfigError, match="node s1 runs with another folder"):
+        with pytest.raises(ConfigError, match="node s1 is already running with another folder"):
             StorageNode(empty, process.manager, config.secret)
         assert fs.open("/a").read() == b"safe"
         process.nodes["s1"].close()

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from tests.fs3 import frames
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 from fireflyer._native.fs3 import io
+from fireflyer.errors import StorageError
 
 CHAIN = 9
 SERVING, WAITING = 0, 4
 INODE = 77
-LIMIT_S = 60.0
 
 
 class Cluster:
@@ -24,6 +24,7 @@ class Cluster:
 
     def __init__(self, folder: Path, count: int, lease: float = 60.0) -> None:
         folder.mkdir(exist_ok=True)
+        self.folder = folder  # a folder per target
         self.nodes = [io.Node(workers=3, buffers=32 << 20) for _ in range(count)]
         self.targets = [256 * (n + 1) for n in range(count)]
         for node, target in zip(self.nodes, self.targets, strict=True):
@@ -34,6 +35,20 @@ class Cluster:
         self.route(self.targets)
         for node, target in zip(self.nodes, self.targets, strict=True):
             node.lease(lease, [(target, self.version)])
+
+    def open_anew(self, incarnation: int) -> None:
+        """Opens the first node's closed target once the last worker that looks at it lets go of it."""
+        until(lambda: self._opened(incarnation))
+
+    def _opened(self, incarnation: int) -> bool:
+        target = self.targets[0]
+        try:
+            self.nodes[0].open(str(self.folder / str(target)), target, CHAIN, incarnation)
+        except StorageError as error:
+            if "in use" not in str(error):
+                raise
+            return False
+        return True
 
     def route(self, serving: list[int]) -> None:
         """The chain has these members, all SERVING, at the next version."""
@@ -62,7 +77,7 @@ class Cluster:
         """A client's connection."""
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
-        ours.settimeout(30)
+        ours.settimeout(120)
         self.nodes[number].serve(theirs.detach())
         return ours
 
@@ -154,7 +169,7 @@ def test_several_targets_of_a_chain_in_one_service(tmp_path: Path) -> None:
 
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    ours.settimeout(30)
+    ours.settimeout(120)
     node.serve(theirs.detach())
     with ours as line:
         for version, serving in enumerate(([257, 258, 256], [258, 256], [256]), start=1):
@@ -185,7 +200,7 @@ def test_a_target_is_opened_anew_only_when_nobody_reads_through_it(tmp_path: Pat
         frames.send(slow, frames.READ_KIND, 4, table)
         assert slow.recv(1) == b"F"  # the rest waits
         node.close(target)
-        node.open(str(tmp_path / str(target)), target, CHAIN, 2)
+        cluster.open_anew(2)
         with pytest.raises(AssertionError, match="closed the connection"):
             frames.exactly(slow, 4 << 20)
     cluster.close()

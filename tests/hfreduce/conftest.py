@@ -19,9 +19,10 @@ import torch
 import torch.distributed as dist
 
 import fireflyer.hfreduce as hfreduce
-from fireflyer.hfreduce import rendezvous
+import fireflyer.hfreduce.torch  # noqa: F401  # each rank would import it for its group
+from fireflyer.hfreduce.rendezvous import establish
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 SHAPES = ("A", "AA", "AB", "AAA", "ABC", "AAAA", "AABB", "ABAB", "AAABB", "ABBBB", "AABBC")
 MEMORY = ("zero-copy", "staged", "mixed", "slice", "strided")
 FLOATS = (
@@ -190,9 +191,9 @@ def init(path: str, rank: int, world: int, timeout_s: float = 60.0) -> Any:
     return dist.group.WORLD
 
 
-def connect(path: str, rank: int, world: int, timeout_s: float = 60.0) -> rendezvous.Connection:
+def connect(path: str, rank: int, world: int, timeout_s: float = 60.0) -> establish.Connection:
     """The same below torch."""
-    return rendezvous.connect(dist.FileStore(path, world), rank, world, timeout_s)
+    return establish.connect(dist.FileStore(path, world), rank, world, timeout_s)
 
 
 def meet(path: str, rank: int, world: int) -> None:

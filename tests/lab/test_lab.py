@@ -19,7 +19,7 @@ from fireflyer.lab import Lab, namespaces, remove_stale
 from fireflyer.lab.hosts import parse_rate
 
 MISSING = namespaces.why_not()
-DEADLINE_S = 30
+DEADLINE_S = 120
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,10 @@ def test_a_short_queue_drops_what_a_long_one_holds() -> None:
 def test_packets_are_counted_by_the_switch_of_a_shaped_lab_alone() -> None:
     with pytest.raises(LabError, match="queue of 0 ms"):
         Lab(queue_ms=0)
-    with Lab(hosts=1, fallback=True) as plain, pytest.raises(LabError, match="shaped lab"):
+    with (
+        Lab(hosts=1, fallback=True) as plain,
+        pytest.raises(LabError, match="namespaces and a rate"),
+    ):
         plain.switched(0)
 
 
@@ -351,7 +354,7 @@ def test_command_line_prefixes_output_and_ends_with_the_worst_status() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 2, "command to run"),
+        ([], 2, "give a command after --"),
         (["--fly"], 2, "No such option: --fly"),
         (["--hosts", "two", "true"], 2, "Invalid value for '--hosts'"),
         (["--fallback", "--rate", "fast", "true"], 1, "rate"),
@@ -411,7 +414,7 @@ def test_rates(text: str, bits: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "1", "fast", "-1gbit", "0gbit", "1gbps"])
 def test_bad_rates_are_refused(text: str) -> None:
-    with pytest.raises(LabError, match="is no rate"):
+    with pytest.raises(LabError, match="invalid rate"):
         parse_rate(text)
 
 

@@ -168,7 +168,7 @@ def test_a_flood_of_strangers_does_not_keep_members_out(serve: Serve, connect: C
 
 def test_without_a_secret_only_this_machine_is_served(serve: Serve, connect: Connect) -> None:
     for address in ("0.0.0.0:0", "[::]:0", "10.1.2.3:0", "some.host:0"):
-        with pytest.raises(ConfigError, match="no secret"):
+        with pytest.raises(ConfigError, match="without a secret"):
             serve(make(secret=Secret()), address)
     address = serve(make(secret=Secret()))
     assert connect(address, Secret()).call("echo", 2, int) == 2

@@ -127,4 +127,4 @@ def test_what_is_missing_stays_missing(storage: FsspecStorage, cause: Exception)
 
 
 def test_a_place_that_tells_no_size_is_named(storage: FsspecStorage) -> None:
-    assert "does not tell its size" in str(asked(lambda: storage.size("a")))
+    assert "does not report the size" in str(asked(lambda: storage.size("a")))

@@ -12,7 +12,7 @@ namespace ff::fs3::client {
 FileMap::FileMap(std::uint64_t number, std::uint64_t chunk_size, std::vector<std::uint32_t> order)
     : inode(number), chunk_bits(static_cast<unsigned>(std::countr_zero(chunk_size))), chains(std::move(order)) {
   if (!std::has_single_bit(chunk_size) || chunk_size < kBlock || chunk_size > kLargestChunk || chains.empty())
-    throw Error(Code::invalid, "a file of chunks of " + std::to_string(chunk_size) + " bytes on " +
+    throw Error(Code::invalid, "invalid file: chunks of " + std::to_string(chunk_size) + " bytes on " +
                                    std::to_string(chains.size()) + " chains");
 }
 
@@ -21,8 +21,8 @@ std::vector<io::Piece> split(std::span<const FileMap* const> files, std::span<co
   pieces.reserve(ranges.size());
   for (const Range& range : ranges) {
     if (range.file >= files.size() || range.offset < 0 || range.bytes < 0 || range.offset > INT64_MAX - range.bytes)
-      throw Error(Code::invalid, "bytes " + std::to_string(range.offset) + " and " + std::to_string(range.bytes) +
-                                     " more of file " + std::to_string(range.file));
+      throw Error(Code::invalid, "invalid range: offset " + std::to_string(range.offset) + ", " + std::to_string(range.bytes) +
+                                     " bytes of file " + std::to_string(range.file));
     const FileMap& file = *files[range.file];
     const std::uint64_t chunk_size = std::uint64_t{1} << file.chunk_bits;
     auto offset = static_cast<std::uint64_t>(range.offset), left = static_cast<std::uint64_t>(range.bytes);

@@ -7,13 +7,13 @@
 #include <span>
 #include <vector>
 
-#include "fs3/io/piece.hpp"
+#include "fs3/io/client/piece.hpp"
 
 namespace ff::fs3::client {
 
-// A file's chunks: the chain of chunk i is chains[i mod their number] (docs/fs3.md).
+// A file's chunks: chunk i is on chain chains[i mod their number] (docs/fs3.md).
 struct FileMap {
-  // Throws Code::invalid for a chunk size that none has, or without chains.
+  // Throws Code::invalid for an impossible chunk size, or without chains.
   FileMap(std::uint64_t inode, std::uint64_t chunk_size, std::vector<std::uint32_t> chains);
   std::uint64_t inode;
   unsigned chunk_bits;
@@ -28,7 +28,8 @@ struct Range {
   std::byte* memory;
 };
 
-// One piece for each chunk that a range touches, in order. Throws Code::invalid for ranges outside of what files have.
+// Returns one piece for each chunk that a range touches, in order. Throws Code::invalid for ranges beyond a file's
+// possible offsets.
 std::vector<io::Piece> split(std::span<const FileMap* const> files, std::span<const Range> ranges);
 
 }  // namespace ff::fs3::client

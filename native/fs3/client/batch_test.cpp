@@ -1,8 +1,8 @@
 #include "fs3/client/batch.hpp"
 
-#include "base/check.hpp"
+#include "base/testing/check.hpp"
 #include "base/error.hpp"
-#include "base/one_thread.hpp"
+#include "base/testing/one_thread.hpp"
 
 namespace ff::fs3::client {
 namespace {

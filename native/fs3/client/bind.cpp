@@ -1,4 +1,4 @@
-// Python's view of the client's engine: `fireflyer._native.fs3.client`. Calls that move bytes release the GIL.
+// Python binding of the client's engine: `fireflyer._native.fs3.client`. Calls that move bytes release the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -16,7 +16,7 @@
 
 #include "base/error.hpp"
 #include "fs3/client/batch.hpp"
-#include "fs3/io/engine.hpp"
+#include "fs3/io/client/engine.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -33,7 +33,7 @@ using io::Engine;
 using io::Outcome;
 using io::Piece;
 
-// Views of Python's memory, let go with it.
+// Views of Python's memory, released on destruction.
 class Views {
  public:
   Views() = default;
@@ -67,7 +67,7 @@ struct Batch {
     return found;
   }
   void again(std::size_t n, std::uint32_t node) {
-    if (n >= pieces.size()) throw Error(Code::invalid, "there is no piece " + std::to_string(n));
+    if (n >= pieces.size()) throw Error(Code::invalid, "invalid piece " + std::to_string(n));
     if (pieces[n].outcome == Outcome::ok) return;
     pieces[n].outcome = Outcome::open;
     pieces[n].choice = node;
@@ -80,7 +80,7 @@ struct Batch {
   std::tuple<std::uint64_t, std::uint32_t> chunk(std::size_t n) const {
     return {pieces.at(n).chunk.inode, pieces.at(n).chunk.index};
   }
-  // Of a batch that was read: the files of which some bytes were asked for that no chunk has.
+  // For a batch that was read: returns the files in which a requested byte belongs to no chunk.
   std::vector<std::uint64_t> holes() const {
     std::vector<std::uint64_t> inodes;
     for (const Piece& piece : pieces) {
@@ -109,7 +109,7 @@ Batch of_ranges(const std::vector<const FileMap*>& files, const Rows& rows) {
   return {split(files, ranges)};
 }
 
-// `ends`: of files, beyond which nothing is read; none for writes.
+// `ends`: ends of the files, beyond which no byte is read; empty for writes.
 Batch of_buffers(const std::vector<const FileMap*>& files, const std::vector<std::int64_t>& ends,
                  const std::vector<std::tuple<std::size_t, std::int64_t, nb::object>>& requests) {
   Batch batch;
@@ -154,7 +154,7 @@ Batch of_chains(const FileMap& file, const std::vector<std::tuple<std::size_t, s
 Batch joined(const std::vector<const Batch*>& batches) {
   Batch all;
   for (const Batch* const one : batches) {
-    if (!one->counts.empty()) throw Error(Code::invalid, "batches with memory cannot be joined");
+    if (!one->counts.empty()) throw Error(Code::invalid, "cannot join batches with memory");
     all.pieces.insert(all.pieces.end(), one->pieces.begin(), one->pieces.end());
   }
   return all;
@@ -171,8 +171,9 @@ void look_at_signals() {
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
 
-// Python's callable as the engine's: what says that nobody is there becomes an error of ours, all else goes up. Nothing of
-// Python's runs between the two, the formatting of a message included: what a signal's handler raises there would be lost.
+// Wraps Python's callable for the engine. An exception that means an unreachable node becomes a native error; all
+// others propagate. No Python code runs in between, not even to format a message, because an exception of a signal
+// handler there would be lost.
 Engine::Connect connecting(nb::callable connect) {
   const nb::module_ errors = nb::module_::import_("fireflyer.errors");
   return [connect = std::move(connect), lost = nb::object(errors.attr("PeerLost")),
@@ -181,8 +182,8 @@ Engine::Connect connecting(nb::callable connect) {
     try {
       return nb::cast<int>(connect(node, std::chrono::duration<double>(limit).count()));
     } catch (const nb::python_error& error) {
-      if (error.matches(lost)) throw Error(Code::peer_lost, "a node is not reached");
-      if (error.matches(late)) throw Error(Code::deadline_exceeded, "a node is not reached in time");
+      if (error.matches(lost)) throw Error(Code::peer_lost, "cannot connect to a node");
+      if (error.matches(late)) throw Error(Code::deadline_exceeded, "timed out while connecting to a node");
       throw;
     }
   };

@@ -1,4 +1,4 @@
-// Python's view of the storage service: `fireflyer._native.fs3.io`. Descriptors given to it become its own.
+// Python binding of the storage service: `fireflyer._native.fs3.io`. It takes ownership of descriptors given to it.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "fs3/io/service.hpp"
-#include "fs3/store/directory_disk.hpp"
+#include "fs3/io/service/service.hpp"
+#include "fs3/store/disk/directory_disk.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -30,9 +30,9 @@ using Free = nb::call_guard<nb::gil_scoped_release>;
 using Members = std::vector<std::tuple<TargetId, int, replica::Incarnation>>;
 using Report = std::tuple<TargetId, replica::Incarnation, int, ChainVersion, std::uint64_t, ChainVersion, int, bool>;
 
-constexpr std::size_t kNumber = 1;  // the store's state word with its number; 0 is the replica's shell's
+constexpr std::size_t kNumber = 1;  // the store's state word with its number; word 0 belongs to the replica's shell
 
-// The number of a store, given when it was made: by it the manager sees that a disk was replaced.
+// Returns the number that a store got when it was made; the manager sees by it that a disk was replaced.
 std::uint64_t number_of(store::Store& held) {
   auto words = held.state();
   if (words[kNumber] == 0) {
@@ -40,12 +40,12 @@ std::uint64_t number_of(store::Store& held) {
     words[kNumber] = (std::uint64_t{random()} << 31 | random() >> 1) + 1;
     held.keep_state(words);
     held.sync();
-    if (held.failed()) throw Error(Code::storage, "a new chunk store cannot be written to");
+    if (held.failed()) throw Error(Code::storage, "cannot write to the new chunk store");
   }
   return words[kNumber];
 }
 
-// A service, and its targets by number. Any thread.
+// A service, and its targets by number. Thread contract: any thread.
 class Node {
  public:
   Node(unsigned workers, std::size_t buffers) : service_({workers, buffers}) {}
@@ -56,10 +56,10 @@ class Node {
     auto disk = std::make_shared<store::DirectoryDisk>(path);
     auto held = store::Store::open(*disk, {id, chain}, {.reserve_bytes = reserve_bytes});
     const std::uint64_t number = number_of(held);
-    auto target = std::make_shared<Target>(std::move(disk), std::move(held), id, chain, incarnation, service_.courier());
+    auto target = std::make_shared<Target>(std::move(disk), std::move(held), id, chain, incarnation, service_.sender());
     target->on_change([this] { changed(); });
     std::lock_guard lock(mutex_);
-    if (targets_.contains(id)) throw Error(Code::invalid, "target " + std::to_string(id) + " is open");
+    if (targets_.contains(id)) throw Error(Code::invalid, "target " + std::to_string(id) + " is already open");
     service_.add(target);
     targets_.emplace(id, Held{std::move(target), incarnation, number});
   }
@@ -84,7 +84,7 @@ class Node {
     if (const auto target = find(id)) target->routing(routing);
   }
 
-  // `left` seconds from now, for these targets with their chain's version at the manager.
+  // Grants a lease that ends `left` seconds from now to these targets, each with its chain's version at the manager.
   void lease(double left, const std::vector<std::tuple<TargetId, ChainVersion>>& targets) {
     const auto until = Target::Clock::now() + std::chrono::duration_cast<Target::Clock::duration>(std::chrono::duration<double>(left));
     for (const auto& [id, version] : targets) {
@@ -103,7 +103,7 @@ class Node {
     return reports;
   }
 
-  // Until a target has something else to say of itself, at most so many seconds; whether it has.
+  // Waits at most `seconds` until a target has news to report; returns whether one has.
   bool wait(double seconds) {
     std::unique_lock lock(news_mutex_);
     const bool told = woken_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return news_; });
@@ -111,8 +111,8 @@ class Node {
     return told;
   }
 
-  // Compares the bytes of up to `limit` chunks after (inode, index) with their CRCs and has damage repaired; where it
-  // came to, or (0, 0) at the end.
+  // Compares the bytes of up to `limit` chunks after (inode, index) with their CRCs and has damage repaired. Returns
+  // the last position, or (0, 0) at the end.
   std::tuple<std::uint64_t, std::uint32_t> scrub(TargetId id, std::uint64_t inode, std::uint32_t index, std::size_t limit) {
     const auto target = find(id);
     if (!target) return {};
@@ -120,7 +120,7 @@ class Node {
     const auto page = target->store().page(first ? std::nullopt : std::optional(ChunkId{inode, index}), limit);
     for (const auto& entry : page) target->suspect(entry.chunk);
     if (page.empty()) {
-      target->store().snapshot();  // what a disk has done to log and index since the last one is of no weight after it
+      target->store().snapshot();  // afterwards earlier damage to the log and index on the disk does not matter
       return {};
     }
     return {page.back().chunk.inode, page.back().chunk.index};
@@ -172,7 +172,7 @@ class Node {
     return found;
   }
 
-  // What each target's store holds and has done.
+  // Returns the contents and counters of each target's store.
   nb::dict targets() {
     nb::dict found;
     for (const auto& target : all()) {
@@ -190,6 +190,7 @@ class Node {
       one["bytes"] = held.bytes;
       one["extent_bytes"] = held.extent_bytes;
       one["log_bytes"] = held.log_bytes;
+      one["mended"] = held.mended;
       one["groups"] = counts.groups;
       one["applied"] = counts.applied;
       one["checked"] = counts.checked;
@@ -201,7 +202,7 @@ class Node {
     return found;
   }
 
-  // By what was done: how many took less than 2^(kFirst + n) ns and not less than half of that, and ns in all.
+  // By kind of work: how many took less than 2^(kFirst + n) ns and at least half of that, and ns in all.
   nb::dict timings() {
     ServiceStatistics now;
     Meter::Reading syncing;
@@ -263,7 +264,7 @@ class Node {
   std::condition_variable woken_;
   bool news_ = false;
   Service service_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::map<TargetId, Held> targets_;
 };
 

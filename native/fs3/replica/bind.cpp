@@ -1,4 +1,4 @@
-// Python's view of the replica: `fireflyer._native.fs3.replica`. Everything here is short and keeps the GIL.
+// Python binding of the replica: `fireflyer._native.fs3.replica`. Every call is short and keeps the GIL.
 #include "fs3/replica/replica.hpp"
 
 #include <nanobind/nanobind.h>
@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "fs3/replica/map_store.hpp"
+#include "fs3/replica/simulation/map_store.hpp"
 #include "fs3/replica/print.hpp"
 
 namespace nb = nanobind;
@@ -25,7 +25,7 @@ namespace {
 
 using Machine = nb::class_<Replica>;
 
-// A store of Python's. What its methods raise comes out of step(), and the replica is not to be used any more.
+// A store implemented in Python. Exceptions of its methods leave step(); the replica must not be used afterwards.
 class ObjectLookup final : public Lookup {
  public:
   explicit ObjectLookup(nb::object store) : store_(std::move(store)) {}
@@ -46,7 +46,7 @@ class ObjectLookup final : public Lookup {
   nb::object store_;
 };
 
-// The class of an event; Replica.step() takes it.
+// Binds the class of an event and the overload of Replica.step() that takes it.
 template <class E>
 nb::class_<E> event(nb::module_ m, Machine& machine, const char* called) {
   machine.def("step", [](Replica& replica, const E& e) {

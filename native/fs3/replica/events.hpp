@@ -1,8 +1,8 @@
-// What a replica is told: events of its shell and messages of other replicas. Plain values; copying one copies no bytes.
+// Inputs of a replica: events of its shell and messages of other replicas. Plain values; copying one copies no bytes.
 //
-// A *payload* is a number by which the shell knows bytes (0: none). Each payload given in an event is given back by
-// exactly one Release action. An *op* is a number by which two sides know one request: those of the shell (ClientWrite,
-// Read) never repeat while the replica lives; those of the replica grow by one and never repeat.
+// A *payload* is the shell's number for bytes (0: none). Exactly one Release action gives back each payload of an
+// event. An *op* is the number of a request that both its sides know. The shell's ops (ClientWrite, Read) never repeat
+// while the replica lives; the replica's ops grow by one and never repeat.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct Member {
   Incarnation incarnation = 0;  // for which it was made SERVING, RECOVERING or SYNCING
 };
 
-// What an index or a page says of a chunk.
+// State of a chunk in an index or a page.
 struct Entry {
   ChunkId chunk;
   Version committed = 0;  // 0: absent
@@ -39,14 +39,15 @@ struct Entry {
 
 // ---- From the shell ----------------------------------------------------------------------------------------------
 
-// The chain as the manager published it. One that is not newer than the last is passed over.
+// The chain as the manager published it. A routing that is not newer than the last one is ignored.
 struct Routing {
   ChainVersion version = 0;
   std::vector<Member> members;  // in order
 };
 
-// False: it ended. True: it runs, with the same incarnation; where it did not run before, `version` is the chain's at the
-// manager when it was given: the target may have left the chain meanwhile, so it serves only once it knows that version.
+// False: the lease ended. True: it runs, with the same incarnation. If it did not run before, `version` is the chain's
+// at the manager when the lease was granted. The target may have left the chain meanwhile, so it serves only once it
+// knows that version.
 struct Lease {
   bool runs = false;
   ChainVersion version = 0;
@@ -70,21 +71,21 @@ struct Read {
   bool allow_uncommitted = false;
 };
 
-// The stored bytes of the chunk's committed version fail their CRC: the scrub's finding, or a client's, which the shell
-// has confirmed.
+// The stored bytes of the chunk's committed version fail their CRC. The scrub or a client found it, and the shell
+// confirmed it.
 struct Damaged {
   ChunkId chunk;
 };
 
-// The store's word on an Apply, Drop or Conclude, once for each. ok: durable.
+// The store's outcome of an Apply, Drop or Conclude, once for each. ok: durable.
 struct Applied {
   Op op = 0;
   Status status = Status::ok;
   std::uint32_t length = 0;  // Apply: of the chunk afterwards
 };
 
-// No answer to the Send of `op` may come any more (connection lost, time-out), or it was never sent: `corrupt`, the
-// contents that it asked for fail their CRC; `not_found`, that version is not there.
+// No answer to the Send of `op` may come any more (connection lost, timeout), or it was never sent. `corrupt`: the
+// contents that it needs fail their CRC; `not_found`: that version does not exist.
 struct SendFailed {
   Op op = 0;
   Status status = Status::io_error;
@@ -95,11 +96,11 @@ struct Retry {  // the pause of Pause{op} is over
 };
 
 // ---- Messages from one replica to another: sent by a Send action, given to the other's step() as they are -----------
-// An answer (Answer, Page, Fetched, Tags) carries op and chain version of what it answers; as a replica works in a chain
-// version in one incarnation only, an answer to an earlier one is known by its chain version.
+// An answer (Answer, Page, Fetched, Tags) carries op and chain version of its request. A replica works in a chain
+// version in one incarnation only, so the chain version reveals an answer to an earlier incarnation.
 
-// The sender wants `version` of the chunk to be durable at its successor. `op` and `settled`: all ops below `settled`
-// were answered or given up, so an update with a lower op than a `settled` seen before is a late duplicate.
+// The sender wants `version` of the chunk to be durable at its successor. `settled`: all ops below it were answered or
+// given up, so an update with a lower op than a `settled` seen before is a late duplicate.
 struct Update {
   Op op = 0;
   Op settled = 0;
@@ -113,10 +114,10 @@ struct Update {
   std::uint32_t length = 0;
   Tag tag;
   Payload payload = 0;  // replace: set by the receiving shell, which holds the contents that came with the message
-  bool forget = false;  // remove: what the receiver has is none of the chain's; nothing was removed
+  bool forget = false;  // remove: the receiver's chunk is not the chain's; no removal happened
 };
 
-// To an Update or SyncDone; or refuses (never `ok`) a PageAsk, Fetch or TagsAsk.
+// Answers an Update or SyncDone; or refuses (never `ok`) a PageAsk, Fetch or TagsAsk.
 struct Answer {
   Op op = 0;
   TargetId from = 0;
@@ -124,7 +125,7 @@ struct Answer {
   Status status = Status::ok;
 };
 
-struct PageAsk {  // entries after `after` (inode 0 comes before all chunks)
+struct PageAsk {  // asks for entries after `after` (inode 0 comes before all chunks)
   Op op = 0;
   TargetId from = 0;
   ChainVersion chain_version = 0;
@@ -136,12 +137,12 @@ struct Page {
   TargetId from = 0;
   ChainVersion chain_version = 0;
   std::vector<Entry> entries;  // in order
-  bool more = false;           // there are others after the last
+  bool more = false;           // entries follow the last one
   Version floor = 0;
 };
 
-// All that T lacked is there: floor and tags (payload) complete it. The shell sends the store's tags as they are when
-// it carries the action out, those of pending versions with version 0.
+// The target has all that it lacked; floor and tags (payload) complete it. The shell sends the store's tags as they are
+// when it carries the action out, tags of pending versions with version 0.
 struct SyncDone {
   Op op = 0;
   TargetId from = 0;
@@ -150,7 +151,7 @@ struct SyncDone {
   Payload payload = 0;
 };
 
-struct Fetch {  // the whole contents of that version, committed or pending
+struct Fetch {  // asks for the whole contents of that version, committed or pending
   Op op = 0;
   TargetId from = 0;
   ChainVersion chain_version = 0;
@@ -167,17 +168,17 @@ struct Fetched {
   Version version = 0;
   Status status = Status::ok;  // or not_found; or corrupt, set by the sending shell
   Payload payload = 0;         // set by the receiving shell
-  std::uint32_t crc = 0;       // of the whole contents, as the sender's index has it
+  std::uint32_t crc = 0;       // of the whole contents, from the sender's index
 };
 
-// Of a LASTSRV member, by the RECOVERING one.
+// Sent to a LASTSRV member by the RECOVERING one.
 struct TagsAsk {
   Op op = 0;
   TargetId from = 0;
   ChainVersion chain_version = 0;
 };
 
-struct Tags {  // the store's, those of pending versions too, as they are
+struct Tags {  // the store's tags, also those of pending versions, unchanged
   Op op = 0;
   TargetId from = 0;
   ChainVersion chain_version = 0;

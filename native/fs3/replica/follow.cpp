@@ -1,11 +1,11 @@
-// The SYNCING target's side of a sync, and what a LASTSRV target tells the RECOVERING one.
+// The SYNCING target's side of a sync, and a LASTSRV target's answers to the RECOVERING one.
 #include <algorithm>
 
 #include "fs3/replica/replica.hpp"
 
 namespace ff::fs3::replica {
 
-// What this target says is its last word only when nothing from before the routing is still on its way to the disk.
+// The target's answers are final only when no write from before the routing is still on its way to the disk.
 bool Replica::may_ask(TargetId from, ChainVersion chain_version) const {
   if (chain_version != chain_ || old_ > 0) return false;
   return (role_ == State::syncing && from == predecessor_) || (role_ == State::lastsrv && from == recovering_);
@@ -34,10 +34,10 @@ void Replica::on(const SyncDone& done) {
     conclude_ = next_op_++;
     conclude_answer_ = done.op;
     conclude_payload_ = payload;
-    floor_ = std::max(floor_, done.floor);  // as the store's will be: numbers of removed versions are used up
+    floor_ = std::max(floor_, done.floor);  // as the store's will be: the version numbers of removed chunks are used up
     act(Conclude{conclude_, done.floor, payload});
     return;
-  } else if (!mine || conclude_ < routing_op_) {  // one of an older routing is still under way
+  } else if (!mine || conclude_ < routing_op_) {  // a Conclude of an older routing is still under way
     answer(done.op, done.from, done.chain_version, Status::stale_routing);
   }
   release(payload);

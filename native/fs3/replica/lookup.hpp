@@ -1,5 +1,5 @@
-// What a replica asks the store of its target while it takes a step. The answers hold what all actions of earlier steps
-// made of the store, as far as they were reported (an Apply may show from its sync on, before its Applied comes).
+// Questions of a replica to its target's store during a step. The answers reflect all actions of earlier steps whose
+// outcome was reported. An Apply may be visible from its sync on, before its Applied comes.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +10,15 @@
 namespace ff::fs3::replica {
 
 struct Tagged {
-  Tag tag;  // client 0: nothing known of the channel
+  Tag tag;  // client 0: no write of the channel is known
   ChunkId chunk;
-  Version version = 0;  // 0: the write with this seq did not happen, those with lower ones are over
+  Version version = 0;  // 0: the write with this seq did not happen, and those with lower ones are over
 };
 
 struct Pending {
   ChunkId chunk;
   Version version = 0;
-  std::uint32_t length = 0;  // of the chunk with it
+  std::uint32_t length = 0;  // of the chunk in that version
   bool removes = false;
   Tag tag;
 };
@@ -26,12 +26,12 @@ struct Pending {
 class Lookup {
  public:
   virtual ~Lookup() = default;
-  virtual Entry entry(ChunkId chunk) const = 0;  // committed and pending 0: there is no such chunk
-  // At most `limit` entries after `after`, in order, those with only a pending version too; appended to `to`.
+  virtual Entry entry(ChunkId chunk) const = 0;  // committed and pending 0: no such chunk
+  // Appends to `to` at most `limit` entries after `after`, in order, including those with only a pending version.
   virtual void page(ChunkId after, std::size_t limit, std::vector<Entry>& to) const = 0;
   virtual Tagged tag(std::uint64_t client, std::uint32_t channel) const = 0;
   virtual Version floor() const = 0;
-  virtual bool complete() const = 0;  // the durable word of Mark and Conclude (true in an empty new store), and no damage
+  virtual bool complete() const = 0;  // the durable word of Mark and Conclude (initially true), and no damage
   virtual std::vector<Pending> pendings() const = 0;  // all of them; asked once
 };
 

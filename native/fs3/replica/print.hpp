@@ -1,4 +1,4 @@
-// Events and actions in words, for transcripts.
+// Events and actions as text, for transcripts.
 #pragma once
 
 #include <string>

@@ -1,4 +1,5 @@
-// A RECOVERING target gathers from the LASTSRV ones what it lacks: contents first, then removals, then floors and tags.
+// A RECOVERING target collects the data that it lacks from the LASTSRV ones: contents first, then removals, then floors
+// and tags.
 #include <algorithm>
 
 #include "fs3/replica/replica.hpp"
@@ -26,7 +27,7 @@ void Replica::continue_recovery() {
   for (;;) {
     if (walk_.phase == Walk::Phase::done) return;
     if (walk_.phase == Walk::Phase::tags) {
-      if (walk_.asking || conclude_ != 0) return;  // one of an older routing may still be under way
+      if (walk_.asking || conclude_ != 0) return;  // a Conclude of an older routing may still be under way
       if (walk_.source < walk_.sources.size()) {
         ask(Ask::tags, walk_.sources[walk_.source]);
         return;
@@ -60,7 +61,8 @@ bool Replica::differs_for_recovery(const Entry* mine, const Entry* theirs) const
   return theirs->removes && theirs->pending > (here != 0 ? here : floor_);
 }
 
-// At its turn: judged once more, for something may have been on its way to the disk when the page was compared.
+// Runs when the job's turn comes. Checks again, because a write may have been on its way to the disk when the page was
+// compared.
 void Replica::begin_take(Place& place) {
   const Chunk& chunk = place.second;
   Job& job = place.second.jobs.front();
@@ -74,12 +76,12 @@ void Replica::begin_take(Place& place) {
   const bool absent = job.seen.committed == 0 && job.seen.pending == 0;
   job.kind = Kind::remove;
   job.version = absent ? walk_.floor : job.seen.pending;
-  const Version known = here != 0 ? here : floor_;  // where nothing is here, the number is yet used up
+  const Version known = here != 0 ? here : floor_;  // even without a chunk here, the floor's version numbers are used up
   const bool removed = absent ? here != 0 && here <= job.version : known < job.version;
   removed ? apply(place, true) : finish(place, Status::ok);
 }
 
-// Kept one after the other; the word "complete" was there all the time.
+// Keeps the tags of one member after another; the word "complete" stays set all the time.
 void Replica::on(const Tags& tags) {
   Payload payload = tags.payload;
   const auto asked = asks_.find(tags.op);

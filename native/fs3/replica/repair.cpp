@@ -118,8 +118,14 @@ void Replica::on(const Fetched& fetched) {
 void Replica::mended(Place& place, Status status) {
   Job& job = place.second.jobs.front();
   release(job.fetched);
-  job.mended = true;
-  status == Status::ok ? resume(place) : give_up(place);
+  ++job.mends;
+  if (status == Status::ok) {
+    resume(place);
+  } else if (status == Status::no_space && !job.durable) {
+    finish(place, job.what == What::client ? status : Status::ok);  // the good copy is still there
+  } else {
+    give_up(place);
+  }
 }
 
 // What the job was about before its contents had to be fetched.
@@ -157,7 +163,6 @@ void Replica::give_up(Place& place) {
   act(Unrepairable{place.first, wanted(place)});
   if (job.durable) {
     job.as_is = true;
-    job.mended = true;
     resume(place);
   } else {
     finish(place, job.what == What::client ? Status::corrupt : Status::ok);

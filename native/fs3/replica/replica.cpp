@@ -109,7 +109,8 @@ void Replica::regroup(Place& place) {
 void Replica::regroup_front(Place& place) {
   Job& job = place.second.jobs.front();
   job.paused = job.unsure = false;
-  job.as_is = job.mended = false;  // others may have its contents now
+  job.as_is = false;  // others may have its contents now
+  job.mends = 0;
   job.tried = 0;
   if (!head()) refuse_clients(job);
   switch (job.stage) {
@@ -239,7 +240,7 @@ void Replica::on(const SendFailed& failed) {
       return;
     }
     updates_.erase(update);
-    if (job.mended) {
+    if (job.mends == kMends) {
       give_up(place);
     } else {
       fetch(place);
@@ -363,7 +364,7 @@ void Replica::begin(Place& place) {
   }
 }
 
-// The first job is over: says so to whom it concerns.
+// Ends the first job and answers its clients and its predecessor.
 void Replica::finish(Place& place, Status status) {
   Chunk& chunk = place.second;
   Job& job = chunk.jobs.front();

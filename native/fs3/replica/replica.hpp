@@ -67,6 +67,8 @@ class Replica {
   std::size_t outstanding() const { return updates_.size() + asks_.size() + applies_.size(); }
 
  private:
+  // Fetches of a chunk's contents for one job: a disk that damages each of them ends with `corrupt`.
+  static constexpr std::uint8_t kMends = 3;
   struct Job {
     enum class What : std::uint8_t { client, update, inherited, sync, take, repair };
     enum class Stage : std::uint8_t { waiting, held, applying, mending, sending, dropping, fetching };
@@ -78,11 +80,11 @@ class Replica {
     bool durable = false;         // applied here, as `version`
     bool whole = false;           // goes on as REPLACE
     bool as_is = false;           // goes on whatever its CRCs say
-    bool mended = false;          // its contents were fetched anew once
     bool left = false;            // an Update of it may have reached the successor
     bool forget = false;
     bool paused = false;          // a Retry of `op` comes
     bool unsure = false;          // fetching: some source did not answer
+    std::uint8_t mends = 0;       // fetches that replaced what is here, at most kMends
     std::uint32_t offset = 0, length = 0, tried = 0;
     Version base = 0, version = 0;
     Version creates = 0, removes = 0;  // what it has in creations_, removals_
@@ -285,7 +287,7 @@ class Replica {
   std::map<Op, Status> answered_;  // its updates, from settled_seen_ on, and what they were answered for good
   std::map<Op, ChunkId> updates_;
   std::map<Op, Asked> asks_;
-  std::set<ChunkId> alone_;  // recovery found their pending versions here only: they were acknowledged to nobody
+  std::set<ChunkId> alone_;  // recovery found their pending versions here only: no client has an acknowledgement
   std::unordered_map<Op, ChunkId> applies_;  // Apply and Drop
   Op conclude_ = 0;  // the Conclude under way
   Payload conclude_payload_ = 0;

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "base/check.hpp"
-#include "base/one_thread.hpp"
-#include "fs3/replica/map_store.hpp"
+#include "base/testing/check.hpp"
+#include "base/testing/one_thread.hpp"
+#include "fs3/replica/simulation/map_store.hpp"
 #include "fs3/replica/print.hpp"
 
 using namespace ff::fs3;
@@ -98,7 +98,7 @@ void head_applies_sends_commits_replies() {
   b.chain(3, {{1, kServing, 1}, {2, kServing, 1}});
   EXPECT(b.step(write(1, 3, kA, 1)), {"Apply 1 write 1.0 v2 on v0 at 0+9 pending tag 5/0#1 payload 7"});
   EXPECT(b.sync(), {"Send to 2: Update 2 from 1 at 3 write 1.0 v2 on v0 at 0+9 tag 5/0#1 payload 7"});
-  EXPECT(b.step(Read{9, 3, kA, false}), {});  // parked: somebody may have seen v2
+  EXPECT(b.step(Read{9, 3, kA, false}), {});  // parked: another reader may have seen v2
   EXPECT(b.step(Read{10, 3, kA, true}), {"ServeRead 10 1.0 v2"});
   EXPECT(b.step(Answer{2, 2, 3, Status::ok}),
          {"Commit 1.0 v2", "Reply 1 ok v2 length 1", "Release payload 7", "ServeRead 9 1.0 v2"});
@@ -311,6 +311,31 @@ void damage_is_fetched_from_another() {
   EXPECT(b.sync(), {"Release payload 4", "Apply 8 write 1.0 v3 on v2 at 0+9 pending tag 5/0#2 payload 7"});
 }
 
+// Each time its bytes are damaged again before the write is tried again.
+void a_disk_that_damages_all_it_is_given_is_given_up() {
+  Bench b = lone();
+  b.chain(2, {{1, kServing, 1}, {2, kServing, 1}});
+  const std::uint32_t crc = b.store.entry(kA).crc;
+  b.step(write(2, 2, kA, 2));
+  for (Op op = 2; op < 11; op += 3) {
+    CHECK(b.step(Applied{op, Status::corrupt, 0}).front().starts_with("Send to 2: Fetch"));
+    CHECK(b.step(Fetched{op + 1, 2, 2, kA, 2, Status::ok, 4, crc}).front().starts_with("Apply"));
+    CHECK(b.step(Applied{op + 2, Status::ok, 1}).back().starts_with("Apply"));
+  }
+  EXPECT(b.step(Applied{11, Status::corrupt, 0}), {"Reply 2 corrupt", "Release payload 7"});
+}
+
+void a_disk_without_room_for_a_good_copy_is_full_not_damaged() {
+  Bench b = lone();
+  b.chain(2, {{1, kServing, 1}, {2, kServing, 1}});
+  b.store.spoil(kA, 2);
+  b.step(write(2, 2, kA, 2));
+  EXPECT(b.sync(), {"Send to 2: Fetch 3 from 1 at 2 1.0 v2"});
+  b.store.fill(true);
+  b.step(Fetched{3, 2, 2, kA, 2, Status::ok, 4, b.store.entry(kA).crc});
+  EXPECT(b.sync(), {"Release payload 4", "Reply 2 no_space", "Release payload 7"});
+}
+
 // In a chain of two: it recovered, its own pending bytes are damaged, and the other has them whole.
 void what_the_syncing_target_has_is_fetched_not_replaced() {
   Bench b(1);
@@ -385,7 +410,7 @@ void a_version_of_another_life_is_no_good_copy() {
   EXPECT(b.step(SendFailed{3, Status::corrupt}), {"Send to 2: Fetch 4 from 1 at 2 1.0 v2"});
   EXPECT(b.step(Fetched{4, 2, 2, kA, 2, Status::ok, 4, 99}),
          {"Release payload 4", "Unrepairable 1.0 v2", "Send to 2: Update 5 from 1 at 2 replace 1.0 v2 on v0 (as is)"});
-  // With other members somebody may have it: asked anew.
+  // A new member may have it: all are asked again.
   EXPECT(b.chain(3, {{1, kServing, 1}, {3, kSyncing, 1}}), {"Send to 3: PageAsk 6 from 1 at 3 after 0.0"});
 }
 
@@ -513,6 +538,8 @@ int main() {
   recovery_takes_the_number_of_a_removal_of_nothing();
   a_target_is_asked_only_after_its_last_apply();
   damage_is_fetched_from_another();
+  a_disk_that_damages_all_it_is_given_is_given_up();
+  a_disk_without_room_for_a_good_copy_is_full_not_damaged();
   what_the_syncing_target_has_is_fetched_not_replaced();
   a_damaged_version_that_nobody_else_has_is_dropped();
   a_damaged_write_that_went_nowhere_is_written_again();

@@ -25,7 +25,11 @@ Entry StoreLookup::entry(ChunkId chunk) const {
 
 void StoreLookup::page(ChunkId after, std::size_t limit, std::vector<Entry>& to) const {
   const auto from = after.inode != 0 ? std::optional(after) : std::nullopt;
-  for (const store::Entry& entry : store_.page(from, limit)) to.push_back(known(entry));
+  for (const store::Entry& entry : store_.page(from, limit)) {
+    to.push_back(known(entry));
+    // Equal to no other target's, so that a sync sends it or has it sent, though version and CRC are right.
+    if (entry.committed.lost) to.back().crc = ~entry.committed.crc;
+  }
 }
 
 Tagged StoreLookup::tag(std::uint64_t client, std::uint32_t channel) const {

@@ -1,6 +1,6 @@
-// The chunk store of a target, as its replica sees it. The word "complete" of docs/fs3-chain.md is state()[0]: 0 where the
-// store is a whole replica (as in a new one), else 1.
-// Thread contract: as the store's; it must outlive this.
+// The Lookup over a target's chunk store. The word "complete" of docs/fs3-chain.md is state()[0]: 0 if the store is a
+// complete replica (as a new one is), else 1.
+// Thread contract: as the store's; the store must outlive this object.
 #pragma once
 
 #include "fs3/replica/lookup.hpp"

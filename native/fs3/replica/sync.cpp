@@ -1,4 +1,4 @@
-// The predecessor's side of a sync: it walks the SYNCING target's index beside its own and sends what differs.
+// The predecessor's side of a sync: it walks the SYNCING target's index beside its own and sends the differences.
 #include <algorithm>
 
 #include "fs3/replica/replica.hpp"
@@ -35,7 +35,7 @@ void Replica::ask_again(Op op, const Asked& asked) {
   }
 }
 
-// Both indexes from walk_.after on, as far as both are known.
+// Compares both indexes after walk_.after, as far as both are known.
 void Replica::on(const Page& page) {
   const auto asked = asks_.find(page.op);
   if (page.chain_version != chain_ || asked == asks_.end() || asked->second.ask != Ask::page) return;
@@ -87,7 +87,7 @@ void Replica::start_differences(What what) {
 // ---- Sync --------------------------------------------------------------------------------------------------------
 
 bool Replica::differs_for_sync(const Entry* mine, const Entry* theirs) const {
-  if (mine != nullptr && chunks_.contains(mine->chunk)) return true;  // the job will see
+  if (mine != nullptr && chunks_.contains(mine->chunk)) return true;  // its job will decide
   if (mine == nullptr || theirs == nullptr) return true;
   return mine->committed != theirs->committed || mine->crc != theirs->crc || theirs->pending != 0;
 }
@@ -131,7 +131,7 @@ void Replica::continue_sync() {
   }
 }
 
-// Whether some chunk was committed here without the successor, which does not have it yet.
+// Returns whether a chunk is committed here but not at the successor yet.
 bool Replica::straggling() const {
   return std::any_of(chunks_.begin(), chunks_.end(), [](const Place& place) {
     if (!place.second.busy) return false;

@@ -228,7 +228,7 @@ void Replica::refused(Place& place, Status status) {
     release(job.fetched);
     fetch_later(place);
   } else if (job.what == What::client) {
-    status == Status::corrupt && !job.mended && head() ? fetch(place) : finish(place, status);
+    status == Status::corrupt && job.mends < kMends && head() ? fetch(place) : finish(place, status);
   } else if (serving() && (status == Status::corrupt || status == Status::no_space)) {
     finish(place, status);
   } else {  // it cannot follow
@@ -317,7 +317,7 @@ void Replica::acknowledged(Place& place) {
   finish(place, Status::ok);
 }
 
-// Nobody behind us has it, and nobody will.
+// No successor has the version, and none will get it.
 void Replica::drop(Place& place, Status status) {
   Job& job = place.second.jobs.front();
   job.stage = Stage::dropping;

@@ -10,8 +10,8 @@
 #include <string>
 
 #include "base/error.hpp"
-#include "fs3/store/directory_disk.hpp"
-#include "fs3/store/sim_disk.hpp"
+#include "fs3/store/disk/directory_disk.hpp"
+#include "fs3/store/disk/sim_disk.hpp"
 #include "fs3/store/store.hpp"
 
 namespace nb = nanobind;
@@ -52,7 +52,7 @@ nb::tuple row(const Tagged& t) {
   return nb::make_tuple(t.tag.client, t.tag.channel, t.tag.seq, t.chunk.inode, t.chunk.index, t.version, t.length);
 }
 
-// A store that can be closed. Calls on a real disk release the GIL, those on a simulated one are shorter than that.
+// A store that can be closed. Calls on a real disk release the GIL; calls on a simulated one are too short for that.
 class PyStore {
  public:
   PyStore(Disk& disk, std::uint32_t target, std::uint32_t chain, std::uint64_t log_bytes, std::uint64_t reserve_bytes)
@@ -145,7 +145,7 @@ void bind_disks(nb::module_& m) {
       .def(
           "fail",
           [](SimDisk& disk, std::uint64_t after, int fault, std::uint64_t times) {
-            if (fault < 0 || fault > 2) throw Error(Code::invalid, "fault is 0 (none), 1 (EIO) or 2 (ENOSPC)");
+            if (fault < 0 || fault > 2) throw Error(Code::invalid, "invalid fault: expected 0 (none), 1 (EIO) or 2 (ENOSPC)");
             disk.fail(after, static_cast<Fault>(fault), times);
           },
           "after"_a, "fault"_a, "times"_a = ~std::uint64_t{0},
@@ -259,7 +259,7 @@ void bind(nb::module_ m) {
             const Statistics t = s.get().statistics();
             nb::dict d;
             d["chunks"] = t.chunks, d["bytes"] = t.bytes, d["extents"] = t.extents, d["extent_bytes"] = t.extent_bytes;
-            d["index_bytes"] = t.index_bytes, d["log_bytes"] = t.log_bytes, d["held"] = t.held;
+            d["index_bytes"] = t.index_bytes, d["log_bytes"] = t.log_bytes, d["held"] = t.held, d["mended"] = t.mended;
             return d;
           },
           nb::sig("def statistics(self) -> dict[str, int]"));

@@ -1,4 +1,4 @@
-// The write path behind the bytes: what records do to the state, the group commit, and when space is free.
+// The write path after the bytes are written: applying records to the state, the group commit, and freeing space.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -32,7 +32,7 @@ void Core::keep_tag(const Tagged& tagged) {
   if (std::pair{known.tag.seq, known.version} <= std::pair{tagged.tag.seq, tagged.version}) at->second = tagged;
 }
 
-// The version becomes the committed one.
+// Makes the version the committed one.
 void Core::install_version(const IndexEntry& entry, bool removes, std::vector<Extent>& freed) {
   const IndexEntry* const old = index_.find(entry.chunk());
   if (old != nullptr && old->extent().exists() && (removes || old->extent() != entry.extent()))
@@ -84,11 +84,12 @@ void Core::install(const Record& r, std::vector<Extent>& freed) {
       break;
     }
     case RecordKind::drop: {
-      const auto pending = pending_.find(r.chunk);
-      if (pending == pending_.end() || pending->second.entry.version != r.version) break;
-      give_up(r.chunk, freed);
-      for (auto& [channel, tagged] : tags_)  // its write may be sent again, and is none that happened
+      // The client may retry this write; it did not happen. A snapshot may hold the tag from before the drop and the
+      // chunk from after it.
+      for (auto& [channel, tagged] : tags_)
         if (tagged.chunk == r.chunk && tagged.version == r.version) tagged.version = tagged.length = 0;
+      const auto pending = pending_.find(r.chunk);
+      if (pending != pending_.end() && pending->second.entry.version == r.version) give_up(r.chunk, freed);
       break;
     }
     case RecordKind::floor: floor_ = std::max(floor_, r.version); break;
@@ -124,7 +125,7 @@ void Core::ride(const Record& record) {
   queue_.push_back(std::move(queued));
 }
 
-// Makes the bytes that the batch names durable, and the names of the files that hold them. Throws Error.
+// Makes the bytes that the batch names durable, and the names of their files. Throws Error.
 void Core::sync_data(const std::vector<Queued>& batch) {
   std::vector<std::uint64_t> extents;
   for (const Queued& queued : batch)
@@ -139,7 +140,7 @@ void Core::sync_data(const std::vector<Queued>& batch) {
   if (names_changed_.exchange(false)) disk_.sync_names();
 }
 
-// Bytes, then records; under sync_mutex_. After a failure whose outcome is known the log is as it was.
+// Writes bytes, then records. REQUIRES: sync_mutex_. After a failure with known outcome the log is unchanged.
 Status Core::write_batch(std::vector<Queued>& batch) {
   if (failed_) return Status::io_error;
   try {
@@ -172,6 +173,7 @@ Status Core::write_batch(std::vector<Queued>& batch) {
     failed_ = true;
     return Status::io_error;
   }
+  copy_log(log_size_, bytes);
   next_sequence_ += batch.size();
   log_size_ += bytes.size();
   log_bytes_ += bytes.size();
@@ -200,7 +202,7 @@ std::vector<Done> Core::sync() {
         if (queued.apply) install(record, freed);
         freed.insert(freed.end(), queued.freed.begin(), queued.freed.end());
       } else if (!queued.apply) {
-        rides.push_back(std::move(queued));  // installed already: it goes with the next batch
+        rides.push_back(std::move(queued));  // installed already, so it goes with the next batch
         continue;
       } else if (!failed_ && queued.fresh) {
         freed.push_back(record.extent);
@@ -215,7 +217,7 @@ std::vector<Done> Core::sync() {
   return done;
 }
 
-// Nothing names these extents any more, now or after a crash. The hole comes before the extent can be taken again.
+// Frees extents that no record names any more, now or after a crash. Punches the hole before the extent can be reused.
 void Core::free_unheld(const std::vector<Extent>& extents) noexcept {
   for (const Extent& extent : extents) {
     {
@@ -228,7 +230,7 @@ void Core::free_unheld(const std::vector<Extent>& extents) noexcept {
     }
     try {
       disk_.punch(file_of(extent), extent.position(), extent.stride());
-    } catch (const Error&) {  // it holds its space until it is taken again
+    } catch (const Error&) {  // it keeps its space until it is reused
     }
     const std::unique_lock lock(mutex_);
     space_.free(extent);

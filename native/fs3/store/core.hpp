@@ -1,8 +1,8 @@
-// The inside of a Store: its state, and the steps that its files share. write.cpp: apply; commit.cpp: the rest of the
+// Internals of a Store: its state, and the steps that its files share. write.cpp: apply; commit.cpp: the rest of the
 // write path; read.cpp; recover.cpp; snapshot.cpp.
 //
-// Locks, in the order in which they are taken: snapshot_mutex_, sync_mutex_, mutex_ (everything but what is named
-// here), held_mutex_ (held_), files_mutex_ (files_). No disk call runs under mutex_ or held_mutex_.
+// Lock order: snapshot_mutex_, sync_mutex_, mutex_ (guards all members not named here), held_mutex_ (held_),
+// files_mutex_ (files_). No disk call runs under mutex_ or held_mutex_.
 #pragma once
 
 #include <array>
@@ -10,20 +10,24 @@
 #include <map>
 #include <mutex>
 #include <shared_mutex>
+#include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
-#include "fs3/store/index.hpp"
-#include "fs3/store/records.hpp"
-#include "fs3/store/space.hpp"
+#include "fs3/store/layout/index.hpp"
+#include "fs3/store/layout/records.hpp"
+#include "fs3/store/layout/space.hpp"
 #include "fs3/store/store.hpp"
 
 namespace ff::fs3::store {
 
+enum class Items : std::uint32_t { head = 1, entries, pending, tags, end };  // of a block of a snapshot
+
 struct Pending {
-  IndexEntry entry;  // what the chunk becomes
+  IndexEntry entry;  // the chunk's new entry
   bool removes = false;
 };
 
@@ -32,7 +36,28 @@ struct Queued {
   std::uint64_t op = 0;
   bool apply = false;
   bool fresh = false;         // an Apply with an extent of its own
-  std::vector<Extent> freed;  // by the record, once it is durable
+  std::vector<Extent> freed;  // freed by the record, once it is durable
+};
+
+// Log, index and identity each have a copy of the same bytes: what does not verify in one is taken from the other.
+inline constexpr std::string_view kCopyPrefix = "copy-";
+inline std::string copy_name(const std::string& name) { return std::string(kCopyPrefix) + name; }
+
+// A file, closed with this. Throws Error.
+class Opened {
+ public:
+  Opened(Disk& disk, const std::string& name, bool create) : disk_(disk), file_(disk.open(name, create)) {}
+  ~Opened() {
+    if (exists()) disk_.close(file_);
+  }
+  Opened(const Opened&) = delete;
+  Opened& operator=(const Opened&) = delete;
+  bool exists() const { return file_ != kNoFile; }
+  operator File() const { return file_; }
+
+ private:
+  Disk& disk_;
+  const File file_;
 };
 
 class Core {
@@ -44,10 +69,10 @@ class Core {
 
   void recover();  // recover.cpp; once, before anything else
 
-  Status apply(std::uint64_t op, const Apply& apply);  // write.cpp
+  Status apply(std::uint64_t op, const Apply& apply);  // in write.cpp
 
   // commit.cpp
-  Status settle(RecordKind kind, ChunkId chunk, Version version);  // COMMIT or DROP
+  Status settle(RecordKind kind, ChunkId chunk, Version version);  // kind is COMMIT or DROP
   void ride(const Record& record);                                 // installed now, durable with the next sync
   std::vector<Done> sync();
   void free_unheld(const std::vector<Extent>& extents) noexcept;
@@ -63,7 +88,7 @@ class Core {
 
   // snapshot.cpp
   Status snapshot();
-  bool snapshot_due() const { return log_bytes_ > options_.log_bytes; }
+  bool snapshot_due() const { return log_bytes_ > options_.log_bytes || renew_; }
 
   static std::string log_name(std::uint64_t number);
   static std::string index_name(std::uint64_t number);
@@ -77,13 +102,16 @@ class Core {
   std::map<std::pair<std::uint64_t, std::uint32_t>, Tagged> tags_;
   std::array<std::uint64_t, 4> words_{};
   bool damaged_ = false;
+  std::uint64_t mended_ = 0;  // pieces of log, index and identity that recover() took from their copies
+  std::atomic<bool> renew_ = false;  // by a snapshot: then each has a good copy again
   std::atomic<bool> failed_ = false;
-  std::atomic<bool> synced_ = true;  // the last sync()
+  std::atomic<bool> synced_ = true;  // outcome of the last sync()
 
  private:
   friend class Fill;
-  // What a record does to index, pending versions, floor, tags and words, now or when it is read again: the same for
-  // a state that has seen it and some that follow, once those are installed too. Appends what becomes free. Under mutex_.
+  // Applies a record to index, pending versions, floor, tags and words, at runtime and at recovery. Installing a record
+  // again is harmless, even into a state that has seen later ones, if those are installed again too. Appends the freed
+  // extents. REQUIRES: mutex_.
   void install(const Record& record, std::vector<Extent>& freed);
   void install_version(const IndexEntry& entry, bool removes, std::vector<Extent>& freed);
   void give_up(ChunkId chunk, std::vector<Extent>& freed);
@@ -98,10 +126,10 @@ class Core {
   Extent take(std::uint8_t size_class);
   std::uint32_t new_salt();
 
-  // Bytes and tables of extents, read.cpp. Throw Error.
+  // Bytes and CRC tables of extents, read.cpp. They throw Error.
   File file_of(Extent extent);
   void read_bytes(Extent extent, std::uint64_t offset, void* to, std::size_t bytes);  // zeros beyond the file's end
-  // CRCs of blocks [first, end) of a version, the last one's from its entry.
+  // Returns the CRCs of blocks [first, end) of a version; the last block's comes from its entry.
   std::vector<std::uint32_t> read_crcs(const IndexEntry& entry, std::uint32_t first, std::uint32_t end);
   void hold(Extent extent);
   bool look_up(const ReadAsk& ask, IndexEntry& entry) const;  // REQUIRES: mutex_
@@ -109,34 +137,42 @@ class Core {
   Crcs crcs_of(const IndexEntry& entry, std::uint32_t first, std::uint32_t end, bool cached);
 
   // recover.cpp
-  bool read_identity();
-  void write_identity();
+  bool read_identity(const std::string& name);
+  void write_identity();  // and its copy
+  void write_identity(const std::string& name);
   bool read_snapshot(std::uint64_t number, std::uint64_t& sequence);
   void read_logs(const std::vector<std::uint64_t>& numbers);
   void read_log(std::uint64_t number, bool last);
+  std::vector<std::byte> read_whole(File file);
+  void remove_both(const std::string& name);  // and its copy, first
+  bool verifies(const IndexEntry& entry);
   void claim_extents();
   void punch_free(const std::vector<std::string>& names);
-  void begin_log(std::uint64_t number);  // a new file with its BEGIN, durable; then it is the log
+  void begin_log(std::uint64_t number);  // makes a new file with its durable BEGIN the log
+  void begin_log_copy(std::uint64_t number, std::span<const std::byte> bytes);
+  void renew_copy(const std::string& name, std::span<const std::byte> bytes);
+  void copy_log(std::uint64_t position, std::span<const std::byte> bytes);
 
   // commit.cpp
   Status write_batch(std::vector<Queued>& batch);
   void sync_data(const std::vector<Queued>& batch);
 
   // snapshot.cpp
+  void read_items(Items items, const std::byte* from, std::uint32_t count, std::uint64_t& sequence);
   void write_snapshot(std::uint64_t number, std::uint64_t sequence);
   void delete_older(std::uint64_t number);
 
   Index index_;
   std::unordered_map<ChunkId, Pending> pending_;
-  std::unordered_set<ChunkId> busy_;  // with an Apply between apply() and its Done
+  std::unordered_set<ChunkId> busy_;  // chunks with an Apply between apply() and its Done
   Space space_;
   std::vector<Queued> queue_;
   std::uint64_t bytes_ = 0;  // sum of the committed lengths
   std::uint64_t salt_ = 0;   // of the store
   std::atomic<std::uint64_t> salts_ = 0;
 
-  std::mutex sync_mutex_;  // the log's end
-  File log_ = kNoFile;
+  std::mutex sync_mutex_;  // guards the log's end
+  File log_ = kNoFile, log_copy_ = kNoFile;
   std::uint64_t log_number_ = 0, log_size_ = 0, next_sequence_ = 1;
   std::atomic<std::uint64_t> log_bytes_ = 0;  // of all logs since the last snapshot
 
@@ -144,7 +180,7 @@ class Core {
 
   struct Held {
     std::uint32_t count = 0;
-    bool free = false;  // when nobody holds it any more
+    bool free = false;  // to be freed when its last Reading is gone
   };
   mutable std::mutex held_mutex_;
   std::unordered_map<std::uint64_t, Held> held_;  // by packed extent

@@ -1,6 +1,6 @@
-// The CRCs of a Reading, and those that were read lately.
+// The CRCs of a Reading, and a cache of those read recently.
 //
-// Thread contract: Crcs as a vector's; CrcPages has a lock of its own, over nothing.
+// Thread contract: Crcs as a vector's; CrcPages has its own lock, under which it takes no other.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,8 @@
 
 namespace ff::fs3::store {
 
-// Few lie in the object itself: a read of a block or two takes no memory from the heap. Zeros at first.
+// A vector that stores a few CRCs in the object itself: a read of a block or two allocates no heap memory. Initially
+// zeros.
 class Crcs {
  public:
   Crcs() = default;
@@ -46,8 +47,8 @@ class Crcs {
   std::unique_ptr<std::uint32_t[]> many_;
 };
 
-// Pages of CRC tables as they lie in the files, at most kPages * kPage CRCs. What a page holds of a version does not
-// change as long as that has the extent, so an entry is right for its key, and never looked up with another.
+// A cache of CRC table pages as they are in the files, at most kPages * kPage CRCs. A version's part of a page does not
+// change while the version has the extent. So an entry is correct for its key, and no other key finds it.
 class CrcPages {
  public:
   static constexpr std::uint32_t kPage = 1024;  // CRCs
@@ -59,7 +60,7 @@ class CrcPages {
     bool operator==(const Key&) const = default;
   };
 
-  // CRCs [first, first + to.size()) of the page; false if it is not here.
+  // Copies CRCs [first, first + to.size()) of the page; returns false if the page is not cached.
   bool find(const Key& key, std::uint32_t first, std::span<std::uint32_t> to) const {
     const std::lock_guard lock(mutex_);
     const Page& page = pages_[place(key)];
@@ -85,7 +86,7 @@ class CrcPages {
     Key key;
     std::vector<std::uint32_t> crcs;
   };
-  // Neighbours do not displace each other.
+  // Neighbouring pages do not evict each other.
   static std::size_t place(const Key& key) {
     return static_cast<std::size_t>(key.extent + key.extent / 65536 * 259 + key.page * 389) % kPages;
   }

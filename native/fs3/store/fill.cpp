@@ -4,7 +4,7 @@
 #include <cstring>
 #include <memory>
 
-#include "base/crc32c.hpp"
+#include "base/crc/crc32c.hpp"
 #include "fs3/store/core.hpp"
 
 namespace ff::fs3::store {
@@ -41,7 +41,7 @@ Status Fill::run() {
   return Status::ok;
 }
 
-// The table is right if it combines to the chunk's CRC, which the log keeps.
+// The table is valid if it combines to the chunk's CRC, which the log keeps.
 Status Fill::load_base_crcs() {
   base_crcs_ = core_.read_crcs(base_, 0, blocks_of(base_.length));
   std::uint32_t whole = 0;
@@ -78,12 +78,13 @@ std::uint32_t Fill::added(Range part) {
   return crc32c_combine(crc, given, piece.size());
 }
 
-// Beyond the base's end in its own extent: its bytes stay as they are, and its table where it uses it.
+// Writes beyond the base's end in the base's own extent. The base's bytes stay, and so does the part of the table that
+// it uses.
 Status Fill::append() {
   const std::uint32_t first = base_.length / kBlock32;
   const bool whole_blocks = base_.length % kBlock32 == 0;
   std::vector<std::uint32_t> crcs;
-  if (whole_blocks) crcs.push_back(base_.last_crc);  // not the last block any more: into the table
+  if (whole_blocks) crcs.push_back(base_.last_crc);  // no longer the last block, so its CRC goes into the table
   entry_.crc = base_.crc;
   for (std::uint32_t begin = first * kBlock32; begin < entry_.length; begin += kBlock32) {
     const Range part = block_at(begin, entry_.length).cut({base_.length, entry_.length});
@@ -103,7 +104,7 @@ Status Fill::rewrite() {
   std::vector<std::uint32_t> crcs;
   crcs.reserve(blocks_of(entry_.length));
   entry_.crc = 0;
-  const std::uint32_t step = written_.size() == entry_.length ? entry_.length : kWindow;  // nothing of the base
+  const std::uint32_t step = written_.size() == entry_.length ? entry_.length : kWindow;  // needs no bytes of the base
   for (std::uint32_t begin = 0; begin < entry_.length; begin += step) {
     const Range window{begin, std::min(begin + step, entry_.length)};
     if (copy_base(window) != Status::ok) return Status::corrupt;
@@ -119,7 +120,7 @@ Status Fill::rewrite() {
   return Status::ok;
 }
 
-// All of the extent and nothing of the base: its bytes and its table, which lies behind them, in one write.
+// The new bytes fill the extent: writes them and the table behind them in one write.
 Status Fill::write_full() {
   const std::uint32_t blocks = blocks_of(entry_.length);
   const std::size_t bytes = table_bytes(entry_.size_class);
@@ -143,7 +144,7 @@ Status Fill::write_full() {
 Status Fill::copy_base(Range window) {
   for (const Range& part : {head_.cut(window), tail_.cut(window)}) {
     if (part.size() == 0) continue;
-    // Whole blocks of the base, so that they can be verified; the two parts may share one.
+    // Reads whole blocks of the base, so that they can be verified; the two parts may share one.
     const std::uint32_t first = part.begin / kBlock32, end = blocks_of(part.end);
     const std::uint32_t from = first * kBlock32, to = std::min(end * kBlock32, base_.length);
     buffer_.resize(kWindow);
@@ -170,7 +171,7 @@ std::uint32_t Fill::block_crc(Range block, Range window) {
   return crc;
 }
 
-// Each part from where it is; a gap of a whole window is a hole.
+// Writes each part from its source; a gap of a whole window becomes a hole.
 void Fill::write(Range window) {
   const File file = core_.file_of(entry_.extent());
   const std::uint64_t position = entry_.extent().position();
@@ -185,7 +186,7 @@ void Fill::write(Range window) {
   if (filling_.fresh) put(tail, buffer_.data() + (tail.begin - window.begin));
 }
 
-// The CRCs of blocks `first` to the one before the last.
+// Writes the CRCs of blocks `first` to the one before the last.
 void Fill::write_table(std::uint32_t first, const std::vector<std::uint32_t>& crcs) {
   if (crcs.size() < 2) return;
   std::vector<std::uint32_t> slots(crcs.begin(), crcs.end() - 1);

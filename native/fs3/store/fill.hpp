@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "fs3/store/index.hpp"
+#include "fs3/store/layout/index.hpp"
 
 namespace ff::fs3::store {
 
@@ -26,15 +26,15 @@ struct Filling {
   Range written;  // of the chunk: `bytes` go there, zeros between the base's end and it; empty at the new end if none
   std::span<const std::byte> bytes;
   std::span<const std::uint32_t> crcs;  // as in Apply
-  bool fresh = false;                   // an extent of its own; else the base's
+  bool fresh = false;                   // it has an extent of its own; else the base's
 };
 
-// One version of a chunk, once. Its parts, in order: bytes of the base (`head`), zeros (`gap`), the caller's bytes
-// (`written`), bytes of the base again (`tail`). A block's CRC is combined from those of its parts: what came with a CRC
-// keeps it, and bytes of the base are compared with theirs before they are copied.
+// Builds one version of a chunk, once. Its parts, in order: bytes of the base (`head`), zeros (`gap`), the caller's
+// bytes (`written`), bytes of the base again (`tail`). A block's CRC is combined from those of its parts. Bytes that
+// came with a CRC keep it; bytes of the base are verified before they are copied.
 class Fill {
  public:
-  // `entry` has its length, extent and salt, and gets its CRCs. REQUIRES: entry.length > 0.
+  // `entry` has its length, extent and salt, and receives its CRCs. REQUIRES: entry.length > 0.
   Fill(Core& core, const Filling& filling, const IndexEntry& base, IndexEntry& entry);
   Status run();  // ok or corrupt; throws Error
 
@@ -44,10 +44,10 @@ class Fill {
   Status rewrite();
   Status write_full();
   Status load_base_crcs();
-  Status copy_base(Range window);                 // into buffer_, verified, for the blocks of `window` that need it
+  Status copy_base(Range window);                 // reads into buffer_ and verifies the base's blocks that `window` needs
   std::uint32_t added(Range part);                // CRC of gap and caller's bytes within one block
-  std::uint32_t block_crc(Range block, Range window);  // of a rewrite
-  void write(Range window);                       // gap, caller's bytes and what copy_base read
+  std::uint32_t block_crc(Range block, Range window);  // block CRC for a rewrite
+  void write(Range window);                       // writes gap, caller's bytes and the bytes that copy_base read
   void write_table(std::uint32_t first, const std::vector<std::uint32_t>& crcs);
 
   Core& core_;
@@ -55,8 +55,8 @@ class Fill {
   const IndexEntry& base_;
   IndexEntry& entry_;
   const Range head_, gap_, written_, tail_;
-  std::vector<std::uint32_t> base_crcs_;  // of all its blocks, where they are needed
-  std::vector<std::byte>& buffer_;        // kWindow bytes: the window's, or the table
+  std::vector<std::uint32_t> base_crcs_;  // of all its blocks, if they are needed
+  std::vector<std::byte>& buffer_;        // kWindow bytes: those of the window, or the table
 };
 
 }  // namespace ff::fs3::store

@@ -1,4 +1,4 @@
-// For the tests: a Store beside a model of what it must hold, driven by a seed through operations, failures, power cuts
+// For tests: a Store beside a model of its expected contents. A seed drives it through operations, failures, power cuts
 // and lies. One thread.
 #pragma once
 
@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/check.hpp"
-#include "base/crc32c.hpp"
+#include "base/testing/check.hpp"
+#include "base/crc/crc32c.hpp"
 #include "base/error.hpp"
-#include "fs3/store/sim_disk.hpp"
+#include "fs3/store/disk/sim_disk.hpp"
 #include "fs3/store/store.hpp"
 
 namespace ff::fs3::store {
@@ -36,7 +36,11 @@ struct ModelChunk {
 
 class Model {
  public:
-  explicit Model(std::uint64_t seed, bool lies = false) : random_(seed), disk_(seed), lies_(lies) { open(); }
+  enum class Disk { fails, lies, rots };
+  explicit Model(std::uint64_t seed, Disk disk = Disk::fails)
+      : random_(seed), disk_(seed), lies_(disk == Disk::lies), rots_(disk == Disk::rots) {
+    open();
+  }
 
   void run(int steps) {
     for (int i = 0; i < steps; ++i) step();
@@ -46,8 +50,8 @@ class Model {
   }
 
  private:
-  // What a chunk may be after a crash: `states` in the order of their records, the first one durable; the store shows
-  // `states[shown]`.
+  // Possible states of a chunk after a crash: `states` in the order of their records, the first one durable; the store
+  // shows `states[shown]`.
   struct Chunk {
     std::vector<ModelChunk> states{1};
     std::size_t shown = 0;
@@ -63,14 +67,14 @@ class Model {
   bool chance(std::uint64_t one_in) { return below(one_in) == 0; }
   ChunkId id(std::uint64_t i) const { return {i / 2, static_cast<std::uint32_t>(i % 2)}; }
   Chunk& any_chunk(ChunkId& chunk) {
-    if (!chance(3)) last_ = id(below(kChunks));  // often the one of the step before
+    if (!chance(3)) last_ = id(below(kChunks));  // often the chunk of the step before
     chunk = last_;
     return chunks_[chunk];
   }
 
   void open() {
     for (int attempt = 0;; ++attempt) {
-      if (attempt == 0 && chance(8)) disk_.fail(below(20), Fault::io);
+      if (attempt == 0 && !rots_ && chance(8)) disk_.fail(below(20), Fault::io);
       try {
         store_.emplace(Store::open(disk_, {3, 4}, {.log_bytes = 1024 + below(4096), .reserve_bytes = 0}));
         disk_.fail(0, Fault::none);
@@ -86,14 +90,31 @@ class Model {
   void reopen() {
     held_.clear();
     store_.reset();
-    if (chance(3)) disk_.crash();
+    if (rots_ || chance(3)) disk_.crash();
     else disk_.power_cut(random_());
+    if (rots_) rot();
     open();
     if (!lies_) CHECK(!store_->damaged());
     after_crash();
+    if (rots_ && store_->snapshot_due()) snapshot(false);  // as the shell does
   }
 
-  // Adopts what the store has, which must be one of the states that each chunk may have.
+  // A byte of identity, a log or the index changes, in the file or (but for the index) in its copy.
+  void rot() {
+    std::vector<std::string> names = disk_.list();
+    std::erase_if(names, [](const std::string& name) { return name.starts_with("data-") || name.starts_with("copy-index-"); });
+    const File file = disk_.open(names[below(names.size())], false);
+    if (const std::uint64_t size = disk_.size(file); size != 0) {
+      const std::uint64_t at = below(size);
+      std::uint8_t byte = 0;
+      CHECK(disk_.read(file, at, &byte, 1) == 1);
+      byte = static_cast<std::uint8_t>(byte ^ 1 << below(8));
+      disk_.write(file, at, &byte, 1);
+    }
+    disk_.close(file);
+  }
+
+  // Adopts the store's state, which must be one of the possible states of each chunk.
   void after_crash() {
     for (auto& [chunk, model] : chunks_) {
       const ModelChunk found = look(chunk);
@@ -113,7 +134,7 @@ class Model {
     next_seq_ += 10;
   }
 
-  // What the store says of a chunk; each block with a right CRC must be what that version held.
+  // Reads the store's state of a chunk; each block with a matching CRC must hold what that version held.
   ModelChunk look(ChunkId chunk) {
     const Entry entry = store_->entry(chunk);
     ModelChunk found;
@@ -146,7 +167,7 @@ class Model {
 
   void step() {
     if (store_->failed()) return reopen();
-    const bool failing = !lies_ && chance(12);
+    const bool failing = !lies_ && !rots_ && chance(12);
     failures_ = failures_ || failing;
     if (failing) disk_.fail(below(12), chance(2) ? Fault::io : Fault::no_space, 1 + below(3));
     if (lies_ && chance(20)) disk_.lie(random_());
@@ -220,7 +241,7 @@ class Model {
     else next.committed = made.remove ? ModelVersion{} : made;
     ever_[{chunk, version_}] = after;
     if (a.tag.client != 0) tags_[channel].second = a.tag.seq;
-    if (made.remove) floor_ = version_;  // whether it counts already is not followed: an upper bound
+    if (made.remove) floor_ = version_;  // an upper bound: the model does not track whether the removal counts already
     model.states.push_back(next);
     model.busy = true;
     waiting_[version_] = {chunk, a.tag, a.committed && made.remove};
@@ -313,7 +334,7 @@ class Model {
     if (!lies_) CHECK(store_->check(chunk) == (reading.status == Status::not_found ? Status::not_found : Status::ok));
   }
 
-  // Readings of both kinds stay over what comes, and their bytes with them.
+  // Holds Readings of both versions over later steps, and checks that their bytes stay.
   void hold(bool failing) {
     if (failing) return;
     for (Held& held : held_) {
@@ -346,8 +367,9 @@ class Model {
     CHECK(entries.size() == present && store_->statistics().chunks == present);
   }
 
-  // Everything removed and synced: no space is in use, by the store's count and by the disk's (where a hole could not
-  // be punched, after it was opened again).
+  // After all chunks are removed and synced, no space is in use, by the store's count and by the disk's. If a hole
+  // could not
+  // be punched, that holds after reopening.
   void drain() {
     static_cast<void>(store_->sync());
     for (std::uint64_t i = 0; i < kChunks; ++i)
@@ -372,14 +394,14 @@ class Model {
   };
   std::mt19937_64 random_;
   SimDisk disk_;
-  const bool lies_;
+  const bool lies_, rots_;
   ChunkId last_;
   bool failures_ = false;  // a call was made to fail in some step
   std::optional<Store> store_;
   std::vector<Held> held_;
   std::map<ChunkId, Chunk> chunks_;
   std::map<std::pair<ChunkId, Version>, Bytes> ever_;
-  std::map<std::uint32_t, std::pair<std::uint64_t, std::uint64_t>> tags_;  // by channel: durable, newest
+  std::map<std::uint32_t, std::pair<std::uint64_t, std::uint64_t>> tags_;  // by channel: durable seq, newest seq
   std::map<std::uint64_t, Waiting> waiting_;                               // Applies under way, by op
   Version version_ = 0, floor_ = 0, durable_floor_ = 0;
   std::uint64_t next_seq_ = 0;

@@ -1,9 +1,9 @@
-// Reading: entries, bytes, CRCs, the scrub's check.
+// Reads: entries, bytes, CRCs, the scrub's check.
 #include <algorithm>
 #include <array>
 #include <cstring>
 
-#include "base/crc32c.hpp"
+#include "base/crc/crc32c.hpp"
 #include "base/error.hpp"
 #include "fs3/store/core.hpp"
 #include "fs3/store/fill.hpp"
@@ -11,13 +11,16 @@
 namespace ff::fs3::store {
 namespace {
 
-VersionInfo info(const IndexEntry& entry) { return {entry.version, entry.chain_version, entry.length, entry.crc, false}; }
+VersionInfo info(const IndexEntry& entry) {
+  return {entry.version, entry.chain_version, entry.length, entry.crc, false, (entry.flags & IndexEntry::kLost) != 0};
+}
 
 }  // namespace
 
 Core::~Core() {
   for (const auto& [packed, file] : files_) disk_.close(file);
   if (log_ != kNoFile) disk_.close(log_);
+  if (log_copy_ != kNoFile) disk_.close(log_copy_);
 }
 
 File Core::file_of(Extent extent) {
@@ -57,7 +60,7 @@ std::vector<std::uint32_t> Core::read_crcs(const IndexEntry& entry, std::uint32_
   return crcs;
 }
 
-// As read_crcs; those of few blocks from pages that were read before.
+// Like read_crcs, but takes the CRCs of a few blocks from cached pages.
 Crcs Core::crcs_of(const IndexEntry& entry, std::uint32_t first, std::uint32_t end, bool cached) {
   constexpr std::uint32_t kPage = CrcPages::kPage, kFew = 16;
   const std::uint32_t in_table = blocks_of(entry.length) - 1, page = first / kPage;
@@ -80,7 +83,7 @@ Crcs Core::crcs_of(const IndexEntry& entry, std::uint32_t first, std::uint32_t e
   return crcs;
 }
 
-// The version that is asked for; false: there is none.
+// Finds the requested version; false: there is none.
 bool Core::look_up(const ReadAsk& ask, IndexEntry& entry) const {
   const IndexEntry* const found = index_.find(ask.chunk);
   if (found == nullptr) return false;
@@ -93,7 +96,7 @@ bool Core::look_up(const ReadAsk& ask, IndexEntry& entry) const {
   return entry.version != 0;
 }
 
-// The blocks that cover what is asked, of a version whose extent is held.
+// Fills the Reading with the blocks that cover the request. The version's extent is held.
 void Core::cover(const ReadAsk& ask, const IndexEntry& entry, bool cached) {
   Reading& reading = *ask.to;
   reading.version = entry.version;
@@ -115,7 +118,7 @@ void Core::cover(const ReadAsk& ask, const IndexEntry& entry, bool cached) {
 }
 
 void Core::read(std::span<const ReadAsk> asks, bool cached) {
-  std::array<IndexEntry, 64> entries;  // version 0: there is none
+  std::array<IndexEntry, 64> entries;  // version 0: none found
   while (!asks.empty()) {
     const auto some = asks.first(std::min(asks.size(), entries.size()));
     asks = asks.subspan(some.size());
@@ -144,7 +147,7 @@ Status Core::check(ChunkId chunk) {
   const ReadAsk ask{chunk, 0, 0, static_cast<std::uint32_t>(kLargestChunk), &reading};
   read({&ask, 1}, false);
   if (reading.status != Status::ok) return reading.status;
-  // What readers were told of it may be what is wrong: the table is read anew for the next one.
+  // The cached table may be the damaged part, so the next reader must read it from the disk.
   if (reading.length != 0)
     crc_pages_.forget(reading.held_, static_cast<std::uint32_t>(reading.crcs.size() / CrcPages::kPage + 1));
   std::uint32_t expected = 0, whole = 0;
@@ -226,6 +229,7 @@ Statistics Core::statistics() const {
   statistics.extent_bytes = space_.taken_bytes();
   statistics.index_bytes = index_.memory();
   statistics.log_bytes = log_bytes_;
+  statistics.mended = mended_;
   const std::lock_guard held(held_mutex_);
   statistics.held = held_.size();
   return statistics;

@@ -1,11 +1,15 @@
-// Opening: identity, the newest snapshot, the logs behind it, then a new log. docs/fs3-store.md, "End or damage".
+// Opening: identity, the newest snapshot, the logs after it, then a new log. docs/fs3-store.md, "End or damage".
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstring>
 #include <random>
+#include <span>
+#include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
-#include "base/crc32c.hpp"
+#include "base/crc/crc32c.hpp"
 #include "base/error.hpp"
 #include "fs3/store/core.hpp"
 
@@ -21,28 +25,30 @@ struct IdentityFile {
   std::uint32_t block = static_cast<std::uint32_t>(kBlock);
   std::uint64_t salt = 0;
   std::uint32_t zero = 0;
-  std::uint32_t crc = 0;  // of all before
+  std::uint32_t crc = 0;  // of all bytes before
 };
 static_assert(sizeof(IdentityFile) == 40);
 
-// Numbers of the files whose names begin with `prefix`, ascending.
+// Returns the numbers of the files whose names begin with `prefix`, and of their copies, ascending.
 std::vector<std::uint64_t> numbers(const std::vector<std::string>& names, std::string_view prefix) {
   std::vector<std::uint64_t> found;
-  for (const std::string& name : names) {
+  for (std::string_view name : names) {
+    if (name.starts_with(kCopyPrefix)) name.remove_prefix(kCopyPrefix.size());
     std::uint64_t number = 0;
     const char* const end = name.data() + name.size();
     if (name.starts_with(prefix) && std::from_chars(name.data() + prefix.size(), end, number).ptr == end)
       found.push_back(number);
   }
   std::sort(found.begin(), found.end());
+  found.erase(std::unique(found.begin(), found.end()), found.end());
   return found;
 }
 
 }  // namespace
 
-// False: there is none that holds. Throws Error(invalid) for another's.
-bool Core::read_identity() {
-  const File file = disk_.open("identity", false);
+// False: the file of that name is missing or does not verify. Throws Error(invalid) for another store's.
+bool Core::read_identity(const std::string& name) {
+  const File file = disk_.open(name, false);
   if (file == kNoFile) return false;
   IdentityFile read;
   std::size_t got = 0;
@@ -56,16 +62,22 @@ bool Core::read_identity() {
   if (got < sizeof read || read.magic != IdentityFile{}.magic || crc32c(0, &read, sizeof read - 4) != read.crc)
     return false;
   if (read.format != kFormat || read.block != kBlock)
-    throw Error(Code::invalid, "this chunk store has format " + std::to_string(read.format) + ", known is " + std::to_string(kFormat));
+    throw Error(Code::invalid, "this chunk store has format " + std::to_string(read.format) + ", expected " +
+                                   std::to_string(kFormat));
   if (Identity{read.target, read.chain} != identity_)
-    throw Error(Code::invalid, "this is target " + std::to_string(read.target) + " of chain " + std::to_string(read.chain) +
-                                   ", not target " + std::to_string(identity_.target) + " of chain " +
-                                   std::to_string(identity_.chain));
+    throw Error(Code::invalid, "the chunk store belongs to target " + std::to_string(read.target) + " of chain " +
+                                   std::to_string(read.chain) + ", not target " + std::to_string(identity_.target) +
+                                   " of chain " + std::to_string(identity_.chain));
   salt_ = read.salt;
   return true;
 }
 
 void Core::write_identity() {
+  write_identity(copy_name("identity"));
+  write_identity("identity");
+}
+
+void Core::write_identity(const std::string& name) {
   IdentityFile written{.target = identity_.target, .chain = identity_.chain, .salt = salt_};
   written.crc = crc32c(0, &written, sizeof written - 4);
   const File file = disk_.open("identity-new", true);
@@ -78,14 +90,15 @@ void Core::write_identity() {
     throw;
   }
   disk_.close(file);
-  disk_.rename("identity-new", "identity");
+  disk_.rename("identity-new", name);
   disk_.sync_names();
 }
 
 void Core::recover() {
   const std::vector<std::string> names = disk_.list();
   const std::vector<std::uint64_t> logs = numbers(names, "log-"), indexes = numbers(names, "index-");
-  const bool identified = read_identity();
+  const bool original = read_identity("identity"), copied = read_identity(copy_name("identity"));
+  const bool identified = original || copied;
   bool damage_known = false;
   std::vector<std::uint64_t> needed;
   if (identified) {
@@ -100,22 +113,27 @@ void Core::recover() {
     next_sequence_ = sequence;
     std::copy_if(logs.begin(), logs.end(), std::back_inserter(needed), [&](std::uint64_t n) { return n >= first; });
     read_logs(needed);
-    if (next_sequence_ == sequence) damaged_ = true;  // not even the BEGIN of the first log
+    if (next_sequence_ == sequence) damaged_ = true;  // not even the first log's BEGIN is readable
   } else {
     salt_ = std::uint64_t{std::random_device{}()} << 32 | std::random_device{}();
-    // A store that was never finished has but logs that hold nothing; anything else is one whose identity is lost.
-    for (const std::string& name : names) damaged_ = damaged_ || !(name.starts_with("log-") || name == "identity-new");
+    // A store whose creation never finished has only empty logs; any other store has lost its identity.
+    const auto holds_nothing = [](const std::string& name) {
+      return name.starts_with("log-") || name.starts_with(copy_name("log-")) || name == "identity-new";
+    };
+    damaged_ = !std::all_of(names.begin(), names.end(), holds_nothing);
     damaged_ = damaged_ || logs.size() > 64;
   }
   claim_extents();
   salts_ = next_sequence_ << 32;
   begin_log(logs.empty() ? 0 : logs.back() + 1);
-  if (!identified) write_identity();
+  if (copied && !original) ++mended_;
+  if (!original || !copied) write_identity();
   for (const std::uint64_t number : logs)
-    if (std::find(needed.begin(), needed.end(), number) == needed.end()) disk_.remove(log_name(number));
+    if (std::find(needed.begin(), needed.end(), number) == needed.end()) remove_both(log_name(number));
   for (const std::uint64_t number : indexes)
-    if (!identified) disk_.remove(index_name(number));
+    if (!identified) remove_both(index_name(number));
   punch_free(names);
+  renew_ = mended_ > 0;
   if (!damaged_ || damage_known) return;
   Record record;
   record.kind = RecordKind::damaged;
@@ -130,36 +148,84 @@ void Core::read_logs(const std::vector<std::uint64_t>& numbers) {
 }
 
 void Core::read_log(std::uint64_t number, bool last) {
-  const File file = disk_.open(log_name(number), false);
-  if (file == kNoFile) throw Error(Code::storage, log_name(number) + " is gone");
+  std::vector<std::byte> copy;
   try {
-    std::vector<std::byte> bytes(static_cast<std::size_t>(disk_.size(file)));
-    const std::size_t got = disk_.read(file, 0, bytes.data(), bytes.size());
-    bytes.resize((got + kRecordStep - 1) / kRecordStep * kRecordStep);  // a power cut may end it within a record's padding
-    LogWalk walk(bytes, {salt_, number}, next_sequence_);
-    if (const auto first = walk.first_sequence(); first && *first < next_sequence_) {
-      damaged_ = true;  // the log before went on after this one began
-      walk = LogWalk(bytes, {salt_, number}, *first);
-    }
-    std::vector<Extent> freed;  // claim_extents finds what is free
-    while (const auto record = walk.next()) {
-      install(*record, freed);
-      freed.clear();
-    }
-    damaged_ = damaged_ || walk.damaged();
-    next_sequence_ = std::max(next_sequence_, walk.expected());
-    log_bytes_ += walk.position();
-    // A sync that failed before the crash may have left pages that look written: they are written once more.
-    if (last && walk.position() > 0) disk_.write(file, 0, bytes.data(), static_cast<std::size_t>(walk.position()));
-    disk_.sync(file);
-  } catch (const Error&) {
-    disk_.close(file);
-    throw;
+    if (const Opened file(disk_, copy_name(log_name(number)), false); file.exists()) copy = read_whole(file);
+  } catch (const Error&) {  // as if there were no copy
   }
-  disk_.close(file);
+  // A copy without a begin may be that of a log that was removed, whose own name came back at a power cut.
+  const bool begins = LogWalk({}, copy, {salt_, number}, 0).first_sequence().has_value();
+  const Opened file(disk_, log_name(number), begins);
+  if (!file.exists()) return;
+  std::vector<std::byte> bytes = read_whole(file);
+  // A power cut may end either within a record's padding.
+  bytes.resize((std::max(bytes.size(), copy.size()) + kRecordStep - 1) / kRecordStep * kRecordStep);
+  copy.resize(copy.empty() ? 0 : bytes.size());
+  LogWalk walk(bytes, copy, {salt_, number}, next_sequence_);
+  if (const auto first = walk.first_sequence(); first && *first < next_sequence_) {
+    damaged_ = true;  // the log before went on after this one began
+    walk = LogWalk(bytes, copy, {salt_, number}, *first);
+  }
+  std::vector<Extent> freed;  // claim_extents finds what is free
+  while (const auto record = walk.next()) {
+    install(*record, freed);
+    freed.clear();
+  }
+  damaged_ = damaged_ || walk.damaged();
+  mended_ += walk.mended();
+  next_sequence_ = std::max(next_sequence_, walk.expected());
+  log_bytes_ += walk.position();
+  // A sync that failed before the crash may have left pages that look written: they are written once more.
+  if ((last || walk.mended() > 0) && walk.position() > 0)
+    disk_.write(file, 0, bytes.data(), static_cast<std::size_t>(walk.position()));
+  disk_.sync(file);
+  bytes.resize(static_cast<std::size_t>(walk.position()));
+  if (!std::equal(bytes.begin(), bytes.end(), copy.begin(), copy.begin() + static_cast<std::ptrdiff_t>(std::min(bytes.size(), copy.size()))))
+    renew_copy(copy_name(log_name(number)), bytes);
 }
 
-// Marks what the entries name as taken. Two claims to one extent: neither has it.
+// Writes a log's copy again, because a power cut may have taken its unsynced end.
+void Core::renew_copy(const std::string& name, std::span<const std::byte> bytes) {
+  try {
+    const Opened file(disk_, name, true);
+    disk_.write(file, 0, bytes.data(), bytes.size());
+    disk_.sync(file);
+  } catch (const Error&) {  // the next open does it
+  }
+}
+
+std::vector<std::byte> Core::read_whole(File file) {
+  std::vector<std::byte> bytes(static_cast<std::size_t>(disk_.size(file)));
+  bytes.resize(disk_.read(file, 0, bytes.data(), bytes.size()));
+  return bytes;
+}
+
+void Core::remove_both(const std::string& name) {
+  disk_.remove(copy_name(name));
+  disk_.remove(name);
+}
+
+// Returns whether the bytes of the entry's extent are those of its version.
+bool Core::verifies(const IndexEntry& entry) {
+  try {
+    const auto blocks = static_cast<std::uint32_t>((entry.length + kBlock - 1) / kBlock);
+    const std::vector<std::uint32_t> crcs = read_crcs(entry, 0, blocks);
+    std::array<std::byte, kBlock> bytes;
+    std::uint32_t whole = 0;
+    for (std::uint32_t block = 0; block < blocks; ++block) {
+      const std::size_t size = std::min<std::size_t>(kBlock, entry.length - block * kBlock);
+      read_bytes(entry.extent(), block * kBlock, bytes.data(), size);
+      if (crc32c(0, bytes.data(), size) != crcs[block]) return false;
+      whole = crc32c_combine(whole, crcs[block], size);
+    }
+    return whole == entry.crc;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// Marks the entries' extents as taken. If two entries claim one extent, because a record between them is lost, the entry
+// whose bytes it holds gets it; if it holds those of both or of neither, neither gets it.
 void Core::claim_extents() {
   std::unordered_set<std::uint64_t> twice;
   const auto claim = [&](const IndexEntry& entry) {
@@ -179,22 +245,35 @@ void Core::claim_extents() {
   for (const ChunkId& chunk : gone) erase_entry(chunk);
   if (twice.empty()) return;
   damaged_ = true;
-  const auto lose = [&](IndexEntry& entry) {
-    if (!entry.extent().exists() || !twice.contains(entry.extent().packed())) return false;
+  std::unordered_map<std::uint64_t, unsigned> right;  // how many claims of an extent verify
+  std::unordered_set<const IndexEntry*> verified;
+  const auto contested = [&](const IndexEntry& entry) {
+    return entry.extent().exists() && twice.contains(entry.extent().packed());
+  };
+  const auto judge = [&](const IndexEntry& entry) {
+    if (!contested(entry) || !verifies(entry)) return;
+    ++right[entry.extent().packed()];
+    verified.insert(&entry);
+  };
+  for (const IndexEntry* at = index_.first(); at != nullptr; at = index_.after(at->chunk())) judge(*at);
+  for (const auto& [chunk, pending] : pending_) judge(pending.entry);
+  const auto loses = [&](const IndexEntry& entry) {
+    return contested(entry) && !(right[entry.extent().packed()] == 1 && verified.contains(&entry));
+  };
+  const auto take = [](IndexEntry& entry) {
     entry.set_extent({});
     entry.flags |= IndexEntry::kLost;
-    return true;
   };
-  for (const IndexEntry* at = index_.first(); at != nullptr; at = index_.after(at->chunk())) {
-    IndexEntry entry = *at;
-    if (lose(entry)) changed.push_back(entry);
-  }
+  for (const IndexEntry* at = index_.first(); at != nullptr; at = index_.after(at->chunk()))
+    if (loses(*at)) take(changed.emplace_back(*at));
   for (const IndexEntry& entry : changed) put_entry(entry);
-  for (auto& [chunk, pending] : pending_) lose(pending.entry);
-  for (const std::uint64_t packed : twice) space_.free(Extent::unpack(packed));
+  for (auto& [chunk, pending] : pending_)
+    if (loses(pending.entry)) take(pending.entry);
+  for (const std::uint64_t packed : twice)
+    if (right[packed] != 1) space_.free(Extent::unpack(packed));
 }
 
-// Gives back what free extents hold: bytes whose record did not become durable, or whose hole was not punched.
+// Frees the disk space of free extents: bytes whose record did not become durable, or whose hole was not punched.
 void Core::punch_free(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     if (!name.starts_with("data-") || name.size() < 8) continue;
@@ -210,7 +289,8 @@ void Core::punch_free(const std::vector<std::string>& names) {
   }
 }
 
-// A new file with its BEGIN, durable with all names before it; then it is the log. If it fails, the log before goes on and the new one is gone.
+// Creates a new file with its BEGIN, durable with all names before it; then it is the log. On failure the log before
+// stays in use and the new one is removed.
 void Core::begin_log(std::uint64_t number) {
   Record begin;
   begin.sequence = next_sequence_;
@@ -235,10 +315,35 @@ void Core::begin_log(std::uint64_t number) {
   }
   if (log_ != kNoFile) disk_.close(log_);
   log_ = file;
+  begin_log_copy(number, bytes);
   log_number_ = number;
   log_size_ = bytes.size();
   log_bytes_ += bytes.size();
   ++next_sequence_;
+}
+
+// The copy is there if the disk has it: it says nothing that the log does not, and nothing waits for it.
+void Core::begin_log_copy(std::uint64_t number, std::span<const std::byte> bytes) {
+  try {
+    if (log_copy_ != kNoFile) disk_.sync(log_copy_);
+  } catch (const Error&) {  // what it lacks it may not be asked for
+  }
+  if (log_copy_ != kNoFile) disk_.close(std::exchange(log_copy_, kNoFile));
+  try {
+    disk_.remove(copy_name(log_name(number)));
+    log_copy_ = disk_.open(copy_name(log_name(number)), true);
+  } catch (const Error&) {
+  }
+  copy_log(0, bytes);
+}
+
+// REQUIRES: the log has these bytes there, durable.
+void Core::copy_log(std::uint64_t position, std::span<const std::byte> bytes) {
+  if (log_copy_ == kNoFile) return;
+  try {
+    disk_.write(log_copy_, position, bytes.data(), bytes.size());
+  } catch (const Error&) {
+  }
 }
 
 }  // namespace ff::fs3::store

@@ -1,9 +1,11 @@
-// Snapshots of the index, and reading them. A file of blocks, each of one kind of items and with a CRC of its own, that
-// ends with an END block; little-endian.
+// Writing and reading snapshots of the index. A file of blocks, each with one kind of items and its own CRC, that ends
+// with an END block; little-endian.
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <string_view>
 
-#include "base/crc32c.hpp"
+#include "base/crc/crc32c.hpp"
 #include "base/error.hpp"
 #include "fs3/store/core.hpp"
 
@@ -12,10 +14,8 @@ namespace {
 
 constexpr std::size_t kBlockBytes = 64 << 10;
 
-enum class Items : std::uint32_t { head = 1, entries, pending, tags, end };
-
 struct BlockHeader {
-  std::uint32_t crc;  // of the rest of header and items, begun with the place
+  std::uint32_t crc;  // of the rest of header and items, seeded with the place
   Items items;
   std::uint32_t count, zero;
 };
@@ -50,8 +50,8 @@ constexpr std::size_t per_block() {
 
 class BlockWriter {
  public:
-  BlockWriter(Disk& disk, File file, std::uint64_t salt, std::uint64_t number)
-      : disk_(disk), file_(file), salt_(salt), number_(number), bytes_(kBlockBytes) {}
+  BlockWriter(Disk& disk, std::array<File, 2> files, std::uint64_t salt, std::uint64_t number)
+      : disk_(disk), files_(files), salt_(salt), number_(number), bytes_(kBlockBytes) {}
   template <class Item>
   void put(Items items, std::span<const Item> all) {
     for (std::size_t at = 0; at < all.size(); at += per_block<Item>())
@@ -67,11 +67,11 @@ class BlockWriter {
     const std::size_t used = sizeof header + count * size;
     header.crc = crc32c(start(salt_, number_, blocks_), bytes_.data() + 4, used - 4);
     std::memcpy(bytes_.data(), &header.crc, 4);
-    disk_.write(file_, blocks_ * kBlockBytes, bytes_.data(), used);
+    for (const File file : files_) disk_.write(file, blocks_ * kBlockBytes, bytes_.data(), used);
     ++blocks_;
   }
   Disk& disk_;
-  File file_;
+  std::array<File, 2> files_;  // the index and its copy
   std::uint64_t salt_, number_, blocks_ = 0;
   std::vector<std::byte> bytes_;
 };
@@ -87,7 +87,7 @@ std::size_t item_size(Items items) {
   return ~std::size_t{0};
 }
 
-// The items of a block, or nullptr if it does not verify.
+// Returns the items of a block, or nullptr if it does not verify.
 const std::byte* verify(const std::vector<std::byte>& bytes, std::size_t size, std::uint32_t begin, BlockHeader& header) {
   if (size < sizeof header) return nullptr;
   std::memcpy(&header, bytes.data(), sizeof header);
@@ -107,18 +107,6 @@ void each(const std::byte* from, std::uint32_t count, const Use& use) {
   }
 }
 
-class Closing {
- public:
-  Closing(Disk& disk, File file) : disk_(disk), file_(file) {}
-  ~Closing() { disk_.close(file_); }
-  Closing(const Closing&) = delete;
-  Closing& operator=(const Closing&) = delete;
-
- private:
-  Disk& disk_;
-  File file_;
-};
-
 }  // namespace
 
 std::string Core::log_name(std::uint64_t number) {
@@ -131,6 +119,7 @@ std::string Core::index_name(std::uint64_t number) { return "index-" + log_name(
 Status Core::snapshot() {
   const std::lock_guard one(snapshot_mutex_);
   if (failed_) return Status::io_error;
+  renew_ = false;  // tried once: on a full disk each try would leave a log
   std::uint64_t number = 0, sequence = 0, older_bytes = 0;
   try {
     const std::lock_guard lock(sync_mutex_);
@@ -145,8 +134,8 @@ Status Core::snapshot() {
     write_snapshot(number, sequence);
   } catch (const Error& error) {
     try {
-      disk_.remove("index-new");
-    } catch (const Error&) {  // written over by the next one
+      remove_both("index-new");
+    } catch (const Error&) {  // the next snapshot overwrites it
     }
     return error.code() == Code::no_space ? Status::no_space : Status::io_error;
   }
@@ -158,13 +147,13 @@ Status Core::snapshot() {
   return Status::ok;
 }
 
-// Leaf after leaf, each as it is then: not older than the log's begin.
+// Writes a batch of entries at a time, each in its current state, which is not older than the log's beginning.
 void Core::write_snapshot(std::uint64_t number, std::uint64_t sequence) {
-  const File file = disk_.open("index-new", true);
   {
-    const Closing closing(disk_, file);
+    const Opened file(disk_, "index-new", true), copy(disk_, copy_name("index-new"), true);
     disk_.truncate(file, 0);
-    BlockWriter out(disk_, file, salt_, number);
+    disk_.truncate(copy, 0);
+    BlockWriter out(disk_, {file, copy}, salt_, number);
     std::vector<TagItem> tags;
     std::vector<PendingItem> pending;
     Head head{sequence, 0, {}, 0};
@@ -198,63 +187,85 @@ void Core::write_snapshot(std::uint64_t number, std::uint64_t sequence) {
     } while (!entries.empty());
     out.end();
     disk_.sync(file);
+    disk_.sync(copy);
   }
+  disk_.rename(copy_name("index-new"), copy_name(index_name(number)));
   disk_.rename("index-new", index_name(number));
-  write_identity();  // anew too, for a misdirected write may have hit it; syncs the names
+  write_identity();  // rewritten too, because a misdirected write may have hit it; also syncs the names
 }
 
-// What the snapshot `number` and the logs from `number` on make superfluous.
+// Deletes the files that the snapshot `number` and the logs from `number` on make obsolete.
 void Core::delete_older(std::uint64_t number) {
-  for (const std::string& name : disk_.list())
-    if ((name.starts_with("log-") && name < log_name(number)) || (name.starts_with("index-") && name != index_name(number)))
+  for (const std::string& name : disk_.list()) {
+    std::string_view its = name;
+    if (its.starts_with(kCopyPrefix)) its.remove_prefix(kCopyPrefix.size());
+    if ((its.starts_with("log-") && its < log_name(number)) || (its.starts_with("index-") && its != index_name(number)))
       disk_.remove(name);
+  }
 }
 
-// False if there is no head to begin with. A block that does not verify is passed over: damaged_.
+// Returns false if the head is missing. Takes a block that does not verify from the copy; skips a block that verifies in
+// neither and sets damaged_.
 bool Core::read_snapshot(std::uint64_t number, std::uint64_t& sequence) {
-  const File file = disk_.open(index_name(number), false);
-  if (file == kNoFile) return false;
-  const Closing closing(disk_, file);
+  const Opened file(disk_, index_name(number), false), copy(disk_, copy_name(index_name(number)), false);
   std::vector<std::byte> bytes(kBlockBytes);
+  BlockHeader header{};
+  bool there = true;  // any bytes of the block
+  const auto read_block = [&](std::uint64_t block) -> const std::byte* {
+    there = false;
+    for (const Opened* one : {&file, &copy}) {
+      if (!one->exists()) continue;
+      const std::size_t size = disk_.read(*one, block * kBlockBytes, bytes.data(), kBlockBytes);
+      there = there || size != 0;
+      if (const std::byte* const items = verify(bytes, size, start(salt_, number, block), header)) {
+        if (one == &copy) ++mended_;
+        return items;
+      }
+    }
+    return nullptr;
+  };
   bool ended = false, headed = false;
   for (std::uint64_t block = 0; !ended; ++block) {
-    const std::size_t size = disk_.read(file, block * kBlockBytes, bytes.data(), kBlockBytes);
-    if (size == 0) break;
-    BlockHeader header{};
-    const std::byte* const items = verify(bytes, size, start(salt_, number, block), header);
+    const std::byte* const items = read_block(block);
     if (block == 0 && (items == nullptr || header.items != Items::head)) return false;
+    if (!there) break;
     if (items == nullptr) {
       damaged_ = true;
       continue;
     }
-    switch (header.items) {
-      case Items::head:
-        each<Head>(items, header.count, [&](const Head& head) {
-          sequence = head.sequence;
-          floor_ = head.floor;
-          std::copy_n(head.words, words_.size(), words_.begin());
-          damaged_ = damaged_ || head.damaged != 0;
-        });
-        headed = true;
-        break;
-      case Items::entries:
-        each<IndexEntry>(items, header.count, [&](const IndexEntry& entry) { put_entry(entry); });
-        break;
-      case Items::pending:
-        each<PendingItem>(items, header.count, [&](const PendingItem& item) {
-          pending_[item.entry.chunk()] = {item.entry, item.removes != 0};
-        });
-        break;
-      case Items::tags:
-        each<TagItem>(items, header.count, [&](const TagItem& t) {
-          keep_tag({{t.client, t.channel, t.seq}, {t.inode, t.index}, t.version, t.length});
-        });
-        break;
-      case Items::end: ended = true; break;
-    }
+    headed = true;
+    ended = header.items == Items::end;
+    read_items(header.items, items, header.count, sequence);
   }
   if (!ended) damaged_ = true;
   return headed;
+}
+
+void Core::read_items(Items items, const std::byte* from, std::uint32_t count, std::uint64_t& sequence) {
+  switch (items) {
+    case Items::head:
+      each<Head>(from, count, [&](const Head& head) {
+        sequence = head.sequence;
+        floor_ = head.floor;
+        std::copy_n(head.words, words_.size(), words_.begin());
+        damaged_ = damaged_ || head.damaged != 0;
+      });
+      break;
+    case Items::entries:
+      each<IndexEntry>(from, count, [&](const IndexEntry& entry) { put_entry(entry); });
+      break;
+    case Items::pending:
+      each<PendingItem>(from, count, [&](const PendingItem& item) {
+        pending_[item.entry.chunk()] = {item.entry, item.removes != 0};
+      });
+      break;
+    case Items::tags:
+      each<TagItem>(from, count, [&](const TagItem& t) {
+        keep_tag({{t.client, t.channel, t.seq}, {t.inode, t.index}, t.version, t.length});
+      });
+      break;
+    case Items::end: break;
+  }
 }
 
 }  // namespace ff::fs3::store

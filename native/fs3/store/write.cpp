@@ -1,4 +1,4 @@
-// apply: where a version's bytes go, and their CRCs.
+// apply: placement of a version's bytes, and their CRCs.
 #include <algorithm>
 
 #include "base/error.hpp"
@@ -28,16 +28,16 @@ bool valid(const Apply& apply) {
 
 }  // namespace
 
-// What an Apply will do, as decided under the lock.
+// An Apply's plan, made under the lock.
 struct Core::Plan {
   IndexEntry base;         // length 0: none
-  bool held = false;       // its extent
-  IndexEntry entry;        // the version to be
+  bool held = false;       // whether its extent is held
+  IndexEntry entry;        // the new version
   std::uint8_t flags = 0;  // of the record
   Filling filling;
 };
 
-// REQUIRES: valid(apply). Decides, and makes the chunk busy.
+// REQUIRES: valid(apply). Makes the plan, and marks the chunk busy.
 Status Core::plan(const Apply& apply, Plan& plan) {
   if (failed_) return Status::io_error;
   if (busy_.contains(apply.chunk)) return Status::diverged;
@@ -71,9 +71,9 @@ Status Core::plan(const Apply& apply, Plan& plan) {
   }
   if (written.size() == 0) written = {entry.length, entry.length};
 
-  // Where the bytes go. The same extent serves a version with nothing new in it, a shorter one, and one that appends
-  // beyond what any version has there.
-  const bool covers = written.begin == 0 && written.end == entry.length;  // needs nothing of the base
+  // Chooses the extent. The base's extent also serves a version without new bytes, a shorter one, and one that appends
+  // where no version has bytes.
+  const bool covers = written.begin == 0 && written.end == entry.length;  // needs no bytes of the base
   if (!covers && (base.flags & IndexEntry::kLost)) return Status::corrupt;
   const bool appends = written.begin >= base.length && entry.length > base.length;
   bool same = false;

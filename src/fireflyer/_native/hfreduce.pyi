@@ -23,7 +23,7 @@ class Watch:
     def add_link(self, rank: int, socket: int) -> None:
         """Adds a duplex control link; owns the socket."""
 
-    def attach(self, group: Group, post: Post) -> None:
+    def attach(self, group: Group, post: P2PEngine) -> None:
         """
         Fails both with the first failure, and announces what the group finds itself.
         """
@@ -230,7 +230,7 @@ class Group:
     def network_bytes_sent(self) -> int:
         """Bytes this rank has sent to other hosts."""
 
-class Post:
+class P2PEngine:
     """Point-to-point messages between the ranks of a group."""
 
     def __init__(self, *, rank: int, world: int) -> None: ...

@@ -9,15 +9,24 @@ from typing import Annotated, Any
 
 import typer
 
-from fireflyer.bench import options, train_commands
-from fireflyer.bench.command_line import JsonTo, Rounds, names_of, report, say, sizes_of, teller
-from fireflyer.bench.report import Machine
+from fireflyer.bench.harness import options
+from fireflyer.bench.harness.command_line import (
+    JsonTo,
+    Rounds,
+    names_of,
+    report,
+    say,
+    sizes_of,
+    teller,
+)
+from fireflyer.bench.harness.report import Machine
+from fireflyer.bench.train import commands as train_commands
 from fireflyer.errors import CollectiveError
 from fireflyer.program import run_app
 
 app = typer.Typer(
     name="fireflyer bench",
-    help="Measure ours against a peer and against the machine's limit, interleaved in one run.",
+    help="Measure Fireflyer, peers and the machine's limit, interleaved in one run.",
     no_args_is_help=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -25,19 +34,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Ranks = Annotated[int, typer.Option(min=1, max=64, help="processes on this host")]
-SeveralRanks = Annotated[int, typer.Option(min=2, max=64, help="processes on this host")]
-RanksPerHost = Annotated[int, typer.Option(min=1, max=16, help="processes a host")]
-Sizes = Annotated[str, typer.Option(help="bytes, e.g. 64K,1M,16M,128M")]
+Ranks = Annotated[int, typer.Option(min=1, max=64, help="Number of processes on this host.")]
+SeveralRanks = Annotated[int, typer.Option(min=2, max=64, help="Number of processes on this host.")]
+RanksPerHost = Annotated[int, typer.Option(min=1, max=16, help="Processes per host.")]
+Sizes = Annotated[str, typer.Option(help="Sizes in bytes, e.g. 64K,1M,16M,128M.")]
 Dtypes = Annotated[
-    str, typer.Option("--dtype", help="torch's names; several are measured in the same rounds")
+    str, typer.Option("--dtype", help="Names of torch dtypes; all are measured in the same rounds.")
 ]
-Op = Annotated[str, typer.Option(help="sum, avg, min, max, product, band, bor or bxor")]
-Memory = Annotated[str, typer.Option(help="of our tensors: zero-copy, staged")]
+Op = Annotated[str, typer.Option(help="Reduction: sum, avg, min, max, product, band, bor or bxor.")]
+Memory = Annotated[str, typer.Option(help="Memory of Fireflyer's tensors: zero-copy, staged.")]
 AnyMemory = Annotated[
-    str, typer.Option("--memory", help="of our tensors: zero-copy, staged, shared (one result)")
+    str,
+    typer.Option(
+        "--memory", help="Memory of Fireflyer's tensors: zero-copy, staged, shared (one result)."
+    ),
 ]
-Against = Annotated[str, typer.Option(help="peers: gloo, mpi (Open MPI, by mpicc and mpirun)")]
+Against = Annotated[str, typer.Option(help="Peers: gloo, mpi (Open MPI; needs mpicc and mpirun).")]
 
 TABLE = "hfreduce-table.toml"
 CHECKPOINT_WORK = [Path("/dev/shm/bench-checkpoint"), Path("bench-checkpoint")]
@@ -45,12 +57,14 @@ CHECKPOINT_WORK = [Path("/dev/shm/bench-checkpoint"), Path("bench-checkpoint")]
 
 @app.callback()
 def main() -> None:
-    """Measure ours against a peer and against the machine's limit, interleaved in one run."""
+    """Measure Fireflyer, peers and the machine's limit, interleaved in one run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a command line says. Each field is declared as its option; a command has those that it names."""
+    """Options of a command line. Each field is declared as its option; a command has the fields it
+    names.
+    """
 
     ranks: Ranks = 2
     sizes: Sizes = "64K,1M,16M"
@@ -72,11 +86,12 @@ _Act = Callable[[Asked], None]
 def _command(
     *fields: str, defaults: Asked = _DEFAULTS, **declared: object
 ) -> Callable[[_Act], _Act]:
-    """Makes a command of a function, under its name and with its docstring as help.
+    """Turns a function into a command, under its name and with its docstring as help.
 
     Args:
-        fields: of `Asked` that have an option here, in this order. defaults: for them and for the others.
-        declared: options that differ here from their declaration in `Asked`.
+        fields: fields of `Asked` that have an option here, in this order.
+        defaults: default values of these and of other fields.
+        declared: options whose declaration here differs from the one in `Asked`.
     """
     known = inspect.signature(Asked).parameters
 
@@ -101,7 +116,7 @@ def _command(
 
 @_command(*_REDUCES, memory=AnyMemory)
 def allreduce(asked: Asked) -> None:
-    """Allreduce inside a host.
+    """Measure allreduce inside a host.
 
     \b
     fireflyer bench allreduce --ranks 4 --sizes 64K,1M,16M,128M --against gloo,mpi
@@ -112,7 +127,7 @@ def allreduce(asked: Asked) -> None:
 
 @_command(*_MOVES)
 def allgather(asked: Asked) -> None:
-    """All-gather inside a host; size: the result.
+    """Measure all-gather inside a host; the size is that of the result.
 
     \b
     fireflyer bench allgather --ranks 4 --sizes 1M,16M --against gloo,mpi
@@ -122,7 +137,7 @@ def allgather(asked: Asked) -> None:
 
 @_command(*_REDUCES)
 def reduce_scatter(asked: Asked) -> None:
-    """Reduce-scatter inside a host; size: a rank's input.
+    """Measure reduce-scatter inside a host; the size is that of a rank's input.
 
     \b
     fireflyer bench reduce_scatter --ranks 4 --dtype bfloat16 --op avg
@@ -132,7 +147,7 @@ def reduce_scatter(asked: Asked) -> None:
 
 @_command(*_MOVES)
 def broadcast(asked: Asked) -> None:
-    """Broadcast from rank 0 inside a host.
+    """Measure broadcast from rank 0 inside a host.
 
     \b
     fireflyer bench broadcast --ranks 4 --sizes 16M
@@ -142,7 +157,7 @@ def broadcast(asked: Asked) -> None:
 
 @_command(*_REDUCES)
 def reduce(asked: Asked) -> None:
-    """Reduce to rank 0 inside a host.
+    """Measure reduce to rank 0 inside a host.
 
     \b
     fireflyer bench reduce --ranks 4 --op max --dtype int64
@@ -152,7 +167,7 @@ def reduce(asked: Asked) -> None:
 
 @_command(*_MOVES)
 def alltoall(asked: Asked) -> None:
-    """All-to-all with even splits inside a host.
+    """Measure all-to-all with even splits inside a host.
 
     \b
     fireflyer bench alltoall --ranks 4 --sizes 64K,16M
@@ -162,7 +177,7 @@ def alltoall(asked: Asked) -> None:
 
 @_command(*_MOVES, ranks=SeveralRanks)
 def sendrecv(asked: Asked) -> None:
-    """Each rank to the next, all at once, in a ring.
+    """Measure simultaneous sends from each rank to the next, in a ring.
 
     \b
     fireflyer bench sendrecv --sizes 4K,1M --against gloo,mpi
@@ -175,7 +190,7 @@ def sendrecv(asked: Asked) -> None:
     defaults=Asked(sizes="1", dtype="uint8", memory="staged"),
 )
 def barrier(asked: Asked) -> None:
-    """Barrier inside a host.
+    """Measure barrier inside a host.
 
     \b
     fireflyer bench barrier --ranks 8 --against gloo,mpi
@@ -185,37 +200,37 @@ def barrier(asked: Asked) -> None:
 
 @_command("ranks", "rounds", "json_to", defaults=Asked(ranks=1))
 def overhead(asked: Asked) -> None:
-    """What one call costs: an allreduce of one element.
+    """Measure the cost of one call: an allreduce of one element.
 
-    Synchronous, and asynchronous with its wait, against gloo.
+    The call is synchronous, or asynchronous with its wait; the peer is gloo.
 
     \b
     fireflyer bench overhead
     """
     machine = Machine.here()
-    from fireflyer.bench import overhead as bench
+    from fireflyer.bench.collectives import overhead as bench
 
     report("overhead", machine, bench.run(asked.ranks, asked.rounds), [], asked.json_to)
 
 
 @app.command()
 def network(
-    hosts: Annotated[int, typer.Option(min=2, max=32, help="hosts of the lab")] = 2,
+    hosts: Annotated[int, typer.Option(min=2, max=32, help="Number of hosts of the lab.")] = 2,
     ranks_per_host: RanksPerHost = 4,
-    rate: Annotated[str, typer.Option(help="speed of each cable, e.g. 1gbit")] = "1gbit",
+    rate: Annotated[str, typer.Option(help="Speed of each cable, e.g. 1gbit.")] = "1gbit",
     sizes: Sizes = "16M,64M",
     wire: Annotated[
-        str, typer.Option(help="codecs beside the float32 wire: bf16, fp16, int8")
+        str, typer.Option(help="Codecs to measure besides the float32 wire: bf16, fp16, int8.")
     ] = "",
     orders: Annotated[
-        str, typer.Option(help="how ranks lie on hosts: contiguous, round-robin")
+        str, typer.Option(help="Order of the ranks on the hosts: contiguous, round-robin.")
     ] = "contiguous",
     rounds: Rounds = 5,
     json_to: JsonTo = None,
 ) -> None:
-    """Allreduce between the hosts of a lab. Needs root.
+    """Measure allreduce between the hosts of a lab. Needs root.
 
-    Bytes on the wire against the least possible, time against the line rate and flat gloo.
+    Compares bytes on the wire with the least possible, and time with the line rate and flat gloo.
 
     \b
     fireflyer bench network --hosts 2 --ranks-per-host 4 --rate 1gbit --sizes 16M,64M
@@ -225,7 +240,7 @@ def network(
     wanted = sizes_of(sizes)
     wires = names_of("--wire", wire, options.WIRES) if wire else ()
     orders_wanted = names_of("--orders", orders, options.ORDERS)
-    from fireflyer.bench import network as bench
+    from fireflyer.bench.collectives import network as bench
 
     spec = bench.Spec(
         hosts=hosts,
@@ -242,27 +257,29 @@ def network(
 @app.command()
 def tune(
     hosts: Annotated[
-        int | None, typer.Option(min=2, max=32, help="hosts of a lab; needs root")
+        int | None, typer.Option(min=2, max=32, help="Number of hosts of a lab; needs root.")
     ] = None,
     rate: Annotated[
-        str | None, typer.Option(help="speed of each cable of the lab, e.g. 1gbit")
+        str | None, typer.Option(help="Speed of each cable of the lab, e.g. 1gbit.")
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option(min=2, max=32, help="virtual nodes of this machine instead; default 3"),
+        typer.Option(
+            min=2, max=32, help="Virtual nodes on this machine instead of a lab; default 3."
+        ),
     ] = None,
     ranks_per_host: RanksPerHost = 1,
-    kinds: Annotated[str, typer.Option(help="allreduce, broadcast, reduce")] = ",".join(
-        options.TUNED
-    ),
+    kinds: Annotated[
+        str, typer.Option(help="Collectives to tune: allreduce, broadcast, reduce.")
+    ] = ",".join(options.TUNED),
     sizes: Sizes = "1K,16K,64K,256K,1M,4M,16M",
     rounds: Rounds = 5,
-    out: Annotated[str, typer.Option(metavar="FILE", help="where the table goes")] = TABLE,
+    out: Annotated[str, typer.Option(metavar="FILE", help="Write the table to FILE.")] = TABLE,
     json_to: JsonTo = None,
 ) -> None:
     """Find the fastest algorithm between hosts for each size.
 
-    Writes a table for FIREFLYER_HFREDUCE_TABLE; shows it, and what it changes.
+    Writes a table for FIREFLYER_HFREDUCE_TABLE and shows the table and its changes.
 
     \b
     fireflyer bench tune --hosts 4 --rate 1gbit --ranks-per-host 2
@@ -270,14 +287,14 @@ def tune(
     """
     machine = Machine.here()
     if hosts is not None and nodes is not None:
-        raise typer.BadParameter("--hosts makes a lab, --nodes does without: choose one")
+        raise typer.BadParameter("--hosts and --nodes exclude each other")
     if hosts is None and rate is not None:
-        raise typer.BadParameter("--rate is of a lab's cables: add --hosts")
+        raise typer.BadParameter("--rate needs --hosts: it sets the cables of a lab")
     if not Path(out).absolute().parent.is_dir():
-        raise typer.BadParameter(f"--out: there is no folder for {out}")
+        raise typer.BadParameter(f"invalid --out {out!r}: its folder does not exist")
     wanted = tuple(sorted(set(sizes_of(sizes))))
     kinds_wanted = names_of("--kinds", kinds, options.TUNED)
-    from fireflyer.bench import tune as bench
+    from fireflyer.bench.collectives import tune as bench
     from fireflyer.hfreduce import rules
 
     spec = bench.Spec(
@@ -302,27 +319,29 @@ def tune(
 def records(
     peers: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="environments of the peers, one below it for each"),
+        typer.Option(metavar="DIR", help="Folder with a Python environment for each peer."),
     ] = None,
     install_peers: Annotated[
-        bool, typer.Option("--install-peers", help="make those that are missing, from PyPI")
+        bool,
+        typer.Option("--install-peers", help="Install missing environments of --peers from PyPI."),
     ] = False,
     work: Annotated[
-        Path, typer.Option(metavar="DIR", help="where the data lies; it is made once")
+        Path, typer.Option(metavar="DIR", help="Folder of the data; made once, then reused.")
     ] = Path("bench-records"),
     scale: Annotated[
-        float, typer.Option(min=0.0001, max=10, help="of the data sets; goals are for 1")
+        float,
+        typer.Option(min=0.0001, max=10, help="Scale of the data sets; the goals hold for 1."),
     ] = 1.0,
     only: Annotated[
-        str, typer.Option(help="warm, views, small, cold, loader, files, pack, open")
+        str, typer.Option(help="Cases: warm, views, small, cold, loader, files, pack, open.")
     ] = ",".join(options.RECORDS),
     rounds: Rounds = 5,
     json_to: JsonTo = None,
 ) -> None:
-    """Random batch reads of record files.
+    """Measure random batch reads of record files.
 
-    Against array_record, LMDB, mosaicml-streaming, pylance, webdataset and loose files, memcpy, fio, cat.
-    At scale 1 it writes about 15 GB into --work.
+    The peers are array_record, LMDB, mosaicml-streaming, pylance, webdataset, loose files, memcpy,
+    fio and cat. At scale 1 the benchmark writes about 15 GB into --work.
 
     \b
     fireflyer bench records --peers peers --install-peers
@@ -332,8 +351,8 @@ def records(
     groups = names_of("--only", only, options.RECORDS)
     if install_peers and peers is None:
         raise typer.BadParameter("--install-peers needs --peers DIR")
-    from fireflyer.bench import records as bench
-    from fireflyer.bench import records_peers
+    from fireflyer.bench.records import benchmark as bench
+    from fireflyer.bench.records import peers as records_peers
 
     if install_peers and peers is not None:
         records_peers.install(peers, say)
@@ -345,21 +364,24 @@ def records(
 
 @app.command()
 def checkpoint(
-    size: Annotated[str, typer.Option(help="bytes of the state, e.g. 1GiB, 512M")] = "1GiB",
+    size: Annotated[str, typer.Option(help="Size of the state, e.g. 1GiB, 512M.")] = "1GiB",
     work: Annotated[
         list[Path],
-        typer.Option(metavar="DIR", help="where to save; again for another, e.g. tmpfs and a disk"),
+        typer.Option(
+            metavar="DIR", help="Folder to save to; may be repeated, e.g. tmpfs and a disk."
+        ),
     ] = CHECKPOINT_WORK,
     only: Annotated[
-        str, typer.Option(help="stall, total, load, overlap, one, memory, training (minutes)")
+        str,
+        typer.Option(help="Cases: stall, total, load, overlap, one, memory, training (minutes)."),
     ] = ",".join(options.CHECKPOINT_DEFAULT),
     rounds: Rounds = 5,
     json_to: JsonTo = None,
 ) -> None:
-    """Saves and loads of a training state.
+    """Measure saves and loads of a training state.
 
-    Against dcp.save, dcp.async_save, torch.save, safetensors (where installed), memcpy, O_DIRECT by fio.
-    Needs memory of 5 times --size, what lies on tmpfs included.
+    The peers are dcp.save, dcp.async_save, torch.save, safetensors (if installed), memcpy and
+    O_DIRECT by fio. Needs memory of 5 times --size, files on tmpfs included.
 
     \b
     fireflyer bench checkpoint
@@ -369,8 +391,8 @@ def checkpoint(
     groups = names_of("--only", only, options.CHECKPOINT)
     wanted = sizes_of(size)
     if len(wanted) > 1 or wanted[0] < options.SMALLEST_STATE:
-        raise typer.BadParameter("--size: one size of at least 4M")
-    from fireflyer.bench import checkpoint as bench
+        raise typer.BadParameter(f"invalid --size {size!r}: expected one size of at least 4M")
+    from fireflyer.bench.checkpoint import benchmark as bench
 
     spec = bench.Spec(size=wanted[0], work=tuple(work), only=groups, rounds=rounds)
     rows = bench.run(spec, say)
@@ -381,35 +403,43 @@ def checkpoint(
 @app.command()
 def fs(
     work: Annotated[
-        Path, typer.Option(metavar="DIR", help="where file systems lie; removed afterwards")
+        Path, typer.Option(metavar="DIR", help="Folder for the file systems; removed afterwards.")
     ] = Path("bench-fs"),
     peers: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="of the peers, fetched when asked for; default peers in --work"
+            metavar="DIR",
+            help="Folder of the peers' programs, fetched when needed; default: peers in --work.",
         ),
     ] = None,
     only: Annotated[
-        str, typer.Option(help="tcp, local, small, write, create, one, stat, memory, incast")
+        str,
+        typer.Option(help="Cases: tcp, local, small, write, create, one, stat, memory, incast."),
     ] = ",".join(options.FS),
     growth: Annotated[
-        bool, typer.Option("--growth", help="curves of cost against size instead (minutes)")
+        bool,
+        typer.Option("--growth", help="Measure curves of cost against size instead (minutes)."),
     ] = False,
     curves: Annotated[
-        str, typer.Option(help="of --growth: clients, directory, bytes, total")
+        str, typer.Option(help="Curves of --growth: clients, directory, bytes, total.")
     ] = ",".join(options.FS_GROWTH),
     plots: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="of --growth: where the SVG files go")
+        Path | None, typer.Option(metavar="DIR", help="With --growth: write the SVG files to DIR.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="tiny sizes: does it run; figures mean little")
+        bool,
+        typer.Option(
+            "--quick",
+            help="Use tiny sizes to check that the benchmark runs; the figures mean little.",
+        ),
     ] = False,
     rounds: Rounds = 5,
     json_to: JsonTo = None,
 ) -> None:
-    """The file system (3FS).
+    """Measure the file system (3FS).
 
-    Against raw reads and writes, a shared-memory ring, SQLite, JuiceFS and MooseFS, and in a lab (root).
+    The peers are raw reads and writes, a shared-memory ring, SQLite, JuiceFS and MooseFS. One case
+    runs in a lab (root).
 
     \b
     fireflyer bench fs
@@ -421,7 +451,7 @@ def fs(
     wanted = names_of("--curves", curves, options.FS_GROWTH)
     if plots is not None and not growth:
         raise typer.BadParameter("--plots needs --growth")
-    from fireflyer.bench import fs as bench
+    from fireflyer.bench.fs import benchmark as bench
 
     spec = bench.Spec(
         work=work,
@@ -438,17 +468,21 @@ def fs(
 
 @app.command()
 def api(
-    followers: Annotated[int, typer.Option(min=1, max=20_000, help="of logs, all live")] = 1000,
+    followers: Annotated[
+        int, typer.Option(min=1, max=20_000, help="Number of clients, each following a live log.")
+    ] = 1000,
     lines: Annotated[
-        float, typer.Option(min=0.1, max=1000, help="a second by which each log grows")
+        float, typer.Option(min=0.1, max=1000, help="Lines per second by which each log grows.")
     ] = 1.0,
-    rates: Annotated[str, typer.Option(help="submissions a second to try")] = "50,100,150,200,300",
-    seconds: Annotated[float, typer.Option(min=1, help="for each rate")] = 10.0,
+    rates: Annotated[
+        str, typer.Option(help="Submissions per second to try.")
+    ] = "50,100,150,200,300",
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds at each rate.")] = 10.0,
     json_to: JsonTo = None,
 ) -> None:
-    """Submissions to the platform while many follow logs.
+    """Measure submissions to the platform while many clients follow logs.
 
-    Stops at the first rate whose slowest hundredth takes 250 ms or more.
+    Stops at the first rate with a p99 of 250 ms or more, or with under 98 % of it answered.
 
     \b
     fireflyer bench api
@@ -456,7 +490,7 @@ def api(
     """
     machine = Machine.here()
     wanted = sizes_of(rates)
-    from fireflyer.bench import api as bench
+    from fireflyer.bench.hai import api as bench
 
     spec = bench.Spec(followers=followers, lines=lines, rates=wanted, seconds=seconds)
     rows = bench.run(spec, teller())
@@ -466,22 +500,25 @@ def api(
 
 @app.command()
 def hai(
-    rounds: Annotated[int, typer.Option(min=1, help="of each figure; medians are shown")] = 20,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Number of rounds of each figure; the report shows medians.")
+    ] = 20,
     slurm: Annotated[
-        bool, typer.Option("--slurm", help="on the Slurm cluster that is configured here")
+        bool,
+        typer.Option("--slurm", help="Use the Slurm cluster that is configured on this machine."),
     ] = False,
     json_to: JsonTo = None,
 ) -> None:
-    """Starts, memory, deaths seen and suspends of the platform.
+    """Measure the platform's task starts, memory, death detection and suspends.
 
-    Against what is allowed. From 100 rounds on also the slowest hundredth.
+    Compares them with their limits; with at least 100 rounds also the 99th percentile.
 
     \b
     fireflyer bench hai
     fireflyer bench hai --rounds 100
     """
     machine = Machine.here()
-    from fireflyer.bench import hai as bench
+    from fireflyer.bench.hai import benchmark as bench
 
     rows = bench.run(bench.Spec(rounds=rounds, slurm=slurm), teller())
     say("")
@@ -496,10 +533,12 @@ def _collective(name: str, asked: Asked) -> None:
     memories = names_of("--memory", asked.memory, kinds)
     peers = names_of("--against", asked.against, options.PEERS)
     if asked.op not in options.OPS:
-        raise typer.BadParameter(f"--op: {asked.op!r} is none of {', '.join(options.OPS)}")
-    from fireflyer.bench import collectives
+        raise typer.BadParameter(
+            f"invalid --op {asked.op!r}: expected one of {', '.join(options.OPS)}"
+        )
+    from fireflyer.bench.collectives import one_host
 
-    spec = collectives.Spec(
+    spec = one_host.Spec(
         collective=name,
         ranks=asked.ranks,
         sizes=wanted,
@@ -509,10 +548,10 @@ def _collective(name: str, asked: Asked) -> None:
         against=peers,
         rounds=asked.rounds,
     )
-    rows, nccl = collectives.run(spec)
+    rows, nccl = one_host.run(spec)
     report(name, machine, rows, nccl, asked.json_to)
     if wrong := sum(row.wrong for row in nccl):
-        raise CollectiveError(f"bench {name}: {wrong} elements came out wrong, see #wrong")
+        raise CollectiveError(f"bench {name}: {wrong} elements are wrong, see #wrong")
 
 
 for _command_of_training in (train_commands.train, train_commands.wire, train_commands.scaling):
@@ -520,7 +559,7 @@ for _command_of_training in (train_commands.train, train_commands.wire, train_co
 
 
 def with_default_json(arguments: list[str]) -> list[str]:
-    """`--json` without a file means standard output."""
+    """Expands `--json` without a file to standard output."""
     result: list[str] = []
     for index, argument in enumerate(arguments):
         result.append(argument)

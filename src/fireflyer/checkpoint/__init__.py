@@ -1,6 +1,6 @@
 """Checkpoint Manager: asynchronous, verified, resumable saves (the paper's §VII-A).
 
-Importing this package alone does not import torch: a node's keeper lives in it.
+The package itself does not import torch, because a node's keeper process imports it.
 """
 
 from importlib import import_module
@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 from fireflyer.extras import need_torch
 
 if TYPE_CHECKING:
-    from fireflyer.checkpoint.face import CheckpointManager as CheckpointManager
     from fireflyer.checkpoint.handle import SaveHandle as SaveHandle
-    from fireflyer.checkpoint.inmemory import InMemory as InMemory
-    from fireflyer.checkpoint.leaves import Shard as Shard
+    from fireflyer.checkpoint.manager import CheckpointManager as CheckpointManager
+    from fireflyer.checkpoint.memory.manager_tier import InMemory as InMemory
     from fireflyer.checkpoint.retention import Keep as Keep
+    from fireflyer.checkpoint.state.leaves import Shard as Shard
 
 _HOMES = {
-    "CheckpointManager": "face",
+    "CheckpointManager": "manager",
     "SaveHandle": "handle",
-    "InMemory": "inmemory",
-    "Shard": "leaves",
+    "InMemory": "memory.manager_tier",
+    "Shard": "state.leaves",
     "Keep": "retention",
 }
 

@@ -1,4 +1,4 @@
-"""SaveHandle: one save on its way, as whoever asked for it sees it."""
+"""SaveHandle: one save in flight, as its caller sees it."""
 
 import math
 import os
@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 
-from fireflyer.checkpoint.datafile import Written
-from fireflyer.checkpoint.staging import Staged
+from fireflyer.checkpoint.save.data_file import Written
+from fireflyer.checkpoint.save.staging import Staged
 from fireflyer.errors import CheckpointError
 
 _LOOK_S = 0.25
 
 
 class SaveHandle:
-    """One save on its way."""
+    """One save in flight."""
 
     def __init__(
         self,
@@ -24,10 +24,10 @@ class SaveHandle:
         in_memory: Future[bool],
         look: Callable[[], object],
     ) -> None:
-        """`look` is called now and then while somebody waits; it may bring the end nearer."""
+        """`look` is called periodically during a wait; it may end the save earlier."""
         self.step = step
         self.stall_s = 0.0
-        """Seconds that `save` kept its caller: waiting for the save before, and the copy."""
+        """Seconds that `save` blocked its caller: the wait for the previous save, and the copy."""
         self._future = future
         self._staged = staged
         self._in_memory = in_memory
@@ -37,16 +37,16 @@ class SaveHandle:
 
     @property
     def done(self) -> bool:
-        """Whether the save has been committed or has failed."""
+        """True if the save has been committed or has failed."""
         return self._future.done()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Returns when the checkpoint is durable and whole.
+        """Waits until the checkpoint is durable and complete.
 
         Raises:
-            CheckpointError, StorageError: why it is not.
-            CheckpointError: in a forked child, which cannot know.
-            TimeoutError: if `timeout_s` passes first; the save goes on.
+            CheckpointError, StorageError: if the save failed.
+            CheckpointError: in a forked child, which cannot know the outcome.
+            TimeoutError: if `timeout_s` passes first; the save continues.
         """
         self._check_process()
         try:
@@ -58,22 +58,23 @@ class SaveHandle:
 
     @property
     def in_memory(self) -> bool:
-        """Whether the nodes hold the whole save in memory, so that it outlives this job's processes."""
+        """True if the nodes hold the complete save in memory; it outlives this job's processes."""
         return self._in_memory.done() and self._in_memory.result()
 
     def wait_in_memory(self, timeout_s: float | None = None) -> bool:
-        """Returns `in_memory` once it is decided; False without a memory tier, or where it was skipped.
+        """Waits until `in_memory` is decided; returns it. False if there is no memory tier or it
+        was skipped.
 
         Raises:
-            CheckpointError: in a forked child, which cannot know.
-            TimeoutError: if `timeout_s` passes first; the save goes on.
+            CheckpointError: in a forked child, which cannot know the outcome.
+            TimeoutError: if `timeout_s` passes first; the save continues.
         """
         self._check_process()
         self._staged.release()
         return self._in_memory.result(timeout_s)
 
     def settle(self, look: Callable[[], object] | None = None) -> None:
-        """Waits, without an error. `look`: instead of the handle's own."""
+        """Waits for the end of the save; raises no error. `look` replaces the handle's own."""
         self._staged.release()
         self._await_end(None, look or self._look)
 
@@ -87,29 +88,29 @@ class SaveHandle:
                 raise TimeoutError
 
     def failure(self) -> BaseException | None:
-        """Why a save that is over has failed, if nobody has heard of it yet; None otherwise."""
+        """Returns a finished save's error that no `wait` has raised yet; None otherwise."""
         return None if self._reported else self._future.exception()
 
     def release(self) -> None:
-        """Returns when the state may change."""
+        """Waits until the state may change."""
         self._staged.release()
 
     def is_of_this_process(self) -> bool:
-        """False in a forked child: the save goes on in its parent."""
+        """False in a forked child: the save continues in its parent."""
         return self._process == os.getpid()
 
     def _check_process(self) -> None:
         if not self.is_of_this_process():
             raise CheckpointError(
-                f"the save of step {self.step} is that of process {self._process}, which this one was "
-                "forked from: only there one can wait for it"
+                f"the save of step {self.step} belongs to the parent, process {self._process}: wait for "
+                "it there"
             )
 
     def written(self) -> Written | None:
-        """What is where, after a save that has succeeded."""
+        """Returns the places of the pieces after a successful save, else None."""
         return self._future.result() if self._future.exception() is None else None
 
     def raise_unreported(self) -> None:
-        """`wait`, unless an earlier `wait` has told how it ended."""
+        """Calls `wait`, unless an earlier `wait` has reported the outcome."""
         if not self._reported:
             self.wait()

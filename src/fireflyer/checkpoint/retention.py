@@ -1,33 +1,33 @@
-"""Which checkpoints stay: a pure decision over what a directory holds."""
+"""Retention: a pure decision on which checkpoints of a directory to keep."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from fireflyer.checkpoint.manifest import Generation
+from fireflyer.checkpoint.directory.manifest import Generation
 from fireflyer.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What to keep; a checkpoint stays if any of the rules wants it, and the newest always does.
+    """Retention rules: a checkpoint stays if any rule keeps it; the newest one always stays.
 
     Raises:
-        ConfigError: for numbers below 1, `best` without `metric` or the other way round, no name, or another
-            mode.
+        ConfigError: if a number is below 1, only one of `best` and `metric` is given, the metric
+            has no name, or the mode is unknown.
     """
 
     last: int = 3
-    """The newest ones, by the time of their save."""
+    """Number of newest checkpoints to keep, by the time of their save."""
     every: int | None = None
-    """Those whose step is a multiple of it; of one step saved several times, the newest."""
+    """Keep checkpoints at multiples of this step; of several saves of one step, the newest."""
     best: int | None = None
-    """How many of those with the best `metric`."""
+    """Number of checkpoints with the best `metric` to keep."""
     metric: str | None = None
-    """Its name among the `metrics` given to `save`."""
+    """Name of the metric among the `metrics` given to `save`."""
     mode: Literal["min", "max"] = "min"
-    """Whether a smaller or a larger metric is better."""
+    """Direction of the metric: "min" if smaller is better, "max" if larger is."""
 
     def __post_init__(self) -> None:
         for name in ("last", "every", "best"):
@@ -35,34 +35,36 @@ class Keep:
             if value is None and name != "last":
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"Keep({name}={value!r}): write a whole number of at least 1")
+                raise ConfigError(
+                    f"invalid Keep {name} {value!r}: expected a whole number of at least 1"
+                )
         if (self.best is None) != (self.metric is None):
             raise ConfigError(
                 f'Keep(best={self.best}, metric={self.metric!r}): give both, e.g. best=2, metric="loss"'
             )
         if self.metric is not None and (not isinstance(self.metric, str) or not self.metric):
-            raise ConfigError(f'Keep(metric={self.metric!r}): write its name, e.g. "loss"')
+            raise ConfigError(f'invalid Keep metric {self.metric!r}: expected a name, e.g. "loss"')
         if self.mode not in ("min", "max"):
-            raise ConfigError(f'Keep(mode={self.mode!r}): write "min" or "max"')
+            raise ConfigError(f'invalid Keep mode {self.mode!r}: expected "min" or "max"')
 
     @classmethod
     def of(cls, keep: "int | Keep | None") -> "Keep | None":
-        """`keep` as users write it: a number is the `last` so many, None keeps all.
+        """Returns the rules of the user's `keep` option: a number is `last`, None keeps all.
 
         Raises:
-            ConfigError: for a number below 1.
+            ConfigError: if the number is below 1.
         """
         if keep is None or isinstance(keep, Keep):
             return keep
         if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
             raise ConfigError(
-                f"keep={keep!r}: keep at least 1 checkpoint, a Keep(...), or None for all"
+                f"invalid keep {keep!r}: expected a number of at least 1, a Keep(...), or None for all"
             )
         return cls(last=keep)
 
 
 class Candidate(NamedTuple):
-    """A whole checkpoint, as retention sees it."""
+    """A complete checkpoint, as retention sees it."""
 
     generation: Generation
     step: int
@@ -70,7 +72,7 @@ class Candidate(NamedTuple):
 
 
 def retired(checkpoints: Sequence[Candidate], keep: Keep) -> list[Candidate]:
-    """Those of the whole `checkpoints` (in any order) that no rule keeps, the oldest first."""
+    """Returns the complete `checkpoints` (in any order) that no rule keeps, the oldest first."""
     newest_first = sorted(checkpoints, key=lambda one: one.generation, reverse=True)
     kept = {one.generation for one in newest_first[: keep.last]}
     if keep.every is not None:
@@ -85,7 +87,7 @@ def retired(checkpoints: Sequence[Candidate], keep: Keep) -> list[Candidate]:
 
 
 def _best_first(newest_first: Sequence[Candidate], keep: Keep) -> list[Candidate]:
-    """Those that have the metric, the best first, newer ones before older ones of the same value."""
+    """Returns the checkpoints with the metric, the best first; of equal values, the newer first."""
     metric, sign = str(keep.metric), 1 if keep.mode == "min" else -1
     counted = [one for one in newest_first if not math.isnan(one.metrics.get(metric, math.nan))]
     return sorted(counted, key=lambda one: sign * one.metrics[metric])

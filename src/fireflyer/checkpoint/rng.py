@@ -1,4 +1,4 @@
-"""The state of a process's random number generators, as a state that can be saved."""
+"""The states of a process's random number generators, as a state that can be saved."""
 
 import random
 from collections.abc import Mapping
@@ -9,7 +9,8 @@ import torch
 
 
 def capture() -> dict[str, Any]:
-    """Of Python's, numpy's and torch's global generators, and of the current CUDA device's if in use."""
+    """Returns the states of Python's, numpy's and torch's global generators, and of the current
+    CUDA device's generator if CUDA is in use."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
@@ -23,13 +24,13 @@ def capture() -> dict[str, Any]:
 
 
 def as_tuples(state: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The states of Python's and numpy's generators, as their own functions take them."""
+    """Returns Python's and numpy's generator states in the form that their setters accept."""
     version, words, gauss = state["python"]
     return (version, tuple(words.tolist()), gauss), tuple(state["numpy"])
 
 
 def restore(state: Mapping[str, Any]) -> None:
-    """Inverse of `capture`."""
+    """Restores the generators; the inverse of `capture`."""
     python, legacy = as_tuples(state)
     random.setstate(python)
     np.random.set_state(legacy)

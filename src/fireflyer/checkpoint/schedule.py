@@ -1,4 +1,4 @@
-"""When to save: `every` as a user writes it, and the decisions, which have no clock of their own."""
+"""Save schedule: the user's `every` option, and decisions as functions of a time passed in."""
 
 import math
 import re
@@ -11,10 +11,10 @@ from fireflyer.errors import ConfigError
 
 AUTO = "auto"
 SHORTEST_S, LONGEST_S = 60.0, 3600.0
-"""What `every="auto"` stays between. Below, restarting costs more than what is lost; above, one
-misjudged failure rate would cost half a day."""
+"""Bounds of the interval for `every="auto"`. Below them, a restart costs more than the lost work;
+above them, one wrong estimate of the failure rate could cost half a day."""
 PRIOR_S = 86_400.0
-"""Time between failures before any was seen, worth one failure: with saves that cost half a second it
+"""Prior for the time between failures, weighted as one failure. If a save costs half a second, it
 gives the paper's five minutes."""
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -22,36 +22,39 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|h)")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of "5min", "30s", "1.5h" or "500ms".
+    """Returns the seconds of "5min", "30s", "1.5h" or "500ms".
 
     Raises:
-        ConfigError: if the text is no such duration above zero.
+        ConfigError: if the text is not such a duration above zero.
     """
     match = _DURATION.fullmatch(text.strip())
     seconds = float(match[1]) * _UNITS_S[match[2]] if match else 0.0
     if seconds <= 0:
         raise ConfigError(
-            f'every={text!r} is no duration: write "auto" or a number of ms, s, min or h, e.g. "5min"'
+            f'invalid every {text!r}: expected "auto" or a number of ms, s, min or h, e.g. "5min"'
         )
     return seconds
 
 
 def check_steps(steps: int) -> int:
-    """The number itself.
+    """Returns the number itself.
 
     Raises:
         ConfigError: if it is below 1.
     """
     if steps < 1:
         raise ConfigError(
-            f"every={steps} steps is too few: write at least 1, or None for no schedule"
+            f"invalid every {steps}: expected at least 1 step, or None for no schedule"
         )
     return steps
 
 
 def best_interval(cost_s: float, between_failures_s: float) -> float:
-    """Seconds of training between saves that lose least, by Daly's higher-order estimate (2006) of the
-    optimum of Young's model: a save costs `cost_s`, failures come at random."""
+    """Returns the seconds of training between saves that minimize the expected loss.
+
+    Daly's higher-order estimate (2006) of the optimum of Young's model: a save costs `cost_s`, and
+    failures occur at random.
+    """
     if cost_s >= 2 * between_failures_s:
         return between_failures_s
     share = cost_s / (2 * between_failures_s)
@@ -60,12 +63,13 @@ def best_interval(cost_s: float, between_failures_s: float) -> float:
 
 
 def auto_interval(cost_s: float | None, failures: int, seen_s: float) -> float:
-    """Seconds from save to save for `every="auto"`.
+    """Returns the seconds between saves for `every="auto"`.
 
     Args:
-        cost_s: of a save; None before one was measured. The first one is then made after SHORTEST_S.
-        failures: how many were seen ...
-        seen_s: ... in this time of running.
+        cost_s: the cost of a save; None before one was measured. The first save is then due after
+            SHORTEST_S.
+        failures: the number of failures seen ...
+        seen_s: ... in this running time.
     """
     if cost_s is None:
         return SHORTEST_S
@@ -74,17 +78,17 @@ def auto_interval(cost_s: float | None, failures: int, seen_s: float) -> float:
 
 
 class Run(NamedTuple):
-    """One run in a directory; seconds since 1970."""
+    """One run in a directory; times in seconds since 1970."""
 
     started: float
     left: float | None
-    """When it was asked to leave and did; None if it ended otherwise or still runs."""
+    """Time at which the run left on request; None if it ended otherwise or still runs."""
 
 
 def failures_seen(runs: Sequence[Run], now: float) -> tuple[int, float]:
-    """(failures, seconds of running) of the runs one after the other; the last one is still running.
+    """Returns (failures, seconds of running) of consecutive runs; the last one is still running.
 
-    A run that did not leave has failed when the next one starts.
+    A run that did not leave on request counts as failed when the next run starts.
     """
     failures, seen_s = 0, 0.0
     for index, run in enumerate(runs):
@@ -99,7 +103,7 @@ def failures_seen(runs: Sequence[Run], now: float) -> tuple[int, float]:
 
 
 class SaveCost:
-    """Learns what a save costs the training: its stall, and by how much steps are slower until it is over."""
+    """Measures a save's cost to training: its stall, and the slowdown of steps during it."""
 
     def __init__(self) -> None:
         self._free_s: deque[float] = deque(maxlen=64)
@@ -107,21 +111,21 @@ class SaveCost:
         self._noted: tuple[int, float] | None = None
         self._stall_s = 0.0
         self._open: list[float] | None = None
-        """Of the save on its way: stall, then seconds and steps since."""
+        """Save in flight: its stall, then the seconds and steps since."""
 
     @property
     def cost_s(self) -> float | None:
-        """Median of the last five saves; None before one is over."""
+        """Median cost of the last five saves; None before the first one is over."""
         return median(self._costs_s) if self._costs_s else None
 
     def began(self, stall_s: float) -> None:
-        """A save was started and has kept its caller for so long, since the last `note`."""
+        """Notes the start of a save that stalled its caller for `stall_s` since the last `note`."""
         self._finish()
         self._stall_s += stall_s
         self._open = [stall_s, 0.0, 0.0]
 
     def note(self, step: int, now: float, saving: bool) -> None:
-        """After each step: the time, and whether the last save is still on its way."""
+        """Notes the time after each step, and whether the last save is still in flight."""
         if self._noted is not None and step > self._noted[0]:
             steps = step - self._noted[0]
             took_s = now - self._noted[1] - self._stall_s
@@ -143,26 +147,26 @@ class SaveCost:
 
 
 class Interval:
-    """Decides at which steps a save is due by time; one rank asks it and all obey.
+    """Decides at which steps a time-based save is due; one rank asks it, and all ranks follow.
 
-    Not every step needs a decision: each one also names the next step to ask at, half of the way
-    that the recent pace leaves, so that ranks talk a few times an interval instead of every step.
+    Each decision also names the next step to ask at. At the recent pace that step lies half of the
+    remaining time ahead, so ranks communicate a few times an interval instead of at every step.
     """
 
     def __init__(self, interval_s: float, now: float) -> None:
         self.interval_s = interval_s
-        """May be changed at any time; infinite if no save is ever due."""
+        """Seconds between saves; may change at any time; infinite if no save is ever due."""
         self._last_save = now
         self._asked: tuple[int, float] | None = None
 
     def saved(self, now: float) -> None:
-        """Another rank has decided so."""
+        """Notes that another rank has decided to save."""
         self._last_save = now
 
     def decide(self, step: int, now: float, within_s: float = math.inf) -> tuple[bool, int]:
-        """(is a save due at `step`, the step from which on to ask again).
+        """Returns (whether a save is due at `step`, the first step at which to ask again).
 
-        At the recent pace that step comes within `within_s`, or is the next one.
+        At the recent pace that step comes within `within_s`, or it is the next step.
         """
         left = self._last_save + self.interval_s - now
         due = left <= 0

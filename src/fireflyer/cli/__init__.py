@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Runs the command line and exits: 0 ok, 1 failure, 2 usage. Errors are one line on stderr.
 
-    An interrupt before the command has begun ends it with 130 and without a word.
+    An interrupt before the command begins exits with 130 and prints nothing.
     """
     try:
         from fireflyer.cli.app import run_line

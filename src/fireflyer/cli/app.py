@@ -1,4 +1,7 @@
-"""All verbs and their options. What a verb does is imported when it runs, so `--help` stays fast."""
+"""Verbs of `fireflyer` and their options.
+
+The implementation of a verb is imported when it runs, so `--help` stays fast.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,15 +9,15 @@ from typing import Annotated
 import typer
 
 from fireflyer import __version__
-from fireflyer.cli import accounts
-from fireflyer.cli.ckpt import ckpt
-from fireflyer.cli.cluster import cluster_verbs, window
-from fireflyer.cli.config import config
-from fireflyer.cli.fs import fs
-from fireflyer.cli.handing import hand_over
+from fireflyer.cli.accounts import commands as accounts
+from fireflyer.cli.ckpt.commands import ckpt
+from fireflyer.cli.cluster.commands import cluster_verbs, window
+from fireflyer.cli.config.commands import config
+from fireflyer.cli.fs.commands import fs
 from fireflyer.cli.options import HomeOption, JsonOption, TaskArgument
-from fireflyer.cli.record import record
-from fireflyer.cli.running_options import (
+from fireflyer.cli.passthrough import hand_over
+from fireflyer.cli.record.commands import record
+from fireflyer.cli.run.options import (
     ElasticOption,
     EnvOption,
     ExpectOption,
@@ -36,8 +39,8 @@ from fireflyer.cli.running_options import (
     WatchdogOption,
     WorkspaceOption,
 )
-from fireflyer.cli.sim import sim
-from fireflyer.cli.workspace import workspace as workspaces
+from fireflyer.cli.sim.commands import sim
+from fireflyer.cli.workspace.commands import workspace as workspaces
 from fireflyer.program import INTERRUPTED, in_one_line
 
 app = typer.Typer(
@@ -95,11 +98,11 @@ def up(
         str | None,
         typer.Option(
             metavar="local|slurm",
-            help="What runs the tasks: this machine, or a Slurm cluster. Remembered by the home.",
+            help="Run tasks on this machine or on a Slurm cluster. Remembered by the home.",
         ),
     ] = None,
     partition: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of Slurm; else the cluster's default.")
+        str | None, typer.Option(metavar="NAME", help="Slurm partition; default: the cluster's.")
     ] = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any free one.")
@@ -116,62 +119,63 @@ def up(
         str,
         typer.Option(
             metavar="SIZE",
-            help="Of a rank's log in one attempt; beyond it the middle is given up, e.g. 512MiB.",
+            help="Maximum size of a rank's log in one attempt, e.g. 512MiB. Beyond it the middle "
+            "is dropped.",
         ),
     ] = "4GiB",
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave tasks running when Ctrl-C or SIGTERM ends it.")
+        bool, typer.Option("--keep", help="Leave tasks running when the server ends.")
     ] = False,
     database: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="postgresql://USER@HOST:PORT/NAME instead of SQLite. Remembered by the home.",
+            help="Use postgresql://USER@HOST:PORT/NAME instead of SQLite. Remembered by the home.",
         ),
     ] = None,
     database_password_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Holds its password; else as PGPASSFILE says."),
+        Path | None, typer.Option(metavar="FILE", help="Password file; default: PGPASSFILE.")
     ] = None,
     listen: Annotated[
-        str | None,
-        typer.Option(metavar="ADDR:PORT", help="Serve users there, too; they need tokens."),
+        str | None, typer.Option(metavar="ADDR:PORT", help="Also serve users with tokens here.")
     ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Certificate for --listen, PEM.")
     ] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, PEM.")] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Private key of --tls-cert, PEM.")
+    ] = None,
     behind_proxy: Annotated[
-        bool, typer.Option("--behind-proxy", help="A proxy in front of --listen has TLS.")
+        bool, typer.Option("--behind-proxy", help="A proxy in front of --listen provides TLS.")
     ] = False,
     home: HomeOption = None,
 ) -> None:
     """Start the server in the foreground.
 
-    Ctrl-C stops its tasks with their grace and then ends it; Ctrl-C again gives them no more time.
-    `run` starts a server in the background by itself when none answers. Of several servers with one
-    PostgreSQL one leads; the others stand by.
+    Ctrl-C stops the server's tasks within their grace period and then ends the server. A second
+    Ctrl-C ends the grace period at once. `run` starts a server in the background if none answers.
+    If several servers share one PostgreSQL database, one leads and the others stand by.
     """
-    from fireflyer.cli import serving
+    from fireflyer.cli.up import impl
 
-    where = serving.Where(
+    where = impl.Where(
         database=database, password_file=database_password_file, listen=listen,
         certificate=tls_cert, key=tls_key, behind_proxy=behind_proxy,
     )  # fmt: skip
-    chosen = serving.choose(home, engine, partition)
-    serving.serve(home, chosen, where, nodes, port, keep, policy, log_limit)
+    chosen = impl.choose(home, engine, partition)
+    impl.serve(home, chosen, where, nodes, port, keep, policy, log_limit)
 
 
 @app.command()
 def down(
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave tasks running; the next server takes them up.")
+        bool, typer.Option("--keep", help="Leave tasks running; the next server manages them.")
     ] = False,
     home: HomeOption = None,
 ) -> None:
-    """End the server, after stopping its tasks.
+    """Stop the tasks of the server, then end the server.
 
-    A server that `run` started in the background stays until then. Suspended tasks stay suspended.
+    A server that `run` started in the background runs until `down`. Suspended tasks stay suspended.
     """
     from fireflyer.hai.client import Client
 
@@ -218,18 +222,18 @@ def run(
 ) -> None:
     """Run a script as a task, and follow it.
 
-    What follows SCRIPT belongs to the script. Options may also come last, after `--`:
+    Arguments after SCRIPT belong to the script. Options may also come last, after `--`:
 
     \b
       fireflyer run --nodes 2 train.py --lr 0.1
       fireflyer run train.py --lr 0.1 -- --nodes 2
 
-    Prints rank 0's output; changes of state go to stderr. Exit 0 when the task finished, else 1.
-    Ctrl-C stops the task; Ctrl-C again leaves it stopping and returns. With --json the output goes to
-    stderr and the task's last state to stdout. A server is started in the background when none
-    answers; it stays until `fireflyer down`.
+    Prints rank 0's output; state changes go to stderr. Exits with 0 if the task finished, otherwise
+    with 1. Ctrl-C stops the task; a second Ctrl-C returns at once while the task goes on stopping.
+    With --json the output goes to stderr and the task's last state to stdout. If no server answers,
+    `run` starts one in the background; that server stays until `fireflyer down`.
     """
-    from fireflyer.cli.running import Launch, launch
+    from fireflyer.cli.run.impl import Launch, launch
 
     request = Launch(
         script=script, args=tuple(args or ()), nodes=nodes or 1, ranks=ranks or 1, name=name,
@@ -240,7 +244,7 @@ def run(
         labels=tuple(label or ()), expect=expect,
     )  # fmt: skip
     if rehearse is not None:
-        from fireflyer.cli.rehearsing import rehearsed
+        from fireflyer.cli.run.rehearsal import rehearsed
 
         shown = {"detach": detach, "all_ranks": all_ranks, "json": json}
         raise typer.Exit(rehearsed(request, home, rehearse, shaped=bool(nodes or ranks), **shown))
@@ -250,7 +254,7 @@ def run(
 @app.command()
 def ps(
     everything: Annotated[
-        bool, typer.Option("--all", "-a", help="Also tasks that are over.")
+        bool, typer.Option("--all", "-a", help="Include finished tasks.")
     ] = False,
     json: JsonOption = False,
     home: HomeOption = None,
@@ -274,34 +278,40 @@ def show(task: TaskArgument, json: JsonOption = False, home: HomeOption = None) 
 @app.command()
 def logs(
     task: TaskArgument,
-    rank: Annotated[int, typer.Option("--rank", "-r", min=0, help="Which rank.")] = 0,
+    rank: Annotated[int, typer.Option("--rank", "-r", min=0, help="Rank to read.")] = 0,
     attempt: Annotated[
-        int | None, typer.Option(min=1, help="Which attempt; default: the last one.")
+        int | None, typer.Option(min=1, help="Attempt to read; default: the last one.")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the task is over.")
+        bool, typer.Option("--follow", "-f", help="Follow the output until the task is over.")
     ] = False,
     home: HomeOption = None,
 ) -> None:
     """Print a rank's output."""
-    from fireflyer.cli.following import print_log
+    from fireflyer.cli.run.follow import print_log
 
     print_log(home, task, rank, attempt, follow=follow)
 
 
 @app.command()
 def events(
-    task: Annotated[str | None, typer.Argument(metavar="TASK", help="Only this task's.")] = None,
-    after: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Only newer ones.")] = 0,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more.")] = False,
+    task: Annotated[
+        str | None, typer.Argument(metavar="TASK", help="Print only events of this task.")
+    ] = None,
+    after: Annotated[
+        int, typer.Option(min=0, metavar="SEQ", help="Print only events after SEQ.")
+    ] = 0,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for further events.")
+    ] = False,
     json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Print the history of a task or of all.
+    """Print the history of one task or of all tasks.
 
-    With --follow and --json: one object a line.
+    With --follow and --json, each line is one object.
     """
-    from fireflyer.cli.following import print_events
+    from fireflyer.cli.run.follow import print_events
 
     print_events(home, task, after, follow=follow, json=json)
 
@@ -315,7 +325,7 @@ def _steering(verb: str, goal: str, text: str, example: str) -> None:
         json: JsonOption = False,
         home: HomeOption = None,
     ) -> None:
-        from fireflyer.cli.running import steer
+        from fireflyer.cli.run.impl import steer
 
         steer(home, verb, task, goal if wait else None, json=json)
 
@@ -346,62 +356,65 @@ def dashboard(
     ] = False,
     home: HomeOption = None,
 ) -> None:
-    """Print a link that signs a browser in to the dashboard, once, within a minute.
+    """Print a link that signs a browser in to the dashboard. It works once, within a minute.
 
-    Who has the link is signed in as you. With --open it is in no process list: a file that only you can
-    read leads the browser there.
+    Anyone with the link can sign in as you. With --open the link appears in no process list: a file
+    that only you can read leads the browser there.
     """
-    from fireflyer.cli import dashboarding
+    from fireflyer.cli.dashboard import impl
 
-    dashboarding.show(home, open_browser=open_browser)
+    impl.show(home, open_browser=open_browser)
 
 
 @app.command()
 def faults(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Observations to show.")] = 20,
     rules: Annotated[
-        bool, typer.Option("--rules", help="Also why, and the source of each rule.")
+        bool, typer.Option("--rules", help="Show the reason and the source of each rule, too.")
     ] = False,
     json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Show the rules for faults, and what was observed and done of late.
+    """Show the rules for faults, and the latest observations and actions.
 
-    Own rules: faults.toml in the platform's folder, read when the server starts.
+    Your own rules go into faults.toml in the platform's folder; the server reads it at its start.
     """
-    from fireflyer.cli import faulting
+    from fireflyer.cli.faults import impl
 
-    faulting.show(home, limit, full=rules, json=json)
+    impl.show(home, limit, full=rules, json=json)
 
 
 @app.command()
 def ledger(
     task: Annotated[str | None, typer.Argument(metavar="TASK", help="Only this task.")] = None,
     user: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only this user's tasks; an operator may.")
+        str | None, typer.Option(metavar="NAME", help="Only this user's tasks; for operators.")
     ] = None,
     group: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only tasks of this group.")
     ] = None,
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="All nodes, with the time in which nothing held them.")
+        bool,
+        typer.Option(
+            "--cluster", help="Show all nodes, including the time in which no task held them."
+        ),
     ] = False,
     since: Annotated[
-        str, typer.Option(metavar="TIME", help="Only the last so long, e.g. 24h. [default: all]")
+        str, typer.Option(metavar="TIME", help="Count only the last TIME, e.g. 24h. [default: all]")
     ] = "",
     until: Annotated[
-        str, typer.Option(metavar="TIME", help="Leave the last so long out, e.g. 1h.")
+        str, typer.Option(metavar="TIME", help="Leave out the last TIME, e.g. 1h.")
     ] = "",
     json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Show where the time of tasks went: useful, lost, waiting, by cause.
+    """Show where the time of tasks went: useful, lost or waiting, by cause.
 
-    Without TASK: each task and their sum.
+    Without TASK: each task and the sum of all tasks.
     """
-    from fireflyer.cli import ledgering
+    from fireflyer.cli.ledger import impl
 
-    ledgering.show(
+    impl.show(
         home, task, user=user, group=group, cluster=cluster, since=since, until=until, json=json
     )
 
@@ -423,8 +436,8 @@ hand_over(app, "lab", "Run a command on several hosts of one machine.", "firefly
 
 
 def _act(arguments: list[str]) -> int:
-    """Parses and runs; lets Typer's and Fireflyer's own errors through."""
-    from fireflyer.cli.words import hai_form
+    """Parses and runs the command line; Typer's and Fireflyer's own errors propagate."""
+    from fireflyer.cli.run.hai_form import hai_form
 
     command = typer.main.get_command(app)
     result = command.main(

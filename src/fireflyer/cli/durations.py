@@ -1,4 +1,4 @@
-"""Times on the command line: "200ms", "90s", "30m" or "30min", "24h", "7d", or seconds."""
+"""Durations on the command line: "200ms", "90s", "30m" or "30min", "24h", "7d", or seconds."""
 
 import re
 
@@ -9,13 +9,13 @@ LONGEST_S = 1e9
 
 
 def seconds(text: str, option: str) -> float:
-    """The time in seconds, 0 too.
+    """Returns the duration in seconds, which may be 0.
 
     Raises:
-        ConfigError: it is none, or above 30 years; names the option.
+        ConfigError: the text is not a duration, or is above 30 years; the message names the option.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|min|[smhd]?)", text.strip(), re.ASCII)
     value = float(found[1]) * _UNITS[found[2]] if found else LONGEST_S
     if not value < LONGEST_S:
-        raise ConfigError(f"{option} {text!r} is no time; write e.g. 90s, 30m, 24h or 7d")
+        raise ConfigError(f"invalid {option} {text!r}: expected e.g. 90s, 30m, 24h or 7d")
     return value

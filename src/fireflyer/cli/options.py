@@ -1,4 +1,4 @@
-"""Options and arguments that many verbs have."""
+"""Options and arguments shared by many verbs."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Tasks, nodes and events as tables or JSON."""
+"""Printing of tasks, nodes and events as tables or JSON."""
 
 import sys
 import time
@@ -23,11 +23,11 @@ STYLES = {
 }
 
 STYLED = ("STATE", "EVENT")
-"""Columns whose cells have a style."""
+"""Columns with styled cells."""
 
 
 def as_json(value: Any) -> None:
-    """One line of JSON on stdout."""
+    """Writes one line of JSON to stdout."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
 
 
@@ -94,13 +94,13 @@ def events(found: list[Event], *, json: bool) -> None:
 
 
 def event_line(event: Event) -> str:
-    """An event as one line of a stream."""
+    """Returns an event as one line of a stream."""
     head = f"{clock(event.wall)} {event.task} attempt {event.attempt} {event.kind}"
     return plain(f"{head} {details(event)}".rstrip())
 
 
 def details(event: Event) -> str:
-    """An event's detail in words."""
+    """Describes the detail of an event in words."""
     detail = event.detail
     if event.kind == "rank_exited":
         end = "suspended" if detail["suspended"] else f"exit {detail['code']}"
@@ -125,7 +125,7 @@ def details(event: Event) -> str:
 
 
 def fault(event: Event) -> str:
-    """What was observed, or done about it."""
+    """Describes an observed fault, or the action that was taken."""
     detail = event.detail
     node = f"{detail['node']}: " if detail.get("node") else ""
     if event.kind == "observed":
@@ -147,12 +147,12 @@ def title(view: TaskView) -> str:
 
 
 def clock(wall: float) -> str:
-    """Local time to the millisecond."""
+    """Returns the local time to the millisecond."""
     return time.strftime("%H:%M:%S", time.localtime(wall)) + f".{int(wall % 1 * 1000):03d}"
 
 
 def age(seconds: float) -> str:
-    """E.g. "42s", "7m", "3h", "2d"."""
+    """Returns a rounded duration, e.g. "42s", "7m", "3h", "2d"."""
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= length:
             return f"{int(seconds // length)}{unit}"
@@ -167,11 +167,11 @@ def _rank_state(rank: RankView) -> str:
         state += f", straggler ({rank.slower:.1f} x)"
     if not rank.incarnation:
         return state
-    return f"{state}, newcomer {rank.incarnation}" + ("" if rank.member else ", not let in")
+    return f"{state}, newcomer {rank.incarnation}" + ("" if rank.member else ", not admitted")
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A plain table; as wide as it needs to be when stdout is no terminal. No cell is read as markup."""
+    """Prints a plain table, unlimited in width if stdout is no terminal. Cells are never markup."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -194,7 +194,10 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr where that is a terminal; called with numbers of bytes, by any thread."""
+    """Shows a progress bar on stderr if that is a terminal.
+
+    Any thread may call the yielded function with a number of further bytes.
+    """
     if not sys.stderr.isatty():
         yield lambda _: None
         return

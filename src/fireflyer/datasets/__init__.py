@@ -1,6 +1,7 @@
-"""The warehouse: named, versioned sets of record files, and batches of them in one global order.
+"""Dataset catalog: named, versioned sets of record files, and batches of them in one global order.
 
-docs/datasets.md says what is promised, the files and their states. Importing this imports no torch.
+docs/datasets.md describes the guarantees, the files and their states. Importing this package
+imports no torch.
 """
 
 from fireflyer.datasets.catalog import Catalog

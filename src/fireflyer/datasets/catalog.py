@@ -1,7 +1,7 @@
-"""The catalog: publishing, finding and removing versions of datasets under one root.
+"""Catalog: publishing, finding and removing versions of datasets under one root.
 
-A version exists from the `create` of its manifest, the last step of publishing, until that manifest is
-renamed, the first step of removing. Data directories belong to one attempt to publish each.
+A version exists from the `create` of its manifest, the last step of publishing, until the rename of
+the manifest, the first step of removing. Each data directory belongs to one attempt to publish.
 """
 
 import os
@@ -39,16 +39,16 @@ _log = get_logger("datasets")
 
 
 class Catalog:
-    """Datasets under a root. Holds no state: any number of processes may use one root.
+    """Catalog of datasets under a root. Stateless: any number of processes may use one root.
 
     Args:
-        root: a directory (made when missing), an fsspec URL, or a storage.
-        user: who is asking; by default the name of the process's effective user.
-        cache: for reading from roots that are not local directories.
+        root: a directory (created if missing), an fsspec URL, or a storage.
+        user: name of the requesting user; default: the name of the process's effective user.
+        cache: chunk cache for roots that are not local directories.
 
     Raises:
         ConfigError: an unknown URL scheme.
-        StorageError: the directory cannot be made.
+        StorageError: the directory cannot be created.
     """
 
     def __init__(
@@ -73,30 +73,31 @@ class Catalog:
         owner: str | None = None,
         readers: Sequence[str] | None = None,
     ) -> Dataset:
-        """Copies record files in as a version of `name`, which exists, whole, when this returns.
+        """Copies record files into the catalog as a version of `name`, which is complete on return.
 
-        Every sample of the copies is verified: what a writer adds to a source meanwhile is in the version
-        whole or not at all.
+        Every sample of the copies is verified. Samples that a writer appends to a source meanwhile
+        are in the version completely or not at all.
 
         Args:
             files: local record files: one, a list in the order of the samples, or a directory.
-            version: a number never used before; by default the next.
-            schema: anything JSON that says what a sample is.
-            owner: by default the catalog's user.
-            readers: who may read besides the owner; None: everybody.
+            version: a number never used before; default: the next.
+            schema: description of a sample as any JSON value.
+            owner: default: the catalog's user.
+            readers: users besides the owner who may read; None: all users.
 
         Raises:
-            ConfigError: a bad name, version, schema or list of readers; no files; two of one name.
-            VersionExists: the version is there, or was.
-            Corrupted: a copy does not match its checksums: its source is damaged, or was changed in place
-                while it was copied.
-            StorageError, NoSpace: a source cannot be read or the copy not written.
+            ConfigError: an invalid name, version, schema or list of readers; no files; two files
+                with the same name.
+            VersionExists: the version exists, or existed.
+            Corrupted: a copy does not match its checksums: its source is damaged, or was changed in
+                place during the copy.
+            StorageError, NoSpace: a source cannot be read, or a copy cannot be written.
         """
         mf.checked_name(name)
         if version is not None:
             self._refuse_used(name, mf.checked_version(version))
         if isinstance(readers, str | bytes):
-            raise ConfigError(f"readers={readers!r:.100} is one name: pass a list of names")
+            raise ConfigError(f"invalid readers {readers!r:.100}: expected a list of names")
         readers = None if readers is None else tuple(readers)
         paths = _sources(files)
         fields = {
@@ -132,11 +133,11 @@ class Catalog:
                 raise
 
     def get(self, name: str, version: int | None = None) -> Dataset:
-        """A version, by default the newest that is published.
+        """Returns a version, by default the newest published version.
 
         Raises:
-            NoSuchDataset: there is none of that name or version.
-            AccessDenied: it is private and not for this user.
+            NoSuchDataset: no such name or version exists.
+            AccessDenied: the version is private and this user may not read it.
             Corrupted: its manifest is damaged.
         """
         mf.checked_name(name)
@@ -150,8 +151,11 @@ class Catalog:
         raise NoSuchDataset(f"{self._storage} has no dataset {name!r}: `list()` shows what it has")
 
     def list(self, name: str | None = None) -> _Datasets:
-        """The newest version of each dataset that this user may read, by name; with `name` all its
-        versions. Damaged manifests are left out with a warning in the log."""
+        """Returns the newest version of each dataset that this user may read, in name order.
+
+        With `name` it returns all versions of that dataset, ascending. Damaged manifests are
+        skipped with a warning in the log.
+        """
         names = list(self._names("", 0)) if name is None else [mf.checked_name(name)]
         found = []
         for one in names:
@@ -161,32 +165,35 @@ class Catalog:
                 except (NoSuchDataset, AccessDenied):
                     continue
                 except Corrupted as error:
-                    _log.warning("left out of the list: %s", error)
+                    _log.warning("omitted from the list: %s", error)
                     continue
                 if name is None:
                     break
         return found if name is None else found[::-1]
 
     def remove(self, name: str, version: int) -> None:
-        """Removes a version: first its manifest in one step, then its data. Its number stays used.
+        """Removes a version: first its manifest, atomically, then its data. Its number stays used.
 
         Raises:
-            NoSuchDataset: it is not there.
+            NoSuchDataset: the version does not exist.
             AccessDenied: the user is not its owner.
         """
         dataset = self._load(mf.checked_name(name), mf.checked_version(version))
         manifest = dataset.manifest
         if manifest.owner != self.user:
             raise AccessDenied(
-                f"{dataset.id} belongs to {manifest.owner}: {self.user} may not remove it"
+                f"{dataset.id} belongs to {manifest.owner}: {self.user} cannot remove it"
             )
         place = mf.directory_of(name, version)
         self._storage.rename(f"{place}/{mf.MANIFEST}", f"{place}/{mf.REMOVED}")
         self._delete_data(f"{place}/{manifest.data}")
 
     def sweep(self, older_than_s: float = 7 * 86400.0) -> _Names:
-        """Deletes the data directories that belong to no published version and were begun more than
-        `older_than_s` seconds ago; returns their names. A publisher at work longer than that would lose."""
+        """Deletes old data directories of no published version; returns their names.
+
+        Only directories that were begun more than `older_than_s` seconds ago are deleted. A
+        publisher that takes longer than that would lose its data.
+        """
         swept = []
         for name in self._names("", 0):
             for number in self._numbers(name):
@@ -196,7 +203,7 @@ class Catalog:
                 try:
                     kept = self._data_of(name, number) if mf.MANIFEST in entries else None
                 except Corrupted as error:
-                    _log.warning("not swept beside a damaged manifest: %s", error)
+                    _log.warning("skipping the sweep next to a damaged manifest: %s", error)
                     continue
                 for entry, seconds in begun.items():
                     if seconds is None or entry == kept or time.time() - seconds <= older_than_s:
@@ -231,7 +238,7 @@ class Catalog:
         return mf.decode(text, f"{self._storage}/{where}", name, version)[0].data
 
     def _entries(self, place: str) -> _Names:
-        """Names in a directory; none if it is a file, or closed to this user."""
+        """Returns the names in a directory; none if it is a file or not accessible to this user."""
         try:
             return self._storage.list(place)
         except StorageError as error:
@@ -240,7 +247,7 @@ class Catalog:
             raise
 
     def _names(self, prefix: str, depth: int) -> Iterator[str]:
-        """Names of all datasets below `prefix`."""
+        """Yields the names of all datasets below `prefix`."""
         for entry in self._entries(prefix):
             name = f"{prefix}/{entry}" if prefix else entry
             try:
@@ -253,12 +260,12 @@ class Catalog:
                 yield from self._names(name, depth + 1)
 
     def _numbers(self, name: str) -> _Numbers:
-        """Versions with a directory, rising; published or not."""
+        """Returns the versions with a directory in ascending order, published or not."""
         found = (mf.parse_version(entry) for entry in self._entries(name))
         return sorted(number for number in found if number is not None)
 
     def _next_version(self, name: str) -> int:
-        """One above all that are published or removed."""
+        """Returns the number after the highest version that is or was published."""
         for number in reversed(self._numbers(name)):
             if self._used(name, number):
                 return mf.checked_version(number + 1)
@@ -270,31 +277,31 @@ class Catalog:
             entries = self._storage.list(place)
         except StorageError as error:
             if isinstance(error.__cause__, PermissionError):
-                return True  # somebody's private version
+                return True  # a private version of another user
             raise
         return mf.MANIFEST in entries or mf.REMOVED in entries
 
     def _refuse_used(self, name: str, version: int) -> None:
         if self._used(name, version):
             raise VersionExists(
-                f"{name} version {version} is or was published; it never changes: publish another one"
+                f"{name} version {version} is or was published and never changes: publish another version"
             )
 
     def _check(
         self, fields: dict[str, Any], version: int, data: str, paths: Iterable[Path]
     ) -> None:
-        """Refuses what the manifest could not say, before a byte is copied."""
+        """Rejects fields that a manifest cannot hold, before any byte is copied."""
         files = tuple(File(name=p.name, samples=0, bytes=0, sha256="0" * 64) for p in paths)
         mf.encode(_manifest(fields, version, data, files))
 
     def _set_mode(self, name: str, version: int, readers: Sequence[str] | None) -> None:
-        """Closes a private version's directory to others by its mode, where modes exist."""
+        """Restricts a private version's directory by its mode, if the storage has modes."""
         if not isinstance(self._storage, DirectoryStorage):
             return
         place = self._storage.root / mf.directory_of(name, version)
         try:
             if readers is None:
-                if place.exists():  # a dead publisher may have closed it
+                if place.exists():  # a dead publisher may have restricted it
                     place.chmod(0o755)
                 return
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -302,12 +309,12 @@ class Catalog:
             for directory in place.parents[: name.count("/") + 2]:
                 _sync(directory)
         except PermissionError as error:
-            raise VersionExists(f"{name} version {version} is begun by another user") from error
+            raise VersionExists(f"another user has begun {name} version {version}") from error
         except OSError as error:
             raise StorageError(f"cannot make {place}: {error.strerror}") from error
 
     def _copy(self, source: Path, target: str) -> File:
-        """Copies a source; how many samples the copy holds is not known yet."""
+        """Copies a source; the returned `samples` is still 0."""
         total, size = sha256(), 0
 
         def blocks() -> Iterator[bytes]:
@@ -322,15 +329,15 @@ class Catalog:
         return File(name=source.name, samples=0, bytes=size, sha256=total.hexdigest())
 
     def _verified(self, copies: _Names, sources: Sequence[Path]) -> _Numbers:
-        """Samples of each copy, all of which match their checksums."""
+        """Verifies all copies and returns the number of samples of each."""
         try:
             with open_stored(self._storage, copies, None) as reader:
                 reader.validate()
                 return [len(reader.get_checksums(number)) for number in range(len(copies))]
         except Corrupted as error:
             raise Corrupted(
-                f"cannot publish {', '.join(map(str, sources)):.300}: damaged, or changed while it was "
-                f"copied; the copy did not hold: {error}"
+                f"cannot publish {', '.join(map(str, sources)):.300}: damaged, or changed during the "
+                f"copy: {error}"
             ) from error
 
     def _commit(self, manifest: Manifest) -> Dataset:
@@ -340,11 +347,11 @@ class Catalog:
         text = mf.encode(manifest)
         _, digest = mf.decode(text, where, name, version)
         dataset = Dataset(self._storage, manifest, digest, self._cache)
-        dataset.check_sizes()  # a sweep with too short an age may have taken the data
-        # Without an atomic create two may believe that they made it: what is there now decides.
+        dataset.check_sizes()  # a sweep with too small an age may have deleted the data
+        # Without an atomic create two publishers may both succeed: the stored content decides.
         if not self._storage.create(where, text) or self._storage.read(where) != text:
             raise VersionExists(
-                f"{name} version {version} was published by another at the same time"
+                f"another process published {name} version {version} at the same time"
             )
         return dataset
 
@@ -354,7 +361,7 @@ class Catalog:
                 self._storage.delete(f"{directory}/{entry}")
             self._storage.delete(directory)
         except StorageError as error:
-            _log.warning("left for `sweep`: %s", error)
+            _log.warning("cannot delete data; `sweep` deletes it later: %s", error)
 
 
 def _manifest(fields: dict[str, Any], version: int, data: str, files: tuple[File, ...]) -> Manifest:
@@ -374,12 +381,14 @@ def _sync(directory: Path) -> None:
 
 
 def _sources(files: Paths) -> list[Path]:
-    """The files to publish, which can be opened together."""
+    """Returns the files to publish, after checking that they can be opened together."""
     with FileReader(files) as reader:
         paths = [Path(path) for path in reader.fnames]
     names = [path.name for path in paths]
     if len(set(names)) != len(names):
-        raise ConfigError("two of the files have the same name: a version needs different ones")
+        raise ConfigError(
+            "two of the files have the same name: file names in a version must differ"
+        )
     try:
         for name in names:
             File(name=name, samples=0, bytes=0, sha256="0" * 64)

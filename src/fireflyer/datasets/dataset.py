@@ -1,4 +1,4 @@
-"""One published version of a dataset, and opening record files wherever they are."""
+"""One published version of a dataset, and opening its record files in any storage."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 class Reader(Protocol):
-    """What a loader needs of data: `FileReader`, `RemoteFiles` or one's own."""
+    """Data interface of a loader: `FileReader`, `RemoteFiles` or a custom reader."""
 
     @property
     def n(self) -> int:
@@ -26,16 +26,16 @@ class Reader(Protocol):
         ...
 
     def read(self, indices: Indices, /) -> Any:
-        """The samples at `indices`, in that order; called by several threads at once."""
+        """Returns the samples at `indices`, in that order; several threads call it at once."""
         ...
 
 
 class Dataset:
-    """A version of a dataset in a catalog: `Catalog.get` makes these. Pickles.
+    """Version of a dataset in a catalog, as `Catalog.get` returns it. Pickles.
 
     Attributes:
-        manifest: what was published.
-        id: name, version and the head of the manifest's SHA-256; equal ids are equal bytes.
+        manifest: the published manifest.
+        id: name, version and the head of the manifest's SHA-256; equal ids mean equal bytes.
         n: number of samples.
     """
 
@@ -57,10 +57,10 @@ class Dataset:
         return type(self), (self._storage, self.manifest, self._digest, self._cache)
 
     def open(self, cache: ChunkCache | None = None) -> FileReader | RemoteFiles:
-        """A reader of all samples; `cache` (else the catalog's) is for remote roots.
+        """Returns a reader of all samples; `cache` (default: the catalog's) is for remote roots.
 
         Raises:
-            Corrupted: number or sizes of samples or files are not those of the manifest.
+            Corrupted: the number or the sizes of samples or files differ from the manifest.
             StorageError: a file is missing or cannot be read.
         """
         self.check_sizes()
@@ -84,8 +84,8 @@ class Dataset:
         """Reads all files and compares them with the SHA-256s of the manifest.
 
         Raises:
-            Corrupted: one differs.
-            StorageError: one is missing or cannot be read.
+            Corrupted: a file differs.
+            StorageError: a file is missing or cannot be read.
         """
         for file in self.manifest.files:
             path, total, at = self._path(file.name), sha256(), 0
@@ -105,16 +105,18 @@ class Dataset:
 def open_stored(
     storage: Storage, names: Sequence[str], cache: ChunkCache | None
 ) -> FileReader | RemoteFiles:
-    """A reader of the record files `names` in `storage`; raises as `open_records`."""
+    """Returns a reader of the record files `names` in `storage`; raises as `open_records`."""
     if isinstance(storage, DirectoryStorage):
         return FileReader([storage.root / name for name in names])
     return RemoteFiles(names, storage=storage, cache=cache)
 
 
 def fingerprint(reader: Reader) -> str:
-    """Tells the data of one reader from others: by its files' names, sizes and heads (v1: the checksum of
-    all metadata; v2: also the last of the index), so the same local and remote; of a reader of one's
-    own only by the number of samples."""
+    """Returns an identifier of a reader's data, equal for the same files locally and remotely.
+
+    It depends on names, sizes and heads of the files (v1: the checksum of all metadata; v2: also
+    the end of the index). For a custom reader it depends only on the number of samples.
+    """
     digest = sha256(reader.n.to_bytes(8, "little"))
     if isinstance(reader, RemoteFiles | FileReader):
         for name in reader.fnames:

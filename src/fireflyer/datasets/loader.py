@@ -1,7 +1,7 @@
-"""Batches of a dataset for one rank of many, in an order that no number of ranks, workers or restarts moves.
+"""Batches of a dataset per rank, in an order independent of ranks, workers and restarts.
 
-`Plan` is pure: which samples a rank reads for which batch. `DistributedLoader` reads them ahead in
-threads and counts what was handed out.
+`Plan` is pure: it says which samples a rank reads for which batch. `DistributedLoader` prefetches
+them in threads and counts the consumed batches.
 """
 
 import contextlib
@@ -18,19 +18,19 @@ from fireflyer.datasets.dataset import Dataset, Paths, Reader, fingerprint
 from fireflyer.datasets.order import DEFAULT_BLOCK, ORDER_VERSION, Order, Positions
 from fireflyer.errors import ConfigError
 from fireflyer.ffrecord import ChunkCache, open_records
-from fireflyer.ffrecord.whole import whole
+from fireflyer.ffrecord.integers import checked_integer
 
 Process = Callable[[Positions, Any], Any]
-"""(indices of this rank's samples, the samples) -> batch."""
+"""Function (indices of this rank's samples, the samples) -> batch."""
 
 _WORD = 1 << 64
 _DRAWN = 4096
-"""Samples of a rank whose order is drawn at once."""
+"""Samples of a rank whose order is computed at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The batches of an epoch from sample `start` on: batch k is positions [start + kB, start + (k+1)B)."""
+    """Batches of an epoch from `start` on: batch k is positions [start + kB, start + (k+1)B)."""
 
     order: Order
     start: int
@@ -42,15 +42,15 @@ class Plan:
         return rest // self.batch if self.last == "drop" else -(-rest // self.batch)
 
     def end(self, k: int) -> int:
-        """Samples of the epoch that are consumed, by all ranks, behind k batches; all behind the last."""
+        """Returns the samples of the epoch consumed by all ranks after k batches, at most `n`."""
         return self.order.n if k >= len(self) else self.start + k * self.batch
 
     def share(self, k: int, rank: int, world: int) -> Positions:
-        """Samples of batch k that `rank` of `world` reads: a contiguous part of the global batch."""
+        """Returns the samples of batch k for `rank`: a contiguous part of the global batch."""
         return self.order.at(self._positions(k, rank, world))
 
     def shares(self, first: int, rank: int, world: int) -> Iterator[Positions]:
-        """`share` of all batches from `first` on; small ones are drawn together, which costs less."""
+        """Yields `share` of all batches from `first` on; groups small batches for speed."""
         group = max(1, _DRAWN * world // self.batch)
         for start in range(first, len(self), group):
             numbers = range(start, min(start + group, len(self)))
@@ -65,36 +65,37 @@ class Plan:
             length = min(length, self.order.n - first)
         low, high = first + length * rank // world, first + length * (rank + 1) // world
         positions = np.arange(low, high, dtype=np.int64)
-        # Behind the end the epoch begins again; only "pad" gets there.
+        # Positions beyond the end wrap around; only "pad" reaches them.
         return positions % max(self.order.n, 1)
 
 
 class DistributedLoader:
-    """Iterating gives this rank's batches of the rest of the epoch; then the next epoch stands ready.
+    """Loader of this rank's batches: iterating yields the rest of the epoch, then enters the next.
 
-    For one thread; its own threads live as long as an iteration. Pickles, forks and spawns.
-    As a map-style dataset (`len(loader)`, `loader[k]`) it serves worker processes; docs/datasets.md.
+    Use it from one thread; its own threads live as long as an iteration. It pickles, forks and
+    spawns. As a map-style dataset (`len(loader)`, `loader[k]`) it serves worker processes;
+    docs/datasets.md.
 
     Args:
-        dataset: from a catalog; or paths or URLs (fs3:///a.ffr) of record files; or a reader (`n` and
-            `read`, callable by several threads at once).
-        rank, world: this rank, of how many.
-        seed: of the order, in [0, 2^64).
+        dataset: a dataset of a catalog; or paths or URLs (fs3:///a.ffr) of record files; or a
+            reader (`n` and `read`, which several threads call at once).
+        rank, world: this rank and the number of ranks.
+        seed: seed of the order, in [0, 2^64).
         batch_size: samples of a batch of all ranks together, at least `world`.
         shuffle: True, False, or "block" (runs of neighbours together, for cold disks).
-        block: samples in such a run, 256 if not given.
-        last: what becomes of a short last batch: "keep" divides it, "drop" leaves it out, "pad" fills it
+        block: samples in such a run; default 256.
+        last: treatment of a short last batch: "keep" divides it, "drop" omits it, "pad" fills it
             from the beginning of the epoch's order.
-        epoch: the first one.
-        prefetch: batches that are read ahead; 0 reads when asked.
-        threads: how many of them at once.
-        process: makes a batch from (indices, samples), in the reading threads; without it a batch is the
-            samples: a list of uint8 arrays, or rows where the files have columns.
-        cache: of chunks, for data that is not local.
+        epoch: the first epoch.
+        prefetch: batches to read ahead; 0 reads on demand.
+        threads: number of batches to read at once.
+        process: makes a batch from (indices, samples), in the reading threads. Without it a batch
+            is the samples: a list of uint8 arrays, or of rows if the files have columns.
+        cache: chunk cache for remote data.
 
     Raises:
         ConfigError: arguments that do not fit together.
-        TypeError: what is no whole number where one belongs.
+        TypeError: an argument that must be an integer is not.
         StorageError, Corrupted: the data cannot be opened.
     """
 
@@ -115,9 +116,12 @@ class DistributedLoader:
         process: Process | None = None,
         cache: ChunkCache | None = None,
     ) -> None:
-        rank, world = whole("rank", rank), whole("world", world)
-        batch_size = whole("batch_size", batch_size)
-        prefetch, threads = whole("prefetch", prefetch), whole("threads", threads)
+        rank, world = checked_integer("rank", rank), checked_integer("world", world)
+        batch_size = checked_integer("batch_size", batch_size)
+        prefetch, threads = (
+            checked_integer("prefetch", prefetch),
+            checked_integer("threads", threads),
+        )
         _check(rank, world, batch_size, prefetch, threads)
         if not (isinstance(shuffle, bool) or shuffle == "block") or last not in (
             "keep",
@@ -125,10 +129,10 @@ class DistributedLoader:
             "pad",
         ):
             raise ConfigError(
-                f"shuffle={shuffle!r}, last={last!r}: shuffle is True, False or 'block', "
-                "last is 'keep', 'drop' or 'pad'"
+                f"invalid shuffle {shuffle!r} or last {last!r}: expected shuffle True, False or 'block', "
+                "and last 'keep', 'drop' or 'pad'"
             )
-        block = None if block is None else whole("block", block)
+        block = None if block is None else checked_integer("block", block)
         if block is not None and (shuffle != "block" or not 0 < block < _WORD // 4):
             raise ConfigError(f"block={block} needs shuffle='block', and at least one sample")
         if isinstance(dataset, Dataset):
@@ -146,42 +150,43 @@ class DistributedLoader:
         self.batch_size, self.last = batch_size, last
         self._prefetch, self._threads, self._process = prefetch, threads, process
         self._plan: Plan
-        self._iteration = 0  # number of the newest one, the only one that goes on
+        self._iteration = 0  # number of the newest iteration, the only one that continues
         self._enter(0)
 
     @property
     def n(self) -> int:
-        """Samples of the whole dataset."""
+        """Number of samples of the whole dataset."""
         return int(self._reader.n)
 
     @property
     def samples(self) -> int:
-        """Samples of this epoch that all ranks together have consumed."""
+        """Number of samples of this epoch that all ranks together have consumed."""
         return self._plan.end(self._done) if self._done else self._plan.start
 
     def __len__(self) -> int:
-        """Batches of this epoch, from where it was entered."""
+        """Returns the number of batches of this epoch, counted from its entry point."""
         return len(self._plan)
 
     def __getitem__(self, k: int) -> Any:
-        """Batch k of this epoch, counted from where it was entered; counts nothing as consumed.
+        """Returns batch k of this epoch, counted from its entry point; consumes nothing.
 
         Raises:
-            IndexError: there is none.
-            TypeError: `k` is no whole number.
-            StorageError, Corrupted: it cannot be read.
+            IndexError: the batch does not exist.
+            TypeError: `k` is not an integer.
+            StorageError, Corrupted: the batch cannot be read.
         """
-        k = whole("a batch", k)
+        k = checked_integer("a batch", k)
         if not 0 <= k < len(self._plan):
             raise IndexError(f"batch {k} is outside [0, {len(self._plan)})")
         return self._make(self._plan.share(k, self.rank, self.world))
 
     def __iter__(self) -> Iterator[Any]:
-        """Batches from where the state stands to the end of the epoch; at the end the next is entered.
+        """Yields the batches from the current position to the end, then enters the next epoch.
 
-        A batch counts as consumed when it is handed out. One that cannot be read raises what reading
-        raised and does not count. An iteration ends, as at the end of an epoch, once there is a newer one
-        (`iter(loader)`), or `set_epoch` takes over. `redivide` and `load_state_dict` move it.
+        A batch counts as consumed when it is yielded. A batch that cannot be read raises the read
+        error and does not count. An iteration ends, as at the end of an epoch, when a newer one
+        starts (`iter(loader)`) or when `set_epoch` is called. `redivide` and `load_state_dict`
+        redirect it.
         """
         self._iteration += 1
         return self._run(self._iteration)
@@ -194,20 +199,20 @@ class DistributedLoader:
                     self._done += 1
                     yield batch
                     if self._plan is not plan or self._iteration != iteration:
-                        break  # what comes next is no longer read by this plan
+                        break  # this plan no longer determines the next batch
                 else:
                     self.set_epoch(self.epoch + 1)
 
     def advance(self, batches: int = 1) -> None:
-        """Counts batches as consumed that were read by `loader[k]`, perhaps in worker processes.
+        """Counts batches as consumed that `loader[k]` read, perhaps in worker processes.
 
-        Behind the last one the next epoch is entered at once.
+        After the last batch the next epoch is entered at once.
 
         Raises:
             ValueError: the epoch has fewer batches left.
-            TypeError: `batches` is no whole number.
+            TypeError: `batches` is not an integer.
         """
-        batches = whole("batches", batches)
+        batches = checked_integer("batches", batches)
         if not 0 <= batches <= len(self._plan) - self._done:
             raise ValueError(
                 f"cannot advance by {batches} batches: {len(self._plan) - self._done} are left"
@@ -217,27 +222,28 @@ class DistributedLoader:
             self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the beginning of an epoch."""
+        """Enters an epoch at its beginning."""
         self.epoch = _in_word("epoch", epoch)
         self._iteration += 1
         self._enter(0)
 
     def redivide(self, rank: int, world: int) -> None:
-        """From the next batch on this is rank `rank` of `world`, in an iteration under way, too.
+        """Makes this loader rank `rank` of `world` from the next batch on, even in an iteration.
 
-        Batches that were read ahead for the old rank are dropped. All ranks do this behind the same batch.
+        Prefetched batches of the old rank are dropped. All ranks must call this after the same
+        batch.
 
         Raises:
-            ConfigError: there is no such rank, or a batch has fewer samples than there are ranks.
-            TypeError: what is no whole number.
+            ConfigError: the rank does not exist, or a batch has fewer samples than there are ranks.
+            TypeError: an argument is not an integer.
         """
-        rank, world = whole("rank", rank), whole("world", world)
+        rank, world = checked_integer("rank", rank), checked_integer("world", world)
         _check(rank, world, self.batch_size, self._prefetch, self._threads)
         self.rank, self.world = rank, world
-        self._plan = replace(self._plan)  # another one, for iterations that follow the old
+        self._plan = replace(self._plan)  # a new object, so that running iterations notice
 
     def state_dict(self) -> dict[str, Any]:
-        """Where all ranks stand; plain values, the same on every rank."""
+        """Returns the position of all ranks as plain values, equal on every rank."""
         return {
             "epoch": self.epoch,
             "samples": self.samples,
@@ -250,15 +256,17 @@ class DistributedLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes to where `state` stood, with its seed; world and batch size may differ. So does an iteration
-        under way.
+        """Moves the loader and a running iteration to the position and seed of `state`.
+
+        World and batch size may differ.
 
         Raises:
-            ConfigError: the state is of other data, of another kind of shuffle or order, or is not one.
+            ConfigError: the state belongs to other data or another kind of shuffle or order, or is
+                not a loader state.
         """
         mine = self.state_dict()
         if not isinstance(state, dict) or set(state) != set(mine):
-            raise ConfigError(f"this is not the state of a DistributedLoader: {state!r:.200}")
+            raise ConfigError(f"invalid state of a DistributedLoader: {state!r:.200}")
         for key in ("dataset", "n", "order", "shuffle", "block"):
             if type(state[key]) is not type(mine[key]) or state[key] != mine[key]:
                 raise ConfigError(
@@ -267,7 +275,7 @@ class DistributedLoader:
                 )
         samples = state["samples"]
         if type(samples) is not int or not 0 <= samples <= self.n:
-            raise ConfigError(f"a state cannot stand at sample {samples!r} of {self.n}")
+            raise ConfigError(f"invalid state: its sample {samples!r} is outside [0, {self.n}]")
         seed, epoch = _in_word("seed", state["seed"]), _in_word("epoch", state["epoch"])
         self.seed, self.epoch = seed, epoch
         self._enter(samples)
@@ -275,7 +283,7 @@ class DistributedLoader:
     def _enter(self, start: int) -> None:
         order = Order(self.n, self.seed, self.epoch, bool(self.shuffle), self.block)
         self._plan = Plan(order, start, self.batch_size, self.last)
-        self._done = 0  # batches of the plan that are consumed
+        self._done = 0  # consumed batches of the plan
 
     def _make(self, indices: Positions) -> Any:
         reader = self._reader
@@ -283,7 +291,7 @@ class DistributedLoader:
         return samples if self._process is None else self._process(indices, samples)
 
     def _batches(self, plan: Plan, first: int) -> Generator[Any, None, None]:
-        """Batches from `first` on; at most `prefetch` of them made or being made ahead of the consumer."""
+        """Yields batches from `first` on, with at most `prefetch` batches ready or in progress."""
         shares = plan.shares(first, self.rank, self.world)
         if self._prefetch == 0:
             yield from map(self._make, shares)
@@ -304,17 +312,18 @@ class DistributedLoader:
 
 def _check(rank: int, world: int, batch_size: int, prefetch: int, threads: int) -> None:
     if not 0 <= rank < world:
-        raise ConfigError(f"rank {rank} is none of a world of {world}")
+        raise ConfigError(f"invalid rank {rank} in a world of {world}")
     if batch_size < world:
         raise ConfigError(
-            f"batch_size={batch_size} is the batch of all {world} ranks together: "
-            "give each rank one sample at least"
+            f"invalid batch_size {batch_size}: expected at least {world}, a sample for each rank"
         )
     if prefetch < 0 or threads < 1:
-        raise ConfigError(f"prefetch={prefetch}, threads={threads}: at least 0 and at least 1")
+        raise ConfigError(
+            f"invalid prefetch {prefetch} or threads {threads}: expected at least 0 and at least 1"
+        )
 
 
 def _in_word(what: str, value: Any) -> int:
     if type(value) is not int or not 0 <= value < _WORD:
-        raise ConfigError(f"{what} {value!r} must be a whole number in [0, 2^64)")
+        raise ConfigError(f"invalid {what} {value!r}: expected a whole number in [0, 2^64)")
     return value

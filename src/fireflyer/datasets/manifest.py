@@ -1,4 +1,4 @@
-"""Names of datasets and of their files, and the checksummed JSON manifest that makes a version exist."""
+"""Names of datasets and of their files, and the checksummed JSON manifest of a version."""
 
 import json
 import re
@@ -10,12 +10,12 @@ import msgspec
 from fireflyer.errors import ConfigError, Corrupted
 
 FORMAT = 1
-"""Version of the manifest; docs/datasets.md draws it."""
+"""Version of the manifest format, which docs/datasets.md describes."""
 
 MANIFEST = "manifest.json"
 REMOVED = "removed.json"
 MAX_BYTES = 64 << 20
-"""A longer manifest is not read."""
+"""Maximum size of a manifest; a larger one is not read."""
 
 _PART = r"[a-z0-9][a-z0-9._-]{0,63}"
 _NAME = re.compile(rf"{_PART}(/{_PART}){{0,3}}")
@@ -28,26 +28,27 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 def checked_name(name: str) -> str:
-    """`name` if it is one of a dataset.
+    """Returns `name` if it is a valid name of a dataset.
 
     Raises:
-        ConfigError: else.
+        ConfigError: the name is invalid.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{name!r} is not a dataset's name: 1 to 4 parts joined by '/', each of 1 to 64 characters "
-            "a-z 0-9 . _ -, beginning with a letter or digit"
+            f"invalid dataset name {name!r}: expected 1 to 4 parts joined by '/', each of 1 to 64 "
+            "characters a-z 0-9 . _ -, beginning with a letter or digit"
         )
     return name
 
 
 def checked_version(version: int) -> int:
-    """
+    """Returns `version` if it is valid.
+
     Raises:
-        ConfigError: `version` is not a whole number from 1 to 999,999,999.
+        ConfigError: `version` is not an integer from 1 to 999,999,999.
     """
     if type(version) is not int or not 1 <= version < 10**9:
-        raise ConfigError(f"{version!r} is not a version: versions are 1, 2, 3, ...")
+        raise ConfigError(f"invalid version {version!r}: expected 1, 2, 3, ...")
     return version
 
 
@@ -56,24 +57,24 @@ def directory_of(name: str, version: int) -> str:
 
 
 def parse_version(entry: str) -> int | None:
-    """The version that a directory's name stands for."""
+    """Returns the version that a directory's name encodes; None if it encodes none."""
     match = _VERSION.fullmatch(entry)
     return int(match[1]) if match else None
 
 
 def data_name(seconds: int, token: bytes) -> str:
-    """Name of the data directory of one attempt to publish, begun `seconds` after 1970."""
+    """Returns the name of the data directory of one publish attempt, begun `seconds` after 1970."""
     return f"data-{seconds:08x}-{token.hex()}"
 
 
 def parse_data(entry: str) -> int | None:
-    """When the attempt whose data directory is called `entry` began, in seconds since 1970."""
+    """Returns the start of the attempt with this data directory, in seconds since 1970."""
     match = _DATA.fullmatch(entry)
     return int(match[1], 16) if match else None
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One record file of a version."""
+    """Record file of a version."""
 
     name: str
     samples: Count
@@ -82,13 +83,13 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         if not _FILE.fullmatch(self.name):
-            raise ValueError(f"{self.name[:300]!r} is not a plain name of a record file")
+            raise ValueError(f"invalid record file name {self.name[:300]!r}")
         if not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
-            raise ValueError(f"file {self.name}: its sha256 is not one")
+            raise ValueError(f"file {self.name}: invalid sha256")
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A version of a dataset: it exists exactly as long as this file does."""
+    """Version of a dataset: it exists exactly as long as this file does."""
 
     format: int
     name: str
@@ -96,28 +97,28 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     data: str
     """Directory of the files, beside the manifest."""
     created: float
-    """Seconds since 1970, for people."""
+    """Creation time in seconds since 1970, for display."""
     owner: str
     readers: tuple[str, ...] | None
-    """Who else may read; None: everybody."""
+    """Users besides the owner who may read; None: all users."""
     licence: str
     description: str
     schema: Any
-    """What the publisher says of the samples; any JSON."""
+    """Publisher's description of a sample; any JSON."""
     files: tuple[File, ...]
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
-            raise ValueError(f"format {self.format} is not known here, only {FORMAT}")
+            raise ValueError(f"unknown format {self.format}: expected {FORMAT}")
         for user in (self.owner, *(self.readers or ())):
             if not _USER.fullmatch(user):
-                raise ValueError(f"{user[:300]!r} is not a user's name")
+                raise ValueError(f"invalid user name {user[:300]!r}")
         if parse_data(self.data) is None:
-            raise ValueError(f"{self.data[:300]!r} is not the name of a data directory")
+            raise ValueError(f"invalid data directory name {self.data[:300]!r}")
         if not self.files or len({file.name for file in self.files}) != len(self.files):
-            raise ValueError("there must be files, and no name twice")
+            raise ValueError("expected at least one file and no duplicate names")
         if self.samples >= 1 << 62:
-            raise ValueError("more samples than can be counted")
+            raise ValueError("too many samples: expected fewer than 2^62")
 
     @property
     def samples(self) -> int:
@@ -137,7 +138,7 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def encode(manifest: Manifest) -> bytes:
-    """JSON {"sha256": ..., "body": {...}}; the sum is that of the body's bytes as they stand.
+    """Returns JSON {"sha256": ..., "body": {...}}; the sum covers the exact bytes of the body.
 
     Raises:
         ConfigError: the schema is not JSON.
@@ -145,7 +146,7 @@ def encode(manifest: Manifest) -> bytes:
     try:
         raw = msgspec.json.encode(manifest)
         msgspec.json.decode(raw)
-        # msgspec would write null for what is no number.
+        # msgspec would write null for NaN and infinity.
         json.dumps(msgspec.to_builtins(manifest.schema), allow_nan=False)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(f"the schema of {manifest.name} is not JSON: {error}") from error
@@ -153,16 +154,16 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, where: str, name: str, version: int) -> tuple[Manifest, str]:
-    """The manifest of that name and version, and its SHA-256; `where` is for errors.
+    """Returns the manifest of that name and version, and its SHA-256; `where` is for errors.
 
     Raises:
-        Corrupted: a byte is not as written, or the content is not a manifest of this version.
+        Corrupted: a byte has changed, or the content is not a manifest of this version.
     """
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
         digest = sha256(bytes(envelope.body)).hexdigest()
         if digest != envelope.sha256:
-            raise Corrupted(f"{where}: its SHA-256 does not hold")
+            raise Corrupted(f"{where}: its SHA-256 does not match")
         manifest = msgspec.json.decode(envelope.body, type=Manifest)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise Corrupted(f"{where} is not a manifest: {error}") from error

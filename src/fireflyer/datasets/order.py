@@ -1,7 +1,7 @@
-"""The order of an epoch: a permutation of [0, n) that depends on (seed, epoch, n, block) alone. Pure.
+"""Order of an epoch: a permutation of [0, n) that depends only on (seed, epoch, n, block). Pure.
 
-Any position is computed by itself, in the same time and without memory that grows with n. The values of
-an `ORDER_VERSION` never change; docs/datasets.md describes version 1.
+Any position is computed independently, in constant time and without memory that grows with n. The
+values of an `ORDER_VERSION` never change; docs/datasets.md describes version 1.
 """
 
 import struct
@@ -19,26 +19,26 @@ DEFAULT_BLOCK = 256
 Positions = npt.NDArray[np.int64]
 
 _SORTED = 1024
-"""Up to so many elements a permutation is a sorted table of keyed hashes."""
+"""Maximum number of elements of a permutation that is a sorted table of keyed hashes."""
 _HALF_ROUNDS = 8
 _WORD = 1 << 64
 
 
 def _key(*parts: int) -> bytes:
-    """64 bytes that depend on all of `parts`, each in [0, 2^64)."""
+    """Returns 64 bytes that depend on all of `parts`, each in [0, 2^64)."""
     packed = struct.pack(f"<{len(parts) + 1}Q", ORDER_VERSION, *parts)
     return blake2b(packed, digest_size=64, person=b"fireflyer order").digest()
 
 
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """A bijection of 64-bit words in which every input bit moves every output bit (splitmix64's end)."""
+    """Permutes 64-bit words; every input bit affects every output bit (splitmix64 finalizer)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 class Permutation:
-    """A bijection of [0, n) chosen by a key of 64 bytes."""
+    """Bijection of [0, n) chosen by a key of 64 bytes."""
 
     def __init__(self, n: int, key: bytes) -> None:
         self.n = n
@@ -53,11 +53,11 @@ class Permutation:
             self._b = np.uint64(-(-n // int(self._a)))
 
     def at(self, positions: Positions) -> Positions:
-        """Images of `positions`, which lie in [0, n); int64, of the same shape."""
+        """Returns the images of `positions`, which lie in [0, n); int64, of the same shape."""
         if self._table is not None:
             return self._table[positions]
         values = self._network(positions.astype(np.uint64))
-        # The network permutes [0, a*b); walking on until the value is below n permutes [0, n).
+        # The network permutes [0, a*b). Repeating it until the value is below n permutes [0, n).
         outside = np.flatnonzero(values >= np.uint64(self.n))
         while outside.size:
             values[outside] = self._network(values[outside])
@@ -73,25 +73,25 @@ class Permutation:
 
 
 class Order:
-    """Which sample stands at which position of an epoch.
+    """Mapping from positions of an epoch to samples.
 
     Args:
         n: number of samples, below 2^62.
         seed, epoch: in [0, 2^64).
-        shuffle: False leaves the samples in their order.
-        block: None permutes single samples; else runs of so many consecutive samples are permuted, and
-            the samples inside each run.
+        shuffle: False keeps the order of the samples.
+        block: None permutes single samples; otherwise runs of `block` consecutive samples are
+            permuted, and the samples inside each run.
     """
 
     def __init__(
         self, n: int, seed: int, epoch: int, shuffle: bool = True, block: int | None = None
     ) -> None:
         if not 0 <= n < _WORD // 4:
-            raise ValueError(f"an order has 0 to 2^62 positions, not {n}")
+            raise ValueError(f"invalid n {n}: expected 0 to 2^62 positions")
         if not (0 <= seed < _WORD and 0 <= epoch < _WORD):
-            raise ValueError(f"seed {seed} and epoch {epoch} must lie in [0, 2^64)")
+            raise ValueError(f"invalid seed {seed} or epoch {epoch}: expected values in [0, 2^64)")
         if block is not None and not 0 < block < _WORD // 4:
-            raise ValueError(f"a block cannot hold {block} samples")
+            raise ValueError(f"invalid block {block}: expected 1 to 2^62 samples")
         self.n, self.seed, self.epoch, self.shuffle, self.block = n, seed, epoch, shuffle, block
         if not shuffle:
             return
@@ -103,11 +103,11 @@ class Order:
         self._all = Permutation(full, key)
         self._full = full
         draw = int.from_bytes(_key(seed, epoch, n, block, 2)[:16], "little")
-        # Place of the short last run among all runs; behind them all if there is none.
+        # Place of the short last run among all runs; after all runs if none is short.
         self._place = draw % (full + 1) if self._short else full
 
     def at(self, positions: npt.NDArray[np.integer]) -> Positions:
-        """Samples at `positions`; int64, of the same shape.
+        """Returns the samples at `positions`; int64, of the same shape.
 
         Raises:
             IndexError: a position is negative or not below n.
@@ -122,7 +122,7 @@ class Order:
         return self._in_blocks(places.ravel(), self.block).reshape(places.shape)
 
     def span(self, start: int, stop: int) -> Positions:
-        """Samples at positions [start, stop)."""
+        """Returns the samples at positions [start, stop)."""
         return self.at(np.arange(start, stop, dtype=np.int64))
 
     def _in_blocks(self, places: Positions, block: int) -> Positions:
@@ -133,7 +133,7 @@ class Order:
         number, inside = shifted // block, shifted % block
         number[short], inside[short] = self._full, places[short] - before
         samples = np.empty_like(places)
-        # A batch of neighbours touches few runs; each has a permutation of its own.
+        # A batch of neighbours touches few runs; each has its own permutation.
         for slot in np.unique(number).tolist():
             mine = number == slot
             run = self._full if slot == self._full else int(self._all.at(np.array([slot]))[0])

@@ -1,4 +1,4 @@
-"""`python -m fireflyer.demo` is `fireflyer demo`."""
+"""Runs `fireflyer demo` as `python -m fireflyer.demo`."""
 
 import sys
 
@@ -6,7 +6,9 @@ _INTERRUPTED = "fireflyer: interrupted; every process of the demo has ended\n"
 
 
 def main() -> int:
-    """Runs the command; an interrupt, even while modules are imported, is one line and exit code 130."""
+    """Runs the command. An interrupt, even during imports, prints one line and exits with
+    code 130.
+    """
     try:
         _leave_at_once_when_interrupted()
         from fireflyer.demo.command import run_line
@@ -18,7 +20,10 @@ def main() -> int:
 
 
 def _leave_at_once_when_interrupted() -> None:
-    """Until the run handles signals itself: an import would turn an exception into others, or swallow it."""
+    """Exits on a signal until the run installs its own handlers.
+
+    An import could turn an exception into a different one, or swallow it.
+    """
     import os
     import signal
 

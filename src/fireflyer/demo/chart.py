@@ -1,4 +1,4 @@
-"""The report's chart as SVG text: loss, tokens/s and the share of communication over time."""
+"""Draws the report's chart as SVG text: loss, tokens/s and communication share over time."""
 
 import math
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from html import escape
 import msgspec
 
 from fireflyer.demo.figures import Figures
-from fireflyer.demo.metrics import Line
+from fireflyer.demo.metrics import MetricsRecord
 from fireflyer.demo.story import Kill, Story, Suspend
 
 WIDTH = 920
 LEFT = 58
 RIGHT = 16
 POINTS = 400
-"""Points that one curve of one attempt has at most."""
+"""Maximum number of points in one curve of one attempt."""
 
 Point = tuple[float, float]
 
@@ -30,7 +30,7 @@ class Panel(msgspec.Struct, frozen=True):
     y1: float
 
     def at(self, x: float, y: float) -> Point:
-        """Drawing coordinates of a value; clamped to the area."""
+        """Returns the drawing coordinates of a value, clamped to the area."""
         across = (x - self.x0) / ((self.x1 - self.x0) or 1.0)
         up = (y - self.y0) / ((self.y1 - self.y0) or 1.0)
         left = LEFT + min(max(across, 0.0), 1.0) * (WIDTH - LEFT - RIGHT)
@@ -38,7 +38,7 @@ class Panel(msgspec.Struct, frozen=True):
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers in [low, high], about `about` of them."""
+    """Returns about `about` round numbers in [low, high]."""
     if not high > low:
         return [low]
     raw = (high - low) / about
@@ -50,7 +50,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def smooth(values: Sequence[float], weight: float = 0.9) -> list[float]:
-    """Exponential mean without bias towards the start."""
+    """Returns the exponential moving average, without bias towards the start."""
     total, norm, out = 0.0, 0.0, []
     for value in values:
         total = weight * total + (1 - weight) * value
@@ -60,7 +60,7 @@ def smooth(values: Sequence[float], weight: float = 0.9) -> list[float]:
 
 
 def thin(points: Sequence[Point], most: int = POINTS) -> list[Point]:
-    """At most about `most` points: means of equal runs of the given ones."""
+    """Returns at most about `most` points: means of runs of equal length of the given points."""
     size = math.ceil(len(points) / most)
     if size <= 1:
         return list(points)
@@ -69,7 +69,7 @@ def thin(points: Sequence[Point], most: int = POINTS) -> list[Point]:
 
 
 def draw(story: Story, figures: Figures) -> str:
-    """The chart of a run with at least one line."""
+    """Draws the chart of a run that has at least one line."""
     lines = story.lines
     origin = lines[0].monotonic - lines[0].step_s
     end = max(lines[-1].monotonic - origin, 1e-3)
@@ -77,7 +77,7 @@ def draw(story: Story, figures: Figures) -> str:
     high = max(line.loss for line in lines)
     loss = Panel(40, 270, 0, end, math.floor(low * 2) / 2, math.ceil(high * 2) / 2)
     rates = sorted(line.tokens / line.step_s for line in lines)
-    usual = rates[int(0.98 * (len(rates) - 1))]  # one odd step must not flatten the rest
+    usual = rates[int(0.98 * (len(rates) - 1))]  # a single outlier step must not flatten the curve
     speed = Panel(364, 74, 0, end, 0, _round_up(usual * 1.1))
     shares = smooth([line.comm_s / line.step_s for line in lines])
     comm = Panel(488, 74, 0, end, 0, min(1.0, max(0.1, math.ceil(max(shares) * 10) / 10)))
@@ -121,8 +121,8 @@ def _percents(panel: Panel) -> list[str]:
     return [f"{value:.0%}" for value in ticks(panel.y0, panel.y1, 2)]
 
 
-def _attempts(lines: Sequence[Line]) -> list[list[Line]]:
-    groups: list[list[Line]] = []
+def _attempts(lines: Sequence[MetricsRecord]) -> list[list[MetricsRecord]]:
+    groups: list[list[MetricsRecord]] = []
     for line in lines:
         if not groups or groups[-1][-1].attempt != line.attempt:
             groups.append([])
@@ -131,7 +131,7 @@ def _attempts(lines: Sequence[Line]) -> list[list[Line]]:
 
 
 def _frame(panel: Panel, title: str, labels: list[str], about: int) -> list[str]:
-    """Grid lines with their labels, and the panel's title above it."""
+    """Draws the labelled grid lines and the panel's title above it."""
     out = [f'<text class="title" x="{LEFT}" y="{panel.top - 10:.0f}">{escape(title)}</text>']
     for value, label in zip(ticks(panel.y0, panel.y1, about), labels, strict=True):
         _, y = panel.at(0, value)
@@ -173,8 +173,8 @@ def _join(points: Sequence[Point]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
-def _checkpoints(lines: Sequence[Line], origin: float, panel: Panel) -> list[str]:
-    """A small mark at the foot of the loss panel for each save."""
+def _checkpoints(lines: Sequence[MetricsRecord], origin: float, panel: Panel) -> list[str]:
+    """Draws a small mark at the foot of the loss panel for each save."""
     out = []
     for line in lines:
         if line.checkpoint_stall_s is not None:
@@ -191,15 +191,15 @@ class Break(msgspec.Struct, frozen=True):
     """An interruption of the training; times are CLOCK_MONOTONIC."""
 
     kind: str
-    """kill or suspend; a class of the style sheet."""
+    """"kill" or "suspend"; also a class of the style sheet."""
     at: float
     back: float | None
-    """First step finished afterwards."""
+    """Time of the first step that finishes afterwards."""
     label: tuple[str, str]
 
 
 def breaks(story: Story) -> list[Break]:
-    """The interruptions in order."""
+    """Returns the interruptions in order."""
     out = []
     for deed in story.deeds:
         after = (line.monotonic for line in story.lines if line.attempt > deed.attempt)
@@ -228,7 +228,7 @@ def _gaps(story: Story, origin: float, upper: Panel, lower: Panel) -> list[str]:
 
 
 def _marks(story: Story, origin: float, upper: Panel, lower: Panel) -> list[str]:
-    """Vertical lines at each interruption and each return, labelled at the top."""
+    """Draws a vertical line at each interruption and each return, labelled at the top."""
     out = []
     foot = lower.top + lower.height
     for gap in breaks(story):

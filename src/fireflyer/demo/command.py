@@ -1,4 +1,4 @@
-"""The options of `fireflyer demo`, and its words at the end."""
+"""Options of `fireflyer demo`, and its final output."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 
 class Tokens(StrEnum):
-    """How text becomes numbers."""
+    """Tokenizations of the text."""
 
     bpe = "bpe"
     bytes = "bytes"
@@ -37,18 +37,23 @@ def demo(
     seconds: Annotated[float, typer.Option(min=5, help="Training time.")] = 130,
     width: Annotated[int, typer.Option(min=32, help="Width of the model, a multiple of 32.")] = 128,
     layers: Annotated[int, typer.Option(min=1, help="Layers of the model.")] = 4,
-    batch: Annotated[int, typer.Option(min=1, help="Samples a rank and step.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Samples per rank and step.")] = 8,
     text: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of text; else the standard library's sources."),
+        typer.Option(
+            metavar="DIR", help="Folder of text; default: the standard library's sources."
+        ),
     ] = None,
-    tokens: Annotated[Tokens, typer.Option(help="How text becomes numbers.")] = Tokens.bpe,
+    tokens: Annotated[Tokens, typer.Option(help="Tokenizer of the text.")] = Tokens.bpe,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
     page: Annotated[
-        Path, typer.Option("--report", metavar="FILE", help="Where the report page goes.")
+        Path, typer.Option("--report", metavar="FILE", help="File of the report page.")
     ] = Path("demo-report.html"),
     directory: Annotated[
-        Path, typer.Option("--dir", metavar="DIR", help="Data set and files of the run.")
+        Path,
+        typer.Option(
+            "--dir", metavar="DIR", help="Folder of the data set and of the files of the run."
+        ),
     ] = Path("fireflyer-demo"),
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep logs, checkpoints and metrics of the run.")
@@ -56,7 +61,7 @@ def demo(
 ) -> None:
     """Train a small GPT on real text, kill a rank, suspend and resume, and report.
 
-    A platform of its own with virtual nodes is started for it and ended with it. Ctrl-C ends
+    The command starts its own platform with virtual nodes and ends it afterwards. Ctrl-C ends
     everything. Exit codes: 0 ok, 1 the run did not reach its goal, 2 usage.
     """
     if width % 32:
@@ -78,7 +83,7 @@ def demo(
 
 def _run(options: Options, page: Path, as_json: bool) -> int:
     console = Console(stderr=True)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # said aloud, it does not warn of forks
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # if set, it does not warn about forks
     report.check(page)
     with Interrupts().installed() as interrupts:
         with TerminalScreen(console) as screen:
@@ -94,14 +99,14 @@ def _run(options: Options, page: Path, as_json: bool) -> int:
 
 
 _INTERRUPTED = 130
-"""What Typer returns in place of a KeyboardInterrupt."""
+"""Exit code that Typer returns in place of a KeyboardInterrupt."""
 
 
 def run_line(arguments: list[str]) -> int:
     """Runs the command line; every error becomes one line on stderr and an exit code.
 
     Raises:
-        KeyboardInterrupt: after everything that was started has ended.
+        KeyboardInterrupt: after every process that the run started has ended.
     """
     command = typer.main.get_command(app)
     try:
@@ -123,7 +128,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def _tell(outcome: Outcome, as_json: bool, console: Console) -> None:
-    """The figures, the sample, and what went wrong."""
+    """Prints the figures, the sample and the problems."""
     if outcome.figures is not None:
         console.print(summary(outcome.figures))
         if outcome.sample:

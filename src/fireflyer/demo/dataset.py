@@ -1,8 +1,9 @@
 """Turns a folder of text into records: a byte-level BPE, and samples of `context + 1` tokens each.
 
-A data set is a folder named by a digest of everything it depends on: `train.ffr` and `val.ffr` (FFRecord,
-uint16 tokens, little-endian), `tokenizer.json` for BPE, and `meta.json`. It is built under a temporary
-name and renamed, so it is either whole or absent, and it is found again by the same digest.
+A data set is a folder named by a digest of all its inputs. It holds `train.ffr` and `val.ffr`
+(FFRecord, uint16 tokens, little-endian), `tokenizer.json` for BPE, and `meta.json`. It is built
+under
+a temporary name and then renamed, so it is never partial. The same digest finds it again.
 """
 
 import hashlib
@@ -25,14 +26,14 @@ from fireflyer.ffrecord import FileWriter
 
 Tokens = npt.NDArray[np.uint16]
 Report = Callable[[str, int, int], None]
-"""Told (stage, done, total) while a data set is built."""
+"""Progress callback (stage, done, total) for building a data set."""
 
 SEPARATOR = "<|file|>"
-"""Token 0 of the BPE, between two files; raw bytes use the byte 0."""
+"""Token 0 of the BPE, placed between two files; raw bytes use byte 0."""
 TEXT_LIMIT = 64 << 20
-"""Bytes of text that are used at most; a seeded choice of whole files beyond it."""
+"""Maximum bytes of text to use; beyond it, a seeded choice of whole files."""
 BPE_TEXT = 16 << 20
-"""Bytes of text that the BPE is trained on at most."""
+"""Maximum bytes of text for training the BPE."""
 MINIMUM_SAMPLES = 64
 _FORMAT = 2
 _SKIPPED = frozenset(
@@ -41,19 +42,19 @@ _SKIPPED = frozenset(
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a data set depends on beside its text."""
+    """Inputs of a data set besides its text."""
 
     tokens: Literal["bpe", "bytes"] = "bpe"
     vocabulary: int = 1024
-    """Entries of the BPE; raw bytes always have 256."""
+    """Number of BPE entries; raw bytes always have 256."""
     context: int = 128
-    """Tokens a sample predicts."""
+    """Number of tokens that a sample predicts."""
     seed: int = 0
-    """Orders the files."""
+    """Seed for the order of the files."""
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """`meta.json`."""
+    """Content of `meta.json`."""
 
     tokens: Literal["bpe", "bytes"]
     vocabulary: int
@@ -66,7 +67,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """SHA-256 of the settings and of every file's name and content."""
     sums: dict[str, str]
-    """SHA-256 of each other file of the data set."""
+    """SHA-256 of every other file of the data set."""
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -74,9 +75,9 @@ class Text(msgspec.Struct, frozen=True):
 
     source: Path
     files: list[tuple[str, bytes]]
-    """(path relative to the source, content)."""
+    """Pairs (path relative to the source, content)."""
     left_out: int
-    """Files beyond TEXT_LIMIT."""
+    """Number of files left out because of TEXT_LIMIT."""
 
     @property
     def size(self) -> int:
@@ -84,7 +85,8 @@ class Text(msgspec.Struct, frozen=True):
 
 
 def read_text(folder: Path | None, seed: int = 0) -> Text:
-    """Reads every UTF-8 text file under `folder`, or the Python sources of the standard library for None.
+    """Reads every UTF-8 text file under `folder`, or the Python sources of the standard library for
+    None.
 
     Raises:
         ConfigError: the folder is missing or holds no readable text.
@@ -119,7 +121,7 @@ def _candidates(source: Path, only_python: bool) -> Iterator[Path]:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a regular file, 0 for anything else."""
+    """Returns the size in bytes of a regular file, 0 for anything else."""
     try:
         return path.stat().st_size if path.is_file() else 0
     except OSError:
@@ -127,7 +129,9 @@ def _size(path: Path) -> int:
 
 
 def _utf8(path: Path) -> bytes | None:
-    """The content of a regular, readable, non-empty UTF-8 file without NUL bytes; else None."""
+    """Returns the content of a regular, readable, non-empty UTF-8 file without NUL bytes; else
+    None.
+    """
     try:
         if not path.is_file():
             return None
@@ -139,7 +143,7 @@ def _utf8(path: Path) -> bytes | None:
 
 
 def digest(text: Text, settings: Settings) -> str:
-    """SHA-256 over the settings and the text."""
+    """Returns the SHA-256 over the settings and the text."""
     whole = hashlib.sha256(msgspec.json.encode((_FORMAT, settings)))
     for name, content in text.files:
         whole.update(f"\0{name}\0{len(content)}\0".encode())
@@ -148,7 +152,9 @@ def digest(text: Text, settings: Settings) -> str:
 
 
 def find(directory: Path, wanted: str) -> Path | None:
-    """The data set of this digest under `directory`, if there is one and every byte of it is good."""
+    """Returns the data set with this digest under `directory`, or None if it is absent or
+    damaged.
+    """
     folder = directory / wanted[:16]
     try:
         meta = load_meta(folder)
@@ -167,7 +173,7 @@ def load_meta(folder: Path) -> Meta:
     """Reads `meta.json`.
 
     Raises:
-        ConfigError: it is missing or not what `prepare` writes.
+        ConfigError: the file is missing or `prepare` did not write it.
     """
     try:
         return msgspec.json.decode((folder / "meta.json").read_bytes(), type=Meta)
@@ -182,13 +188,14 @@ def prepare(
     report: Report,
     note: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """The data set of this text and these settings under `directory`, built if it is not there yet.
+    """Returns the data set of this text and these settings under `directory`, built if it is
+    absent.
 
-    One that was damaged since is built again; `note` is told.
+    A damaged data set is built again, and `note` reports it.
 
     Raises:
         ConfigError: the text is too short.
-        StorageError: it cannot be written.
+        StorageError: the data set cannot be written.
     """
     wanted = digest(text, settings)
     if (found := find(directory, wanted)) is not None:
@@ -252,7 +259,7 @@ def _build(text: Text, settings: Settings, wanted: str, folder: Path, report: Re
 
 
 def train_bpe(contents: Iterable[bytes], vocabulary: int) -> Tokenizer:
-    """A byte-level BPE with `vocabulary` entries, of which 256 are the bytes and entry 0 is SEPARATOR."""
+    """Trains a byte-level BPE with `vocabulary` entries: 256 bytes, and SEPARATOR as entry 0."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -275,7 +282,7 @@ def _first(contents: Iterable[bytes], limit: int) -> Iterator[str]:
 
 
 def _encode(text: Text, tokenizer: Tokenizer, report: Report) -> Tokens:
-    """All files as one stream, each followed by the separator."""
+    """Encodes all files as one stream, each followed by the separator."""
     parts: list[Tokens] = []
     contents = [content.decode() for _, content in text.files]
     for start in range(0, len(contents), 16):
@@ -287,7 +294,10 @@ def _encode(text: Text, tokenizer: Tokenizer, report: Report) -> Tokens:
 
 
 def cut(stream: Tokens, context: int) -> Tokens:
-    """Samples [n, context + 1] of a stream [tokens]; the last token of one is the first of the next."""
+    """Cuts a stream [tokens] into samples [n, context + 1].
+
+    The last token of a sample is the first of the next.
+    """
     count = max(0, len(stream) - 1) // context
     starts = np.arange(count)[:, None] * context
     samples: Tokens = stream[starts + np.arange(context + 1)]

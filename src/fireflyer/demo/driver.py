@@ -1,4 +1,4 @@
-"""Runs the demo: data set, platform, task, and what `story` asks for; nothing is left running."""
+"""Runs the demo: data set, platform, task and the actions of `story`; no process outlives it."""
 
 import os
 import shutil
@@ -20,11 +20,11 @@ from fireflyer.hai.client import Client
 from fireflyer.hai.model import TaskSpec, TaskView
 
 SILENCE_S = 120.0
-"""Without a step or an event for this long the demo gives up."""
+"""Timeout in seconds without a step or an event, after which the demo gives up."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asks for."""
+    """Options of the command line."""
 
     nodes: int = 2
     ranks: int = 1
@@ -39,48 +39,48 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Screen(Protocol):
-    """Where a person watches."""
+    """Display for the user."""
 
     def building(self, stage: str, done: int, total: int) -> None:
-        """The data set is being built."""
+        """Shows the progress of building the data set."""
         ...
 
     def note(self, text: str) -> None:
-        """Something happened."""
+        """Shows a message."""
         ...
 
     def show(self, story: Story) -> None:
-        """The training as of now; called several times a second."""
+        """Shows the current state of the training; called several times a second."""
         ...
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that came to its end."""
+    """Result of a finished run."""
 
     figures: Figures | None
     problems: list[str]
     story: Story
     meta: dataset.Meta
     sample: str
-    """Text written by the trained model; empty when it did not get there."""
+    """Text written by the trained model; empty if the run did not reach that point."""
     log: str
-    """When there were problems, the log file that tells most about them; else empty."""
+    """Most informative log file if there were problems; else empty."""
     folder: Path
-    """The run's folder; gone unless it was kept or there were problems."""
+    """Folder of the run; removed unless it was kept or there were problems."""
 
 
 def run(options: Options, screen: Screen, interrupts: processes.Interrupts) -> Outcome:
-    """The whole demo.
+    """Runs the whole demo.
 
     Raises:
         ConfigError: an option that cannot work.
-        FireflyerError: the platform could not be started or went away.
-        KeyboardInterrupt: after everything that was started has ended.
+        FireflyerError: the platform did not start, or it ended early.
+        KeyboardInterrupt: after every process that the run started has ended.
     """
-    directory = options.directory.resolve()  # one name for one folder: it marks the processes
+    directory = options.directory.resolve()  # one spelling: the name marks the processes
     _make(directory)
     for stale in runs.sweep(directory):
-        screen.note(f"ended and removed {stale}: the demo that ran there was killed")
+        screen.note(f"removed {stale} of a demo that was killed, and ended its processes")
     data, meta = _data(options, directory, screen)
     with runs.new(directory) as folder:
         return _run(options, data, meta, folder, screen, interrupts)
@@ -94,7 +94,7 @@ def _run(
     screen: Screen,
     interrupts: processes.Interrupts,
 ) -> Outcome:
-    """A run in its folder; its processes have ended at the return."""
+    """Runs the demo in its folder; its processes have ended when this returns."""
     keep = True
     try:
         story, view = _train(options, data, folder, screen, interrupts)
@@ -119,7 +119,7 @@ def _run(
         raise
     except PeerLost as error:
         raise PeerLost(
-            "the demo's server went away, so the demo ended its task and everything else it had started; "
+            "the demo's server stopped responding, so the demo ended its task and all its processes; "
             f"see {Client(folder / 'home').home.log} and run the demo again"
         ) from error
     finally:
@@ -149,7 +149,7 @@ def _data(options: Options, directory: Path, screen: Screen) -> tuple[Path, data
 def _train(
     options: Options, data: Path, folder: Path, screen: Screen, interrupts: processes.Interrupts
 ) -> tuple[Story, TaskView]:
-    """Runs the task to its end in a platform of its own, and ends that platform."""
+    """Runs the task to its end in its own platform, then ends that platform."""
     with _platform(folder, options.nodes, interrupts) as client:
         screen.note(f"platform started with {options.nodes} virtual nodes")
         view = client.submit(_spec(options, data, folder))
@@ -195,7 +195,9 @@ def _spec(options: Options, data: Path, folder: Path) -> TaskSpec:
 
 
 def _do(action: Action, client: Client, task: str, story: Story, screen: Screen) -> None:
-    """Carries out an action. A task that is just ending may make it moot; the events then say so."""
+    """Carries out an action. A task that is about to end may make it moot; the events then show
+    that.
+    """
     at = time.monotonic()
     with suppress(ProcessLookupError, TaskError):
         if isinstance(action, Kill):
@@ -212,21 +214,21 @@ def _do(action: Action, client: Client, task: str, story: Story, screen: Screen)
 
 @contextmanager
 def _platform(folder: Path, nodes: int, interrupts: processes.Interrupts) -> Iterator[Client]:
-    """A server of its own on `nodes` virtual nodes; it has ended, with its tasks, at the exit."""
+    """Starts a server on `nodes` virtual nodes; at exit the server and its tasks have ended."""
     home = folder / "home"
     try:
         os.environ[processes.MARK] = str(folder)
-        with interrupts.held():  # a server that is half started could not be found again
+        with interrupts.held():  # a half-started server could not be found again
             client = Client.connect(home, start=True, nodes=nodes)
         yield client
     finally:
         del os.environ[processes.MARK]
-        with suppress(FireflyerError):  # it went away by itself; what is left is ended by name
+        with suppress(FireflyerError):  # it ended by itself; remaining processes are ended by name
             Client(home).shutdown()
 
 
 def _val_loss(path: Path) -> float | None:
-    """What gpt.py wrote at its end; None when it did not get there."""
+    """Returns the validation loss that gpt.py wrote at its end; None if it did not get there."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, float])["val_loss"]
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, KeyError):
@@ -234,9 +236,9 @@ def _val_loss(path: Path) -> float | None:
 
 
 def failing_log(story: Story, view: TaskView) -> str:
-    """The log of the rank that failed first in the last attempt, else rank 0's; empty without ranks.
+    """Returns the log of the first rank that failed in the last attempt, else rank 0's log.
 
-    The others of its attempt end because of it.
+    Other ranks of that attempt fail as a consequence. Empty if there are no ranks.
     """
     failed = (
         event.detail["rank"]
@@ -250,7 +252,7 @@ def failing_log(story: Story, view: TaskView) -> str:
 
 
 def tail(path: str, lines: int = 3) -> str:
-    """The last lines of a log file; empty when there is none."""
+    """Returns the last lines of a log file; empty if the file is missing."""
     try:
         text = Path(path).read_bytes()[-16384:].decode(errors="replace")
     except OSError:

@@ -1,51 +1,51 @@
-"""The demo's figures, computed from what was seen and done. Durations are of CLOCK_MONOTONIC."""
+"""Computes the demo's figures from its observations and actions, in CLOCK_MONOTONIC time."""
 
 from statistics import fmean, median
 
 import msgspec
 
-from fireflyer.demo.metrics import Line
-from fireflyer.demo.story import Deed, Kill, Resume, Story, Suspend
+from fireflyer.demo.metrics import MetricsRecord
+from fireflyer.demo.story import CompletedAction, Kill, Resume, Story, Suspend
 
 LOSS_LINES = 20
-"""Steps over which a loss is averaged, but for the first."""
+"""Number of steps over which a loss is averaged, except the first loss."""
 LEAST_FALL = 0.5
-"""Nats by which the loss must have fallen for the run to count."""
+"""Minimum decrease of the loss, in nats, for the run to count."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What `fireflyer demo --json` prints. None: it was not seen in this run."""
+    """Figures printed by `fireflyer demo --json`. None: not observed in this run."""
 
     steps: int
     """Number of the last optimizer step."""
     tokens_per_s: float
-    """Tokens of all steps over the time of all steps."""
+    """Tokens of all steps divided by the time of all steps."""
     loss_start: float
-    """Of the first step, nats a token."""
+    """Loss of the first step, nats a token."""
     loss_at_kill: float | None
-    """Mean of the last steps before the kill."""
+    """Mean loss of the last steps before the kill."""
     loss_end: float
-    """Mean of the last steps."""
+    """Mean loss of the last steps."""
     val_loss: float | None
-    """Over the samples that were held out, after the last step."""
+    """Loss over the held-out samples, after the last step."""
     kill_detected_s: float | None
-    """SIGKILL sent -> the supervisor's event."""
+    """Time from SIGKILL to the supervisor's event."""
     restart_s: float | None
-    """SIGKILL sent -> first optimizer step finished by the new attempt."""
+    """Time from SIGKILL to the first optimizer step that the new attempt finishes."""
     lost_s: float | None
-    """By how much later the training stood again at the step that the kill interrupted."""
+    """Delay until the training reached again the step that the kill interrupted."""
     suspend_s: float | None
-    """Request -> last rank exited."""
+    """Time from the request to the exit of the last rank."""
     resume_s: float | None
-    """Request -> first optimizer step finished."""
+    """Time from the request to the first finished optimizer step."""
     checkpoint_stall_ms: float | None
-    """Median time that a save blocks a step."""
+    """Median time for which a save blocks a step."""
     checkpoints: int
-    """Saves seen, without those of a suspend and of the end."""
+    """Number of observed saves, without those of a suspend and of the end."""
     steps_lost: int | None
-    """Last step seen before the kill - step resumed from."""
+    """Last step seen before the kill minus the step resumed from."""
     comm_share: float
-    """Time blocked by reductions / time of all steps, on rank 0."""
+    """Time blocked by reductions divided by the time of all steps, on rank 0."""
     attempts: int
     trained_s: float
     orphans: int
@@ -53,7 +53,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compute(story: Story, orphans: int, val_loss: float | None = None) -> Figures | None:
-    """The figures of a run; None when it made no step."""
+    """Computes the figures of a run; None if it made no step."""
     lines = story.lines
     if not lines:
         return None
@@ -85,7 +85,7 @@ def compute(story: Story, orphans: int, val_loss: float | None = None) -> Figure
 
 
 def problems(figures: Figures | None, story: Story) -> list[str]:
-    """Why the run did not reach its goal; empty when it did."""
+    """Returns the reasons why the run did not reach its goal; empty if it did."""
     found = []
     if story.state != "finished":
         last = story.events[-1].detail.get("reason", "") if story.events else ""
@@ -108,18 +108,18 @@ def problems(figures: Figures | None, story: Story) -> list[str]:
     return found
 
 
-def _deed(story: Story, kind: type) -> Deed | None:
+def _deed(story: Story, kind: type) -> CompletedAction | None:
     return next((deed for deed in story.deeds if isinstance(deed.action, kind)), None)
 
 
-def _loss(lines: list[Line]) -> float:
+def _loss(lines: list[MetricsRecord]) -> float:
     return fmean(line.loss for line in lines[-LOSS_LINES:])
 
 
-def _exit_after(story: Story, deed: Deed | None, *, first: bool) -> float | None:
-    """Seconds from a deed to the first, or the last, exit of a rank of the attempt that it hit.
+def _exit_after(story: Story, deed: CompletedAction | None, *, first: bool) -> float | None:
+    """Returns the seconds from an action to the first or last rank exit of the attempt it affected.
 
-    For a kill only the killed rank counts.
+    For a kill, only the killed rank counts.
     """
     if deed is None:
         return None
@@ -134,7 +134,7 @@ def _exit_after(story: Story, deed: Deed | None, *, first: bool) -> float | None
     return (min(exits) if first else max(exits)) - deed.at if exits else None
 
 
-def _first_step_after(lines: list[Line], deed: Deed | None) -> float | None:
+def _first_step_after(lines: list[MetricsRecord], deed: CompletedAction | None) -> float | None:
     if deed is None:
         return None
     fresh = (line.monotonic for line in lines if line.attempt > deed.attempt)
@@ -142,7 +142,7 @@ def _first_step_after(lines: list[Line], deed: Deed | None) -> float | None:
     return None if first is None else first - deed.at
 
 
-def _lost(before: list[Line], after: list[Line]) -> float | None:
+def _lost(before: list[MetricsRecord], after: list[MetricsRecord]) -> float | None:
     if not before:
         return None
     again = next((line for line in after if line.step >= before[-1].step), None)

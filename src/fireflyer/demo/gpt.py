@@ -1,4 +1,4 @@
-"""Trains a small GPT on FFRecord samples: the script that the demo submits, and a start for your own.
+"""Trains a small GPT on FFRecord samples: the demo's script, and a starting point for your own.
 
 fireflyer run --nodes 2 gpt.py --data DATASET --seconds 120
 torchrun --nproc-per-node 2 gpt.py --data DATASET --steps 500
@@ -27,7 +27,9 @@ from fireflyer.haiscale.ddp import DistributedDataParallel
 
 
 class Block(nn.Module):
-    """Causal attention with rotary positions, then a squared-ReLU MLP; [batch, time, width] to the same."""
+    """Causal attention with rotary positions, then a squared-ReLU MLP; keeps [batch, time,
+    width].
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -63,7 +65,7 @@ def rotate(x: Tensor, turn: Tensor) -> Tensor:
 
 
 class GPT(nn.Module):
-    """Tokens [batch, time] to logits [batch, time, vocabulary]."""
+    """Model from tokens [batch, time] to logits [batch, time, vocabulary]."""
 
     turn: Tensor
 
@@ -86,7 +88,10 @@ class GPT(nn.Module):
 
 
 def sample_numbers(position: int, count: int, total: int, seed: int) -> list[int]:
-    """`count` sample numbers from `position` on, in an endless row of seeded shuffles of range(total)."""
+    """Returns `count` sample numbers from `position` on.
+
+    The numbers come from an endless sequence of seeded shuffles of range(total).
+    """
     numbers: list[int] = []
     while len(numbers) < count:
         epoch, offset = divmod(position + len(numbers), total)
@@ -96,23 +101,26 @@ def sample_numbers(position: int, count: int, total: int, seed: int) -> list[int
 
 
 def read(records: FileReader, numbers: list[int]) -> Tensor:
-    """Samples as tokens [len(numbers), context + 1]."""
+    """Reads samples as tokens [len(numbers), context + 1]."""
     data, _ = records.read_batch(numbers)
     return torch.from_numpy(data.view("<u2").reshape(len(numbers), -1).astype(np.int64))
 
 
 def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Mean cross entropy in nats of tokens [batch, context + 1]."""
+    """Returns the mean cross entropy in nats of tokens [batch, context + 1]."""
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def learning_rate(done: float, warm_up: float = 0.02) -> float:
-    """Factor of the peak when the share `done` of the training is over: up, level, down to 5 %."""
+    """Returns the factor of the peak learning rate after the share `done` of the training.
+
+    The schedule rises, stays level, then falls to 5 %.
+    """
     return min(1.0, (done + 1e-3) / warm_up, max(0.05, 1.9 * (1 - done)))
 
 
 class Trainer:
-    """The model, its optimizers and its place in the data: what a checkpoint holds."""
+    """Model, optimizers and data position: the content of a checkpoint."""
 
     def __init__(self, args: argparse.Namespace, directory: Path) -> None:
         self.args, self.rank, self.world = args, dist.get_rank(), dist.get_world_size()
@@ -147,11 +155,11 @@ class Trainer:
             self.saved = self.step
 
     def done(self) -> float:
-        """The share of the training that is over; the same on every rank."""
+        """Returns the completed share of the training; the same on every rank."""
         return float(max(self.step / self.args.steps, self.trained_s / self.args.seconds))
 
     def train_step(self) -> dict[str, Any]:
-        """One step, and a checkpoint when one is due. Returns a line for metrics.jsonl."""
+        """Runs one step, and saves a checkpoint if one is due. Returns a line for metrics.jsonl."""
         args, started, waited_s = self.args, time.monotonic(), self.ddp.reducer.times.exposed_s
         first = (self.step * self.world + self.rank) * args.batch
         numbers = sample_numbers(first, args.batch, self.records.n, args.seed)
@@ -163,8 +171,8 @@ class Trainer:
         self.ddp.zero_grad()
         self.step += 1
 
-        # One small reduction carries the mean loss and rank 0's clock, by which all ranks find
-        # alike that the training is over: none can wait for one that has left.
+        # One small reduction carries the mean loss and rank 0's clock. From the clock all ranks
+        # decide alike that the training is over, so no rank waits for a rank that has left.
         now = time.monotonic()
         clock = now - self.begun if self.rank == 0 else 0.0
         shared = torch.tensor([loss.item() / self.world, clock], dtype=torch.float64)
@@ -196,7 +204,7 @@ def options() -> argparse.Namespace:
     add("--data", type=Path, required=True, help="folder with train.ffr and meta.json")
     add("--seconds", type=float, default=math.inf, help="end after this time of training")
     add("--steps", type=int, default=100_000, help="end after this many steps")
-    add("--batch", type=int, default=8, help="samples a rank and step")
+    add("--batch", type=int, default=8, help="samples per rank and step")
     add("--width", type=int, default=128)
     add("--layers", type=int, default=4)
     add("--heads", type=int, default=4)

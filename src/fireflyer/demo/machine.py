@@ -1,4 +1,4 @@
-"""What the demo ran on, in words."""
+"""Describes the machine on which the demo ran."""
 
 import os
 import platform
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def describe() -> dict[str, str]:
-    """Processor, cores, memory, kernel, load and versions of this machine."""
+    """Returns the processor, cores, memory, kernel, load and versions of this machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     load = " ".join(f"{value:.1f}" for value in os.getloadavg())
     return {

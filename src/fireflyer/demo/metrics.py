@@ -1,42 +1,42 @@
-"""The lines that `gpt.py` writes, read while they are written."""
+"""Reads the metrics lines of `gpt.py` while it writes them."""
 
 from pathlib import Path
 
 import msgspec
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One optimizer step as rank 0 saw it."""
+class MetricsRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Rank 0's record of one optimizer step."""
 
     step: int
-    """Counts from 1; after a restart from the checkpoint's step + 1."""
+    """Step number, from 1; after a restart, from the checkpoint's step + 1."""
     loss: float
-    """Mean over the ranks, nats a token, before the step."""
+    """Mean over the ranks before the step, nats a token."""
     tokens: int
-    """Of this step, all ranks."""
+    """Number of tokens in this step, over all ranks."""
     step_s: float
     comm_s: float
-    """Part of step_s in which rank 0 was blocked by reductions."""
+    """Part of step_s during which reductions blocked rank 0."""
     monotonic: float
     """CLOCK_MONOTONIC at the end of the step."""
     wall: float
     trained_s: float
-    """Training time so far, without what a kill undid."""
+    """Training time so far, without the time that a kill undid."""
     attempt: int
     checkpoint_step: int | None
     """Step of the newest checkpoint."""
     checkpoint_stall_s: float | None
-    """How long saving blocked this step; None when it did not save."""
+    """Time for which saving blocked this step; None if it did not save."""
 
 
-_decoder = msgspec.json.Decoder(Line)
+_decoder = msgspec.json.Decoder(MetricsRecord)
 
 
 class Tail:
-    """Reads the complete lines of a file that grows; the file may not exist yet.
+    """Reader of the complete lines of a growing file; the file may not exist yet.
 
-    A line that a killed writer left unfinished, or that is not a metrics line, is counted in
-    `damaged` and passed over.
+    It skips and counts in `damaged` each line that a killed writer left unfinished, and each line
+    that is not a metrics line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,8 +45,8 @@ class Tail:
         self._rest = b""
         self.damaged = 0
 
-    def read(self) -> list[Line]:
-        """The lines that became complete since the last call."""
+    def read(self) -> list[MetricsRecord]:
+        """Returns the lines that became complete since the last call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)

@@ -16,9 +16,9 @@ def orthogonalize(g: Tensor) -> Tensor:
     return x if g.size(-2) <= g.size(-1) else x.mT
 
 
-# torch.optim.Muon iterates in bfloat16, which CPUs without instructions for it emulate slowly.
+# torch.optim.Muon iterates in bfloat16, which CPUs without bfloat16 instructions emulate slowly.
 class Muon(torch.optim.Optimizer):
-    """Momentum whose step for a matrix is made orthogonal; for the matrices inside a network."""
+    """Momentum optimizer with orthogonalized steps, for the matrices inside a network."""
 
     def __init__(self, params: list[nn.Parameter], lr: float, momentum: float = 0.95) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum})

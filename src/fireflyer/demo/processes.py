@@ -1,4 +1,4 @@
-"""Which processes belong to one run of the demo, found from the outside, and how to end them."""
+"""Finds the processes of one run of the demo from outside, and ends them."""
 
 import os
 import select
@@ -24,23 +24,23 @@ MARK = "FFDEMO_RUN"
 
 
 GOING_S = 3.0
-"""Time that processes get to go after the server has ended, or after a SIGKILL."""
+"""Grace period in seconds after the server has ended, or after a SIGKILL."""
 EXEC_S = 1.0
-"""How long one search waits for processes that are just starting a program."""
+"""Maximum seconds that one search waits for processes in the middle of an exec."""
 
 
 def marked(run: str, proc: Path = Path("/proc")) -> list[Process]:
-    """Living processes, without this one, that were started with MARK set to `run`.
+    """Returns the living processes, except this one, that were started with MARK set to `run`.
 
-    A forked process shows the environment block of the program that it was forked from. One in the
-    middle of an exec shows none for a moment; it is waited for.
+    A forked process shows the environment block of its parent's program. A process in the middle of
+    an exec briefly shows none; the search waits for it.
     """
     wanted = f"{MARK}={run}".encode()
     deadline = time.monotonic() + EXEC_S
     found = []
     for folder in proc.iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
-            with suppress(OSError):  # gone meanwhile, or another user's
+            with suppress(OSError):  # the process is gone, or belongs to another user
                 if wanted in _environment(folder, deadline).split(b"\0"):
                     command = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
                     found.append(
@@ -50,9 +50,11 @@ def marked(run: str, proc: Path = Path("/proc")) -> list[Process]:
 
 
 def _environment(folder: Path, deadline: float) -> bytes:
-    """The environment block, once the process has one; empty for a kernel thread or a zombie."""
+    """Returns the environment block once the process has one; empty for a kernel thread or a
+    zombie.
+    """
     while not (block := (folder / "environ").read_bytes()):
-        os.readlink(folder / "exe")  # fails for what runs no program
+        os.readlink(folder / "exe")  # fails for a process that runs no program
         if (folder / "cmdline").read_bytes() or time.monotonic() >= deadline:
             return (folder / "environ").read_bytes()  # exec fills in the arguments first
         time.sleep(0.001)
@@ -60,7 +62,7 @@ def _environment(folder: Path, deadline: float) -> bytes:
 
 
 def outliving(processes: list[Process], within_s: float) -> list[Process]:
-    """Those of `processes` that are still alive after at most `within_s`."""
+    """Returns the members of `processes` that are still alive after at most `within_s`."""
     with ExitStack() as stack:
         left: dict[int, Process] = {}
         for process in processes:
@@ -79,7 +81,7 @@ def outliving(processes: list[Process], within_s: float) -> list[Process]:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL.
+    """Sends SIGKILL.
 
     Raises:
         ProcessLookupError: there is no such process.
@@ -92,9 +94,9 @@ def kill(pid: int) -> None:
 
 
 def end(run: str) -> int:
-    """Ends every process of the run that is still there; returns how many were found."""
+    """Ends every remaining process of the run; returns how many it found."""
     ended: set[int] = set()
-    for _ in range(5):  # a process may start another one before its own end
+    for _ in range(5):  # a process may start another before it ends
         left = marked(run)
         if not left:
             break
@@ -107,9 +109,9 @@ def end(run: str) -> int:
 
 
 class Interrupts:
-    """Turns SIGINT, SIGTERM and SIGHUP into KeyboardInterrupt, but never in the middle of a `held` block.
+    """Converter of SIGINT, SIGTERM and SIGHUP into KeyboardInterrupt, but never in a `held` block.
 
-    After the first one further signals are ignored, so that cleaning up is not cut short.
+    After the first signal, further ones are ignored, so that they do not cut the cleanup short.
     """
 
     def __init__(self) -> None:
@@ -118,7 +120,7 @@ class Interrupts:
 
     @contextmanager
     def installed(self) -> Iterator["Interrupts"]:
-        """Handles the signals for the duration; the earlier handlers come back afterwards."""
+        """Handles the signals inside the block, then restores the earlier handlers."""
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         earlier = {number: signal.signal(number, self._handle) for number in numbers}
         try:

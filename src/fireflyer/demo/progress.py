@@ -1,4 +1,4 @@
-"""What a person sees of the demo on the terminal; all of it on standard error."""
+"""Terminal output of the demo; all of it goes to standard error."""
 
 import signal
 from statistics import fmean
@@ -17,15 +17,15 @@ from fireflyer.demo.report import table
 from fireflyer.demo.story import Story
 
 RECENT = 20
-"""Steps over which shown rates are averaged."""
+"""Number of steps over which displayed rates are averaged."""
 PLAIN_EVERY_S = 10.0
-"""Training time between two lines where standard error is no terminal."""
+"""Training time between two lines if standard error is not a terminal."""
 _BARS = "▁▂▃▄▅▆▇█"
 _STATE_STYLES = {"running": "green", "finished": "green", "failed": "red", "stopped": "red"}
 
 
 class TerminalScreen:
-    """A live view on a terminal; plain lines elsewhere. A context manager."""
+    """Live view on a terminal, plain lines elsewhere; a context manager."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -50,7 +50,7 @@ class TerminalScreen:
             self._live = None
 
     def building(self, stage: str, done: int, total: int) -> None:
-        """Shows the data set's progress."""
+        """Shows the progress of building the data set."""
         if not self.console.is_terminal:
             if stage != self._stage:
                 self.console.print(f"data set: {stage}", highlight=False)
@@ -73,13 +73,13 @@ class TerminalScreen:
         self._building.update(self._building.task_ids[-1], completed=done, total=total or None)
 
     def note(self, text: str) -> None:
-        """Prints what happened; above the live view where there is one."""
+        """Prints a message, above the live view if there is one."""
         self._end_building()
         console = self._live.console if self._live is not None else self.console
         console.print(Text("• ", "dim") + Text(text), highlight=False, soft_wrap=True)
 
     def show(self, story: Story) -> None:
-        """Brings the view up to date."""
+        """Updates the view."""
         self._end_building()
         self._tell_events(story)
         if self.console.is_terminal:
@@ -115,7 +115,9 @@ class TerminalScreen:
 
 
 def rates(story: Story) -> tuple[float, float, float]:
-    """(loss, tokens/s, share of communication), over the recent steps; zeros before the first."""
+    """Returns (loss, tokens/s, communication share) over the recent steps; zeros before the first
+    step.
+    """
     recent = story.lines[-RECENT:]
     if not recent:
         return 0.0, 0.0, 0.0
@@ -129,7 +131,7 @@ def rates(story: Story) -> tuple[float, float, float]:
 
 
 def plain(story: Story) -> str:
-    """The training as of now in one line."""
+    """Formats the current state of the training as one line."""
     last = story.lines[-1]
     loss, speed, share = rates(story)
     saved = "none" if last.checkpoint_step is None else f"step {last.checkpoint_step}"
@@ -140,7 +142,7 @@ def plain(story: Story) -> str:
 
 
 def spark(values: list[float], width: int = 48) -> str:
-    """A line of bars of `values`, each bar the mean of an equal run."""
+    """Draws `values` as a line of bars; each bar is the mean of a run of equal length."""
     if not values:
         return ""
     size = -(-len(values) // width)
@@ -150,7 +152,7 @@ def spark(values: list[float], width: int = 48) -> str:
 
 
 def view(story: Story) -> RenderableType:
-    """The live view."""
+    """Builds the live view."""
     last = story.lines[-1] if story.lines else None
     loss, speed, share = rates(story)
     grid = Table.grid(padding=(0, 3), expand=True)
@@ -190,7 +192,7 @@ def _cell(name: str, value: str) -> Text:
 
 
 def summary(figures: Figures) -> Table:
-    """The figures as a table for the end."""
+    """Builds the final table of figures."""
     out = Table(title="What this run measured", title_justify="left", title_style="bold")
     out.add_column("figure")
     out.add_column("value", justify="right", style="bold", no_wrap=True)

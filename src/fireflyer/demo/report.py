@@ -1,4 +1,6 @@
-"""`demo-report.html`: one page, self-contained, without scripts, for light and dark screens."""
+"""Writes `demo-report.html`: one self-contained page without scripts, for light and dark
+screens.
+"""
 
 import os
 import tempfile
@@ -14,11 +16,11 @@ from fireflyer.demo.story import Story
 from fireflyer.errors import ConfigError, StorageError
 
 Row = tuple[str, str, str]
-"""(name, value, what it means)."""
+"""Table row (name, value, meaning)."""
 
 
 def table(figures: Figures) -> list[Row]:
-    """The figures in words, for the page and the terminal."""
+    """Describes the figures, for the page and the terminal."""
     f = figures
     return [
         ("Steps", f"{f.steps:,}", "optimizer steps, over all attempts"),
@@ -70,12 +72,12 @@ def table(figures: Figures) -> list[Row]:
 
 
 def number(value: float | None, form: str) -> str:
-    """A value that may not have been seen."""
+    """Formats a value that may be unobserved."""
     return "not seen" if value is None else form.format(value)
 
 
 def seconds(value: float | None) -> str:
-    """Seconds, in ms below one."""
+    """Formats seconds, or milliseconds below one second."""
     if value is not None and value < 1:
         return f"{value * 1e3:.0f} ms"
     return number(value, "{:.2f} s")
@@ -89,7 +91,7 @@ def render(
     options: Options,
     machine: dict[str, str],
 ) -> str:
-    """The page."""
+    """Builds the page."""
     when = datetime.fromtimestamp(story.lines[-1].wall).strftime("%Y-%m-%d %H:%M")
     ranks = options.nodes * options.ranks
     source = "the standard library's sources" if options.text is None else meta.source
@@ -120,10 +122,10 @@ def render(
 
 
 def check(path: Path) -> None:
-    """Tries whether a page can be written there, before any work is done for it.
+    """Checks that the page can be written to `path`, before any work is done.
 
     Raises:
-        ConfigError: it is a folder, or its folder is missing or takes no files.
+        ConfigError: `path` is a folder, or its folder is missing or not writable.
     """
     if path.is_dir():
         raise ConfigError(f"--report: {path} is a folder; name a file")
@@ -138,10 +140,10 @@ def check(path: Path) -> None:
 
 
 def save(page: str, path: Path) -> None:
-    """Writes the page; a reader never sees half of it.
+    """Writes the page atomically.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the page cannot be written.
     """
     partial = None
     try:

@@ -1,8 +1,10 @@
-"""The folders of runs, and the end of those whose demo was killed and could not end them itself.
+"""Manages the folders of runs, and cleans up after demos that were killed.
 
-While a demo lives it holds a lock on the file `running` in its run's folder, and it removes the file at
-its end. So a folder with that file and without a holder belongs to a demo that was killed; one
-without the file was kept for a person.
+A living demo holds a lock on the file `running` in its run's folder, and removes the file at its
+end.
+A folder with that file but without a lock holder belongs to a killed demo. A folder without the
+file
+was kept for the user.
 """
 
 import fcntl
@@ -20,13 +22,13 @@ _RUNNING = "running"
 
 @contextmanager
 def new(directory: Path) -> Iterator[Path]:
-    """A new folder below `directory` that no other demo sweeps away during the block."""
+    """Creates a folder below `directory` that no other demo removes during the block."""
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=directory))
     early, running = folder / ".running", folder / _RUNNING
     descriptor = os.open(early, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        early.rename(running)  # nobody finds it without its lock
+        early.rename(running)  # invisible to other demos until it is locked
         yield folder
     finally:
         running.unlink(missing_ok=True)
@@ -34,21 +36,22 @@ def new(directory: Path) -> Iterator[Path]:
 
 
 def sweep(directory: Path) -> list[Path]:
-    """Ends the processes of runs below `directory` whose demo was killed, and removes their folders.
+    """Ends the processes of runs below `directory` whose demo was killed, and removes their
+    folders.
 
     Args:
-        directory: spelled as it was for `new`, since its name marks the processes.
+        directory: spelled as for `new`, because its name marks the processes.
 
     Returns:
-        The folders that are gone.
+        The removed folders.
     """
     swept = []
     for running in sorted(directory.glob(f"run-*/{_RUNNING}")):
-        with suppress(OSError):  # held by a living demo, gone meanwhile, or another user's
+        with suppress(OSError):  # locked by a living demo, gone, or another user's
             descriptor = os.open(running, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.stat(running)  # a demo that was just ending has removed it
+                os.stat(running)  # missing if a demo that was about to end has removed it
                 processes.end(str(running.parent))
                 shutil.rmtree(running.parent)
                 swept.append(running.parent)

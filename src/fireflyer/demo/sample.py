@@ -1,4 +1,4 @@
-"""Lets a trained model write: what the demo shows at its end."""
+"""Generates the text that the demo shows at its end."""
 
 from pathlib import Path
 
@@ -10,7 +10,9 @@ PROMPTS = ("def", "class", "if")
 
 
 def write_text(model: nn.Module, data: Path, context: int, length: int = 140) -> str:
-    """The model's continuations of PROMPTS by `length` tokens each, in the tokens of `data`."""
+    """Returns the model's continuations of PROMPTS by `length` tokens each, in the tokens of
+    `data`.
+    """
     bpe = data / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(bpe)) if bpe.exists() else None
     texts = []
@@ -27,8 +29,10 @@ def write_text(model: nn.Module, data: Path, context: int, length: int = 140) ->
 def continue_tokens(
     model: nn.Module, prompt: list[int], length: int, context: int, seed: int
 ) -> list[int]:
-    """`prompt` and up to `length` tokens, drawn from the 40 likeliest at temperature 0.7,
-    up to a token 0, which stands between files."""
+    """Returns `prompt` and up to `length` tokens, drawn from the 40 likeliest at temperature 0.7.
+
+    Generation stops at a token 0, which separates files.
+    """
     rng = torch.Generator().manual_seed(seed)
     tokens = list(prompt)
     for _ in range(length):

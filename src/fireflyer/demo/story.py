@@ -1,17 +1,17 @@
-"""What the demo does to its task, and when: a state machine without I/O and without a clock.
+"""Decides the demo's actions on its task and their timing: a state machine without I/O or clock.
 
     training -> killed -> recovered -> suspending -> suspended -> resumed -> over
        kill at half        suspend at three quarters    resume
 
-`observe` takes what was seen; `next_action` says what to do now, each action once. The caller does it and
-calls `did` with the time, CLOCK_MONOTONIC in seconds.
+`observe` takes observations; `next_action` returns each due action once. The caller carries it out,
+then calls `did` with the time, CLOCK_MONOTONIC in seconds.
 """
 
 from typing import Literal
 
 import msgspec
 
-from fireflyer.demo.metrics import Line
+from fireflyer.demo.metrics import MetricsRecord
 from fireflyer.hai.model import TERMINAL, Event
 
 Phase = Literal["training", "killed", "recovered", "suspending", "suspended", "resumed", "over"]
@@ -23,52 +23,52 @@ SUSPEND_AT = 0.75
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """Send SIGKILL to one rank."""
+    """Action: send SIGKILL to one rank."""
 
     rank: int
     pid: int
 
 
 class Suspend(msgspec.Struct, frozen=True):
-    """Ask the platform to suspend the task."""
+    """Action: ask the platform to suspend the task."""
 
 
 class Resume(msgspec.Struct, frozen=True):
-    """Ask the platform to resume the task."""
+    """Action: ask the platform to resume the task."""
 
 
 Action = Kill | Suspend | Resume
 
 
-class Deed(msgspec.Struct, frozen=True, kw_only=True):
-    """An action that was carried out."""
+class CompletedAction(msgspec.Struct, frozen=True, kw_only=True):
+    """Record of a completed action."""
 
     action: Action
     at: float
-    """CLOCK_MONOTONIC in seconds, taken just before."""
+    """CLOCK_MONOTONIC in seconds, taken just before the action."""
     attempt: int
-    """The attempt it was done to."""
+    """Attempt that the action affected."""
 
 
 class Story:
-    """The demo's course for one task.
+    """State machine of the demo for one task.
 
     Args:
-        seconds: training time that the task was given.
+        seconds: training time of the task.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.phase: Phase = "training"
-        self.lines: list[Line] = []
+        self.lines: list[MetricsRecord] = []
         self.events: list[Event] = []
-        self.deeds: list[Deed] = []
+        self.deeds: list[CompletedAction] = []
         self.state = "queued"
-        """The task's state, as its events tell it."""
+        """Task state according to its events."""
         self._pids: dict[int, int] = {}
         self._attempt = 0
 
-    def observe(self, lines: list[Line], events: list[Event]) -> None:
+    def observe(self, lines: list[MetricsRecord], events: list[Event]) -> None:
         """Takes in new metrics lines and new events of the task, each once and in order."""
         for event in events:
             self.events.append(event)
@@ -95,7 +95,7 @@ class Story:
             self.state = _STATES[event.kind]
 
     def next_action(self) -> Action | None:
-        """What to do now, if anything."""
+        """Returns the action that is due now, if any."""
         if self.phase == "suspended":
             return Resume()
         if not self.lines or self.lines[-1].attempt != self._attempt:
@@ -110,7 +110,7 @@ class Story:
 
     def did(self, action: Action, at: float) -> None:
         """Records that `action` was carried out at `at`."""
-        self.deeds.append(Deed(action=action, at=at, attempt=self._attempt))
+        self.deeds.append(CompletedAction(action=action, at=at, attempt=self._attempt))
         if self.phase != "over":
             self.phase = _AFTER[type(action)]
 

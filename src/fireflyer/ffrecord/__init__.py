@@ -1,14 +1,14 @@
 """FFRecord: record files with random batch reads.
 
-A file holds N samples of any length, each with its CRC32; `FileReader` fetches any batch of them in
-one call. The v1 format of the original is read and written byte for byte (docs/ffrecord.md); v2 adds
-commits, columns, compression and alignment (docs/ffrecord-v2.md).
-The torch face is `fireflyer.ffrecord.torch`; importing this package does not import torch.
+A file holds N samples of any length, each with its CRC32; `FileReader` reads any batch of samples
+in one call. Files of the original's v1 format are read and written byte for byte
+(docs/ffrecord.md). v2 adds commits, columns, compression and alignment (docs/ffrecord-v2.md).
+The PyTorch interface is `fireflyer.ffrecord.torch`; importing this package does not import torch.
 """
 
 from fireflyer import __version__
 from fireflyer.ffrecord import utils
-from fireflyer.ffrecord.chunks import ChunkCache
+from fireflyer.ffrecord.chunk_cache import ChunkCache
 from fireflyer.ffrecord.compat import checkFsAlign, install_as_ffrecord
 from fireflyer.ffrecord.folder import PackedFolder, open_folder, pack_folder
 from fireflyer.ffrecord.reader import FileReader

@@ -24,17 +24,18 @@ _DTYPES = (
 )
 _NESTED = "msgpack"
 _TEXT = ("str", "bytes", _NESTED)
-"""Columns whose values are bytes of any length, without a shape."""
+"""Types of columns whose values are bytes of any length, without a shape."""
 _MAX_SCHEMA = 1 << 20
 _ALIGN = 8
 _FIELD_NAME = re.compile(":[^:]*:")
 
 
 class Column(NamedTuple):
-    """Type of one column: the name of a numpy dtype, `str`, `bytes` or `msgpack`; None where sizes differ.
+    """Type of one column: a numpy dtype's name, `str`, `bytes` or `msgpack`, and a shape.
 
-    A nullable column may hold None; its dtype is written with a "?" behind it. `msgpack` holds any nesting of
-    lists and dicts with str keys of None, bool, int, float, str and bytes.
+    A size of None differs from row to row. A nullable column may hold None; its dtype is written
+    with a trailing "?". `msgpack` holds any nesting of lists and dicts with str keys of None, bool,
+    int, float, str and bytes.
     """
 
     dtype: str
@@ -43,12 +44,12 @@ class Column(NamedTuple):
 
     @property
     def written(self) -> str:
-        """The dtype as a schema has it."""
+        """Dtype as a schema writes it."""
         return f"{self.dtype}?" if self.nullable else self.dtype
 
     @property
     def open_sizes(self) -> int:
-        """The sizes that each row says."""
+        """Number of sizes that each row stores."""
         return 1 if self.dtype in _TEXT else sum(size is None for size in self.shape)
 
 
@@ -58,10 +59,10 @@ Row = dict[str, Any]
 
 
 def without_objects(data: Any) -> memoryview:
-    """`data` as a view of its bytes.
+    """Returns `data` as a view of its bytes.
 
     Raises:
-        TypeError: it is no buffer, or its items hold Python objects, whose bytes are addresses.
+        TypeError: it is not a buffer, or its items hold Python objects, which are addresses.
     """
     view = memoryview(data)
     if "O" in view.format and "O" in _FIELD_NAME.sub("", view.format):
@@ -73,7 +74,7 @@ def columns_of(given: ColumnsLike) -> Columns:
     """Checks columns: name -> dtype, or name -> (dtype, shape); "int64?" is a nullable int64.
 
     Raises:
-        ConfigError: an unknown dtype, a wrong shape, no column.
+        ConfigError: an unknown dtype, an invalid shape, or no column.
     """
     columns: Columns = {}
     for name, value in given.items():
@@ -81,23 +82,23 @@ def columns_of(given: ColumnsLike) -> Columns:
         nullable = str(written).endswith("?")
         dtype = written[:-1] if nullable else written
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"{name!r} cannot be the name of a column")
+            raise ConfigError(f"invalid column name {name!r}: expected text that is not empty")
         if dtype not in _DTYPES + _TEXT:
             raise ConfigError(
-                f"column '{name}' cannot be of {dtype!r}: take one of {', '.join(_DTYPES + _TEXT)}"
+                f"column '{name}': invalid dtype {dtype!r}: expected one of {', '.join(_DTYPES + _TEXT)}"
             )
         if nullable and dtype == _NESTED:
-            raise ConfigError(f"column '{name}': msgpack holds None anyway: leave the '?' out")
+            raise ConfigError(f"column '{name}': remove the '?': msgpack always allows None")
         sizes = tuple(shape)
         if any(s is not None and (type(s) is not int or not 0 <= s < 1 << 40) for s in sizes):
-            raise ConfigError(f"column '{name}' cannot have the shape {shape!r}")
-        # No batch of a smaller array is too large for numpy, not even where a size is 0.
+            raise ConfigError(f"column '{name}': invalid shape {shape!r}")
+        # With this bound numpy accepts any batch of arrays, even if a size is 0.
         wide = math.prod(size for size in sizes if size) >= 1 << 40
         if (dtype in _TEXT and sizes) or len(sizes) > 32 or wide:
-            raise ConfigError(f"column '{name}': {dtype} cannot have the shape {shape!r}")
+            raise ConfigError(f"column '{name}': invalid shape {shape!r} for {dtype}")
         columns[name] = Column(dtype, sizes, nullable)
     if not columns:
-        raise ConfigError("a file with columns needs at least one")
+        raise ConfigError("invalid columns: expected at least one")
     return columns
 
 
@@ -110,22 +111,23 @@ def to_json(columns: Columns) -> bytes:
 
 
 def from_json(text: bytes) -> Columns:
-    """The columns in a schema; ValueError when it is none."""
+    """Returns the columns of a schema; raises ValueError if it is invalid."""
     try:
         entries = json.loads(text)["columns"]
         columns = columns_of({e["name"]: (e["dtype"], e["shape"]) for e in entries})
     except (ConfigError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"its schema is not one ({error})") from error
+        raise ValueError(f"its schema is invalid ({error})") from error
     if len(columns) != len(entries):
         raise ValueError("its schema names a column twice")
     return columns
 
 
 class RowCodec:
-    """Rows of one schema to bytes and back.
+    """Codec between rows of one schema and bytes.
 
-    A row: the u64 sizes that the schema leaves open, ahead of those of a nullable column 1 or, for None, 0;
-    then the data of each column, each at a multiple of 8, and zeros up to a multiple of 8.
+    A row starts with the u64 sizes that the schema leaves open. Each nullable column stores 1, or 0
+    for None, before its sizes. Then follows the data of each column, each at a multiple of 8,
+    padded with zeros to a multiple of 8.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -138,11 +140,11 @@ class RowCodec:
         }
 
     def encode(self, row: Mapping[str, Any]) -> list["Part"]:
-        """The parts of the bytes of `row`.
+        """Returns the parts of the bytes of `row`.
 
         Raises:
-            ValueError: other columns, another shape, values that the dtype cannot hold.
-            TypeError: what is no array of the dtype's kind, or no text.
+            ValueError: other columns, another shape, or values that the dtype cannot hold.
+            TypeError: a value that is neither an array of the dtype's kind nor text.
         """
         if row.keys() != self.columns.keys():
             differ = sorted(map(str, row.keys() ^ self.columns.keys()))
@@ -172,22 +174,24 @@ class RowCodec:
     def _data(self, name: str, column: Column, value: Any) -> "Part":
         if column.dtype == "str":
             if not isinstance(value, str):
-                raise TypeError(f"column '{name}' takes str, not {type(value).__name__}")
+                raise TypeError(f"column '{name}' needs str, not {type(value).__name__}")
             try:
                 return value.encode()
             except UnicodeEncodeError as error:
-                raise ValueError(f"column '{name}' takes text, not {error.reason}") from error
+                raise ValueError(
+                    f"column '{name}' needs valid Unicode text: {error.reason}"
+                ) from error
         if column.dtype == _NESTED:
             return _packed(name, value)
         if column.dtype == "bytes":
             if not isinstance(value, bytes | bytearray | memoryview):
-                raise TypeError(f"column '{name}' takes bytes, not {type(value).__name__}")
+                raise TypeError(f"column '{name}' needs bytes, not {type(value).__name__}")
             return without_objects(value).tobytes()
         try:
             given = np.asarray(value)
         except (ValueError, TypeError, RuntimeError) as error:
             kind = ValueError if isinstance(error, ValueError) else TypeError
-            raise kind(f"column '{name}' takes {column.dtype}: {error}") from error
+            raise kind(f"column '{name}' needs {column.dtype}: {error}") from error
         dtype = self._dtypes[name]
         wanted = column.shape
         fits = len(given.shape) == len(wanted) and all(
@@ -196,17 +200,17 @@ class RowCodec:
         if not fits:
             raise ValueError(f"column '{name}' has the shape {wanted}, not {given.shape}")
         if given.dtype == dtype:
-            # Not np.ascontiguousarray, which makes an array of shape (1,) of a scalar.
+            # np.ascontiguousarray would turn a scalar into an array of shape (1,).
             return np.asarray(given, order="C")
         if given.dtype.kind not in "biufc":
-            raise TypeError(f"column '{name}' takes {column.dtype}, not {given.dtype}")
+            raise TypeError(f"column '{name}' needs {column.dtype}, not {given.dtype}")
         kept = dtype.kind not in "fc" or np.can_cast(given.dtype, dtype, "same_kind")
         if kept:
             with np.errstate(all="ignore"):
                 array = given.real.astype(dtype) if dtype.kind in "biu" else given.astype(dtype)
             if dtype.kind in "fc" and not _as_finite(array, given):
                 raise ValueError(
-                    f"column '{name}' is {column.dtype}, in which a number of {given.dtype} is infinite"
+                    f"column '{name}' is {column.dtype}, in which a {given.dtype} value would become infinite"
                 )
             kept = dtype.kind in "fc" or np.array_equal(array, given)
         if not kept:
@@ -214,7 +218,7 @@ class RowCodec:
         return np.asarray(array, order="C")
 
     def decode(self, data: npt.NDArray[np.uint8]) -> Row:
-        """The row in `data`: arrays are views on it; ValueError when sizes and bytes do not fit."""
+        """Decodes the row in `data`, with arrays as views; ValueError if sizes do not match."""
         position = self._sizes.size
         if position > data.size:
             raise ValueError(f"{data.size} bytes are too few for its sizes")
@@ -224,7 +228,7 @@ class RowCodec:
             if column.nullable:
                 there = next(sizes)
                 if there not in (0, 1):
-                    raise ValueError(f"column '{name}' is neither there nor None")
+                    raise ValueError(f"column '{name}' has an invalid presence flag")
                 if not there:
                     if any(next(sizes) for _ in range(column.open_sizes)):
                         raise ValueError(f"column '{name}' is None, but has a size")
@@ -237,7 +241,7 @@ class RowCodec:
                 shape = tuple(next(sizes) if size is None else size for size in column.shape)
             nbytes = math.prod(shape) * dtype.itemsize
             if nbytes > data.size - position:
-                raise ValueError(f"column '{name}' has the shape {shape}, which it cannot hold")
+                raise ValueError(f"column '{name}' of shape {shape} is longer than the row")
             array: npt.NDArray[Any] = np.ndarray(shape, dtype, data, position)
             if column.dtype == "str":
                 row[name] = array.tobytes().decode()
@@ -257,39 +261,39 @@ def _packed(name: str, value: Any) -> bytes:
     try:
         return msgspec.msgpack.encode(value, enc_hook=_plain)
     except (TypeError, RecursionError) as error:
-        raise TypeError(f"column '{name}' takes nested lists of plain values: {error}") from error
+        raise TypeError(f"column '{name}' needs nested lists of plain values: {error}") from error
     except (OverflowError, UnicodeEncodeError) as error:
-        raise ValueError(f"column '{name}' takes no such value: {error}") from error
+        raise ValueError(f"column '{name}' cannot encode the value: {error}") from error
 
 
 def _plain(value: Any) -> Any:
-    """An array or number of numpy among nested values."""
+    """Converts a numpy array or number among nested values."""
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} is none")
+    raise TypeError(f"unsupported {type(value).__name__}")
 
 
 def _unpacked(name: str, data: bytes) -> Any:
     try:
         return msgspec.msgpack.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
-        raise ValueError(f"column '{name}' is no MessagePack: {error}") from error
+        raise ValueError(f"column '{name}' is not valid MessagePack: {error}") from error
 
 
 def _as_finite(array: npt.NDArray[Any], given: npt.NDArray[Any]) -> bool:
-    """Whether no number was too large, so that it became infinite."""
+    """Returns whether no finite number became infinite."""
     finite = np.isfinite(array)
     return bool(finite.all()) or np.array_equal(finite, np.isfinite(given))
 
 
 def common_columns(schemas: Iterable[tuple[str, bytes]]) -> Columns | None:
-    """The columns that all files have; None where they have none.
+    """Returns the columns that all files share; None if they have none.
 
     Args:
         schemas: name and schema (empty without columns) of each file.
 
     Raises:
-        Corrupted: a schema is none.
+        Corrupted: a schema is invalid.
         ConfigError: two files have different columns.
     """
     common: Columns | None = None
@@ -301,7 +305,7 @@ def common_columns(schemas: Iterable[tuple[str, bytes]]) -> Columns | None:
             raise Corrupted(f"record file '{name}' is damaged: {error}") from error
         if first is not None and columns != common:
             raise ConfigError(
-                f"record files '{first}' and '{name}' have different columns: read them apart"
+                f"record files '{first}' and '{name}' have different columns: read them separately"
             )
         common, first = columns, first if first is not None else name
     return common
@@ -312,11 +316,11 @@ def decode_rows(
     samples: Iterable[npt.NDArray[np.uint8]],
     name_of: Callable[[int], str],
 ) -> list[Row]:
-    """The rows in samples; `name_of(j)` names the j-th of them in an error.
+    """Decodes the rows in samples; `name_of(j)` names sample j in an error.
 
     Raises:
-        ConfigError: there is no codec, for the files have no columns.
-        Corrupted: the sizes in a row do not fit its bytes.
+        ConfigError: `codec` is None, because the files have no columns.
+        Corrupted: the sizes in a row do not match its bytes.
     """
     if codec is None:
         raise ConfigError("these record files have no columns: use read")
@@ -332,7 +336,7 @@ def decode_rows(
 
 
 def stack(columns: Columns, rows: list[Row]) -> dict[str, Any]:
-    """Rows by columns: an array of shape (rows, *shape) for a column of fixed shape, a list for any other."""
+    """Returns rows by column: an array (rows, *shape) for a fixed shape, otherwise a list."""
     batch: dict[str, Any] = {}
     for name, column in columns.items():
         values = [row[name] for row in rows]

@@ -1,4 +1,4 @@
-"""The original's name and the one function of it that no other module here needs."""
+"""Compatibility with the original: its name, and a function that only its users need."""
 
 import fcntl
 import importlib
@@ -15,11 +15,11 @@ from fireflyer.errors import ConfigError
 
 _NAME = "ffrecord"
 _CHECK_FS_ALIGN = 0x80046664
-"""The ioctl by which a file system of High-Flyer says that it aligns direct reads itself."""
+"""ioctl with which a file system of High-Flyer reports that it aligns direct reads itself."""
 
 
 def checkFsAlign(fd: int) -> bool:  # noqa: N802  # the original's name
-    """Ask the file system of an open file whether it aligns direct reads itself; any other says no."""
+    """Returns whether the file system of an open file says that it aligns direct reads itself."""
     try:
         (answer,) = struct.unpack("i", fcntl.ioctl(fd, _CHECK_FS_ALIGN, bytes(4)))
     except OSError:
@@ -28,7 +28,7 @@ def checkFsAlign(fd: int) -> bool:  # noqa: N802  # the original's name
 
 
 class _Alias(MetaPathFinder, Loader):
-    """Finds `ffrecord` and its submodules: the modules of fireflyer.ffrecord themselves, not copies."""
+    """Import finder: `ffrecord` and its submodules are those of fireflyer.ffrecord, not copies."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -45,7 +45,7 @@ class _Alias(MetaPathFinder, Loader):
             raise ModuleNotFoundError(
                 f"fireflyer's ffrecord has no module {spec.name!r}", name=spec.name
             ) from error
-        spec.loader_state = module.__spec__  # the import system puts `spec` in its place
+        spec.loader_state = module.__spec__  # the import system overwrites it with `spec`
         return module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -53,7 +53,7 @@ class _Alias(MetaPathFinder, Loader):
 
 
 def install_as_ffrecord() -> None:
-    """Make `import ffrecord`, `ffrecord.torch` and `ffrecord.utils` mean fireflyer.ffrecord in this process.
+    """Makes `import ffrecord` and its `torch` and `utils` mean fireflyer.ffrecord in this process.
 
     Call it before the program imports them. A spawned worker needs its own call.
 
@@ -64,6 +64,6 @@ def install_as_ffrecord() -> None:
         return
     if _NAME in sys.modules:
         raise ConfigError(
-            "another package ffrecord is imported already: call install_as_ffrecord() before it"
+            "another package ffrecord is already imported: call install_as_ffrecord() before that import"
         )
     sys.meta_path.insert(0, _Alias())

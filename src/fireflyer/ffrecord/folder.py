@@ -1,7 +1,7 @@
-"""A folder of files packed into one record file: a sample a file, and last the tree of names.
+"""Folder of files packed into one record file: one sample per file, and finally the tree of names.
 
-The last sample is `piouhjgbr` and a pickle of the nested OrderedDict name -> index or OrderedDict, as in
-the original. It is not unpickled: names.py.
+As in the original, the last sample is `piouhjgbr` and a pickle of the nested OrderedDict name ->
+index or OrderedDict. name_tree.py reads it without unpickling.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 from fireflyer.errors import ConfigError, Corrupted, StorageError
-from fireflyer.ffrecord.names import Tree, read_names
+from fireflyer.ffrecord.name_tree import Tree, read_names
 from fireflyer.ffrecord.paths import PathName
 from fireflyer.ffrecord.reader import Sample
 from fireflyer.ffrecord.remote import open_records
@@ -23,7 +23,7 @@ _MAGIC = b"piouhjgbr"
 
 
 class PackedFolder:
-    """Reads files out of a record file that `pack_folder` or the original made.
+    """Reader of files in a record file that `pack_folder` or the original wrote.
 
     Paths are relative to the packed folder. Threads, fork and pickling: as `FileReader`.
 
@@ -51,16 +51,16 @@ class PackedFolder:
         return self.reader.n - 1
 
     def read_one(self, fname: PathName) -> Sample:
-        """Content of one file.
+        """Returns the content of one file.
 
         Raises:
-            StorageError: no such file in the folder, or it cannot be read.
-            Corrupted: it does not match its checksum.
+            StorageError: the folder has no such file, or it cannot be read.
+            Corrupted: the content does not match its checksum.
         """
         return self.reader.read_one(self._index(fname))
 
     def read(self, fnames: Sequence[PathName]) -> list[Sample]:
-        """Contents of many files in one batch; raises what `read_one` does."""
+        """Returns the contents of many files, read in one batch; raises what `read_one` does."""
         return self.reader.read([self._index(name) for name in fnames])
 
     def list(
@@ -70,10 +70,10 @@ class PackedFolder:
         list_dir: bool = True,
         recursive: bool = False,
     ) -> list[str]:
-        """List the names inside the directory `path` (None: all), relative to it, in the order of packing.
+        """Returns the names in the directory `path` (None: all), relative to it, in packing order.
 
         Raises:
-            StorageError: no such directory in the folder.
+            StorageError: the folder has no such directory.
         """
         node = self._find(path or "")
         if not isinstance(node, dict):
@@ -125,14 +125,14 @@ def open_folder(ffr_file: PathName, check_data: bool = True) -> PackedFolder:
 
 
 def pack_folder(folder: PathName, out_file: PathName, verbose: bool = False) -> None:
-    """Packs all files below `folder`, symbolic links followed, into one record file.
+    """Packs all files below `folder` into one record file; follows symbolic links.
 
     Files are in sorted depth-first order, so equal folders give equal files. Empty directories are
-    kept; modes, owners and times are not. With `verbose`, prints one line a file to stderr.
+    kept; modes, owners and times are not. With `verbose`, prints one line per file to stderr.
 
     Raises:
-        ConfigError: `folder` is no directory, or holds something that is neither file nor
-            directory, or a link that leads back to a directory around it.
+        ConfigError: `folder` is not a directory, or contains an entry that is neither file nor
+            directory, or a link that leads back to an enclosing directory.
         NoSpace, StorageError: a file cannot be read, or the record file cannot be written.
     """
     root = Path(folder)
@@ -152,11 +152,11 @@ def pack_folder(folder: PathName, out_file: PathName, verbose: bool = False) -> 
 
 
 def _scan(folder: Path, files: list[Path], around: set[tuple[int, int]]) -> "OrderedDict[str, Any]":
-    """The tree of `folder`; appends its files in the order of their indices."""
+    """Returns the tree of `folder`; appends its files in the order of their indices."""
     status = folder.stat()
     identity = (status.st_dev, status.st_ino)
     if identity in around:
-        raise ConfigError(f"cannot pack '{folder}': it is a link to a directory around it")
+        raise ConfigError(f"cannot pack '{folder}': it is a link to an enclosing directory")
     tree: OrderedDict[str, Any] = OrderedDict()
     for name in sorted(os.listdir(folder)):
         path = folder / name
@@ -185,6 +185,6 @@ def _load_tree(data: bytes, files: int, where: str) -> Tree:
         return read_names(data, files)
     except ValueError as error:
         raise Corrupted(
-            f"packed folder '{where}': its tree of names is damaged or not one ({error}); "
+            f"packed folder '{where}': its tree of names is invalid ({error}); "
             "do not trust this file, pack the folder again"
         ) from error

@@ -1,4 +1,4 @@
-"""Files being written: a temporary one that takes its name when it is whole, and one that is added to."""
+"""Files being written: temporary files, renamed when complete, and files that are extended."""
 
 import errno
 import fcntl
@@ -19,7 +19,7 @@ from fireflyer.errors import NoSpace, StorageError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    # numpy's stubs call their arrays buffers only from Python 3.12 on.
+    # numpy's stubs treat arrays as buffers only from Python 3.12 on.
     SampleBuffer = Buffer | npt.NDArray[Any] | np.generic
 
 BLOCK = 1 << 20
@@ -27,11 +27,11 @@ _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 def reserve(target: str, make: Callable[[str], int]) -> tuple[str, int]:
-    """Makes something temporary beside `target`: its path, and the descriptor that holds its lock.
+    """Creates a temporary path beside `target`; returns the path and a locked descriptor.
 
-    `make` creates what the path names and opens it; FileExistsError where the name is taken. Who made
-    it keeps it locked until it is renamed or removed, so what is not locked was left behind by a
-    writer that died: the next writer to the same target removes it.
+    `make` creates and opens the path, and raises FileExistsError if the path exists. The creator
+    holds the lock until it renames or removes the path. An unlocked path therefore belongs to a
+    dead writer, and the next writer to the same target removes it.
     """
     number = 0
     while True:
@@ -51,7 +51,7 @@ def reserve(target: str, make: Callable[[str], int]) -> tuple[str, int]:
 
 
 def sweep(path: str) -> bool:
-    """Removes what a writer that died left under `path`; False if it lives, or nobody can tell."""
+    """Removes the leftover of a dead writer; False if the writer lives or its state is unknown."""
     flags = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         try:
@@ -64,7 +64,7 @@ def sweep(path: str) -> bool:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _is_named(fd, path):
             return False
-        # The lock is held to the end: nobody else can have made the name anew in between.
+        # The lock is held to the end, so no other writer can recreate the name in between.
         if os.path.isdir(path):
             shutil.rmtree(path)
         else:
@@ -77,13 +77,13 @@ def sweep(path: str) -> bool:
 
 
 def _lock_new(fd: int, path: str) -> bool:
-    """Locks what was just made; False if a sweeper saw it without its lock and takes it away."""
+    """Locks a new path; False if a sweeper saw the path unlocked and removes it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        return True  # no locks here, so sweepers get none either
+        return True  # this file system has no locks, for sweepers either
     return _is_named(fd, path)
 
 
@@ -103,7 +103,7 @@ def _temporary_name(target: str, number: int) -> str:
 
 
 def new_file(path: str) -> int:
-    """A new file, opened for reading and writing; FileExistsError where the name is taken."""
+    """Creates a file for reading and writing; raises FileExistsError if the name exists."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
@@ -117,7 +117,7 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
 
 @cache
 def _kernel() -> bytes:
-    """What tells this running kernel from others: some shared file systems lock for one kernel alone."""
+    """Returns an id of the running kernel: some shared file systems lock per kernel only."""
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
             return file.read().strip()
@@ -126,10 +126,10 @@ def _kernel() -> bytes:
 
 
 class Output:
-    """A file of which `target` is the name, now or after `publish`, and its writer the only one.
+    """File named `target`, now or after `publish`, of which this object is the only writer.
 
-    Invariant: exactly one of "open under `target`" (published) and "open under a temporary name
-    beside it" holds until `close` or `discard`.
+    Invariant: until `close` or `discard` the file is open either under `target` (published) or
+    under a temporary name beside it.
     """
 
     def __init__(self, target: str, path: str, fd: int) -> None:
@@ -139,16 +139,16 @@ class Output:
 
     @classmethod
     def temporary(cls, target: str) -> "Output":
-        """A new file in the directory of `target`."""
+        """Creates a file in the directory of `target`."""
         path, fd = reserve(target, new_file)
         return cls(target, path, fd)
 
     @classmethod
     def existing(cls, target: str) -> "Output":
-        """The file `target`, for adding to it.
+        """Opens the file `target` to append to it.
 
         Raises:
-            StorageError: another writer has it open for adding.
+            StorageError: another writer appends to the file.
         """
         file = cls(target, target, os.open(target, os.O_RDWR | os.O_CLOEXEC))
         try:
@@ -169,19 +169,19 @@ class Output:
         except BlockingIOError:
             raise StorageError(
                 f"record file '{self.target}' is open for adding in another writer: "
-                "close that one first, or write another file"
+                "close that writer first, or write another file"
             ) from None
 
     def check_name(self) -> None:
-        """Raises StorageError when `path` is no longer this file."""
+        """Raises StorageError if `path` no longer names this file."""
         if not _is_named(self.fd, self.path):
             raise StorageError(
-                f"record file '{self.target}' was replaced or deleted by others while a writer "
+                f"another process replaced or deleted record file '{self.target}' while a writer "
                 "was adding to it: open it again"
             )
 
     def write(self, buffers: Sequence["Buffer"], offset: int) -> None:
-        """Writes all of `buffers` at `offset`; the file position is never used, so a fork is harmless."""
+        """Writes all of `buffers` at `offset`; without the file position a fork is harmless."""
         views = [memoryview(b) for b in buffers if len(memoryview(b)) > 0]
         while views:
             done = os.pwritev(self.fd, views, offset)
@@ -192,7 +192,7 @@ class Output:
                 views[0] = views[0][done:]
 
     def copy_from(self, source: "Output", size: int, offset: int) -> None:
-        """Copies the first `size` bytes of `source` to `offset`, in the kernel where it can."""
+        """Copies the first `size` bytes of `source` to `offset`, in the kernel if possible."""
         done = 0
         in_kernel = True
         while done < size:
@@ -209,11 +209,11 @@ class Output:
                 self.write([block], offset + done)
                 step = len(block)
             if step == 0:
-                raise OSError(errno.EIO, f"temporary file {source.path} was truncated by others")
+                raise OSError(errno.EIO, f"another process truncated temporary file {source.path}")
             done += step
 
     def publish(self) -> None:
-        """Syncs the bytes, gives the file its name, syncs the directory."""
+        """Syncs the bytes, renames the file to its target, syncs the directory."""
         os.fsync(self.fd)
         os.replace(self.path, self.target)
         self.path = self.target
@@ -221,7 +221,7 @@ class Output:
 
     def discard(self) -> None:
         """Closes the file, and deletes it if it is not published."""
-        # Under its lock: afterwards the temporary name may be another writer's.
+        # Delete under the lock: afterwards the temporary name may be another writer's.
         if self.fd >= 0 and not self.published:
             with suppress(FileNotFoundError):
                 os.unlink(self.path)
@@ -229,7 +229,7 @@ class Output:
 
     def close(self) -> None:
         if self.fd >= 0:
-            # A child of a fork may hold the descriptor, and with it the lock.
+            # A forked child may hold the descriptor, and with it the lock.
             with suppress(OSError):
                 fcntl.flock(self.fd, fcntl.LOCK_UN)
             os.close(self.fd)
@@ -237,9 +237,10 @@ class Output:
 
 
 class Tail:
-    """What is written next to an `Output`, gathered in blocks of 1 MiB; a sample is copied at most once.
+    """Buffer of 1 MiB for appends to an `Output`; a sample is copied at most once.
 
-    Invariant: the bytes of the file before `end` are in it, but for the last ones in the buffer.
+    Invariant: the file's bytes before `end` are in the file, except for the last ones in the
+    buffer.
     """
 
     def __init__(self, file: Output, end: int) -> None:
@@ -265,7 +266,7 @@ class Tail:
 
 
 def bytes_of(data: "SampleBuffer") -> memoryview:
-    """All bytes of a contiguous buffer, as a flat view."""
+    """Returns all bytes of a contiguous buffer, as a flat view."""
     view = memoryview(cast("Buffer", data))
     if not view.c_contiguous:
         raise ValueError("a sample must be a C-contiguous buffer: copy it first")
@@ -273,7 +274,7 @@ def bytes_of(data: "SampleBuffer") -> memoryview:
         return memoryview(b"")
     try:
         return view.cast("B")
-    except TypeError:  # formats of several fields cannot be cast
+    except TypeError:  # formats with several fields cannot be cast
         return memoryview(view.tobytes())
 
 

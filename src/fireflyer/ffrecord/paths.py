@@ -10,15 +10,15 @@ PathName = str | os.PathLike[str]
 
 
 def is_url(path: PathName) -> bool:
-    """Tell a URL (scheme://...) from a local path."""
+    """Returns whether `path` is a URL (scheme://...) and not a local path."""
     return "://" in os.fspath(path)
 
 
 def record_path(path: PathName) -> str:
-    """`path` as text, checked to be one that the format allows.
+    """Returns `path` as text, checked against the rules of the format.
 
     Raises:
-        ConfigError: the suffix is not `.ffr`, or the name is not UTF-8 or holds a zero byte.
+        ConfigError: the suffix is not `.ffr`, or the name is not UTF-8 or contains a zero byte.
     """
     text = os.fspath(path)
     if not text.endswith(SUFFIX):
@@ -32,10 +32,10 @@ def record_path(path: PathName) -> str:
 
 
 def record_files(directory: PathName) -> list[str]:
-    """The record files right inside `directory`, sorted by name; hidden ones are not counted.
+    """Returns the record files directly in `directory`, sorted by name, without hidden files.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the directory contains no record file.
         StorageError: the directory cannot be listed.
     """
     try:

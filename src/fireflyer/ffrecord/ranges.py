@@ -1,4 +1,4 @@
-"""Reading byte ranges of stored files in batches: neighbours joined, transient errors repeated."""
+"""Batched reads of byte ranges of stored files: neighbours are joined, transient errors retried."""
 
 import random
 import time
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fireflyer.errors import ConfigError, Corrupted, StorageError, Unavailable
-from fireflyer.ffrecord.whole import whole
+from fireflyer.ffrecord.integers import checked_integer
 from fireflyer.storage import Range, Storage
 
 A = TypeVar("A")
@@ -18,17 +18,17 @@ _JOINED = 8 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retry:
-    """How often a range is asked for, and how long the pauses are."""
+    """Number of attempts for a range, and the pauses between them."""
 
     attempts: int = 5
     backoff_s: float = 0.1
-    """Pause before the second attempt; doubles each time, and is drawn from half of it to all."""
+    """Pause before the second attempt; doubles each time, with jitter from half of it to all."""
 
     def __post_init__(self) -> None:
-        if whole("attempts", self.attempts) < 1 or self.backoff_s < 0:
+        if checked_integer("attempts", self.attempts) < 1 or self.backoff_s < 0:
             raise ConfigError(
-                f"cannot make {self.attempts} attempts {self.backoff_s} s apart: "
-                "at least one attempt and no negative pause"
+                f"invalid attempts {self.attempts} or backoff_s {self.backoff_s}: "
+                "expected at least 1 attempt and a pause of at least 0 s"
             )
 
     def pause(self, failed: int) -> None:
@@ -36,7 +36,7 @@ class Retry:
         time.sleep(self.backoff_s * 2 ** (failed - 1) * random.uniform(0.5, 1.0))
 
     def run(self, call: Callable[[], A]) -> A:
-        """What `call` returns, repeated while it raises Unavailable and attempts are left."""
+        """Returns the result of `call`; retries on Unavailable while attempts are left."""
         for failed in range(1, self.attempts):
             try:
                 return call()
@@ -46,11 +46,11 @@ class Retry:
 
 
 def read_ranges(storage: Storage, ranges: Sequence[Range], retry: Retry) -> list[memoryview]:
-    """The bytes of each range, which must lie inside its file.
+    """Returns the bytes of each range, which must lie inside its file.
 
     Raises:
-        Unavailable: transient errors until the attempts ran out.
-        StorageError: a file is missing or may not be read, or the place ignores ranges.
+        Unavailable: all attempts failed with transient errors.
+        StorageError: a file is missing or not readable, or the server ignores ranges.
         Corrupted: a file ends inside a range, in every attempt.
     """
     joined, homes = _join(ranges)
@@ -82,7 +82,7 @@ def read_ranges(storage: Storage, ranges: Sequence[Range], retry: Retry) -> list
 
 
 def _join(ranges: Sequence[Range]) -> tuple[list[Range], list[tuple[int, int]]]:
-    """Fewer ranges that cover `ranges`; for each of those its cover and place in it, -1 if it is empty."""
+    """Merges ranges; returns the covers, and each range's cover (-1 if empty) and place in it."""
     joined: list[Range] = []
     homes = [(-1, 0)] * len(ranges)
     for place in sorted(range(len(ranges)), key=ranges.__getitem__):
@@ -104,10 +104,10 @@ def _wrong_length(storage: Storage, wanted: Range, length: int) -> StorageError:
     name, start, end = wanted
     if length > end - start:
         return StorageError(
-            f"{storage}/{name} gave {length} bytes where {end - start} from byte {start} on were asked "
-            "for: its server ignores ranges; serve the file by one that answers range requests"
+            f"{storage}/{name} returned {length} bytes instead of {end - start} from byte {start}: its "
+            "server ignores ranges; use a server that supports range requests"
         )
     return Corrupted(
-        f"{storage}/{name} gave {length} of the {end - start} bytes from byte {start}: "
-        "it is shorter than it was when it was opened"
+        f"{storage}/{name} returned {length} of the {end - start} bytes from byte {start}: "
+        "the file is shorter than when it was opened"
     )

@@ -1,4 +1,4 @@
-"""Reading record files: a thin face over the native reader, which reads and checks without the GIL."""
+"""Reading record files: a thin wrapper of the native reader, which runs without the GIL."""
 
 import os
 import struct
@@ -14,13 +14,13 @@ import numpy.typing as npt
 from fireflyer._native.ffrecord import Reader
 from fireflyer.errors import ConfigError, StorageError
 from fireflyer.ffrecord.columns import Row, RowCodec, common_columns, decode_rows, stack
+from fireflyer.ffrecord.integers import checked_integer
 from fireflyer.ffrecord.paths import PathName, is_url, record_files, record_path
 from fireflyer.ffrecord.spans import HEADER, MAGIC_V2
-from fireflyer.ffrecord.whole import whole
 from fireflyer.ffrecord.zstd import ENTRY, PLAIN, expand
 
 TAIL = 64 << 10
-"""Bytes at the end of a v2 file that tell it from others: its head says nothing of the samples."""
+"""Bytes at the end of a v2 file that identify it; the head does not depend on the samples."""
 _MAX_THREADS = 1 << 12
 
 Sample = npt.NDArray[np.uint8]
@@ -29,28 +29,31 @@ Strategy = Literal["auto", "cached", "direct", "threads", "mmap"]
 
 
 class FileReader:
-    """Random batch reads of one or several record files, whose samples are numbered as one sequence.
+    """Random batch reads of one or several record files, with samples numbered as one sequence.
 
-    Any number of threads may use one reader, also after a fork; unpickling reopens the files by
-    path, and refuses others than those. Arrays that were read stay valid after `close`.
+    Any number of threads may use one reader, also after a fork. Unpickling reopens the files by
+    path and rejects files that have changed. Arrays that were read stay valid after `close`.
 
     Args:
         fnames: a file, a list of files, or a directory (all its `*.ffr` files sorted by name).
         check_data: compare the CRC32 of every sample that is read; costs little.
-        strategy: how the bytes come: `auto`, what the page cache holds from there, the rest past it
-            (io_uring with O_DIRECT, or threads where that is barred); `cached` and `threads`, all
-            through the page cache, for a few threads that copy or many that wait; `direct`, all past
-            it; `mmap`, from the mapped files, each sample checked once.
-        threads: at most as many work on one batch; None: cores up to 4 to copy, 16 to wait.
+        strategy: how to read the bytes.
+            `auto`: cached pages from the page cache, all others with direct I/O (io_uring with
+                O_DIRECT, or threads if that is barred).
+            `cached`, `threads`: everything through the page cache, with a few threads that copy or
+                many threads that wait.
+            `direct`: everything with direct I/O.
+            `mmap`: from the mapped files; each sample is checked once.
+        threads: maximum number of threads per batch; None: cores up to 4 to copy, 16 to wait.
 
     Attributes:
         n: number of samples in all files.
         fnames: the files, in the order of their samples.
-        columns: name -> (dtype, shape) of files whose samples are rows, else None.
+        columns: name -> (dtype, shape) if the samples are rows, otherwise None.
 
     Raises:
-        ConfigError: a name without the suffix `.ffr`, no file at all, files of different columns, a
-            number of threads that cannot be.
+        ConfigError: a name without the suffix `.ffr`, no file at all, files with different columns,
+            or an invalid number of threads.
         StorageError: a file cannot be opened or read.
         Corrupted: an index does not match its checksum or the size of its file.
         ValueError: an unknown strategy.
@@ -75,9 +78,9 @@ class FileReader:
         self._paths = [os.path.abspath(name) for name in self.fnames]
         if not isinstance(strategy, str):
             raise TypeError(f"strategy must be one of {get_args(Strategy)}, not {strategy!r:.100}")
-        threads = None if threads is None else whole("threads", threads)
+        threads = None if threads is None else checked_integer("threads", threads)
         if threads is not None and not 1 <= threads <= _MAX_THREADS:
-            raise ConfigError(f"a batch takes 1 to {_MAX_THREADS} threads, not {threads}")
+            raise ConfigError(f"invalid threads {threads}: expected 1 to {_MAX_THREADS}")
         self.strategy: Strategy = strategy
         self.threads = threads
         self._native: Reader | None = Reader(self.fnames, self.check_data, strategy, threads or 0)
@@ -98,16 +101,16 @@ class FileReader:
         return self.n
 
     def read(self, indices: Indices) -> list[Sample]:
-        """The samples at `indices`, in that order, as writable views on one new arena.
+        """Returns the samples at `indices`, in that order, as writable views on one new arena.
 
-        An index may repeat; each place then has its own copy.
+        An index may repeat; each occurrence has its own copy.
 
         Raises:
             IndexError: an index is negative or not below `n`.
-            TypeError: an index is no integer; a bool is none.
+            TypeError: an index is not an integer, or is a bool.
             NoSpace: the batch is larger than the memory of the machine.
             Corrupted: a sample does not match its checksum, or its file was truncated.
-            StorageError: the file cannot be read, or not as `strategy` demands.
+            StorageError: the file cannot be read, or `strategy` cannot be used.
         """
         native = self._open()
         wanted = _index_array(indices)
@@ -117,10 +120,11 @@ class FileReader:
         return [arena[start:end] for start, end in pairwise(offsets.tolist())]
 
     def read_batch(self, indices: Indices) -> tuple[Sample, npt.NDArray[np.int64]]:
-        """The k samples at `indices` as one array and its k + 1 offsets; raises what `read` does.
+        """Returns the k samples at `indices` as one array and k + 1 offsets; raises as `read`.
 
-        Sample j is `arena[offsets[j]:offsets[j + 1]]`. Compressed samples come decompressed. For
-        small samples it is the faster one: a view costs as much as reading 256 bytes.
+        Sample j is `arena[offsets[j]:offsets[j + 1]]`. Compressed samples are returned
+        decompressed. For small samples `read_batch` is faster than `read`, because a view costs as
+        much as reading 256 bytes.
         """
         native = self._open()
         wanted = _index_array(indices)
@@ -131,11 +135,13 @@ class FileReader:
         return expand(arena, offsets, entries, lambda j: _named(native, int(wanted[j])))
 
     def rows(self, indices: Indices) -> list[Row]:
-        """The rows at `indices`: column -> array, a writable view on one new arena; str and bytes as such.
+        """Returns the rows at `indices`: column -> array, a writable view on one new arena.
+
+        Values of str and bytes columns are str and bytes.
 
         Raises:
             ConfigError: the files have no columns.
-            Corrupted: also when the sizes in a row do not fit its bytes.
+            Corrupted: also if the sizes in a row do not match its bytes.
             IndexError, StorageError: as `read`.
         """
         if self._rows is None:
@@ -146,18 +152,18 @@ class FileReader:
         )
 
     def read_columns(self, indices: Indices) -> dict[str, Any]:
-        """The rows at `indices` by columns: k values of each; raises what `rows` does.
+        """Returns the rows at `indices` by column: k values of each; raises what `rows` does.
 
-        A column of fixed shape comes as one array of shape (k, *shape), any other as a list.
+        A column of fixed shape is one array of shape (k, *shape), any other column a list.
         """
         return stack(self.columns or {}, self.rows(indices))
 
     def read_views(self, indices: Indices) -> list[Sample]:
-        """The samples at `indices` as read-only views on the mapped files; copies nothing.
+        """Returns the samples at `indices` as read-only views on the mapped files, without a copy.
 
-        A sample is checked the first time it is asked for. Views keep the mapping, not the reader,
-        alive. Touching one whose file was cut meanwhile ends the process with SIGBUS, as with any
-        mapped file.
+        A sample is checked the first time it is requested. Views keep the mapping alive, but not
+        the reader. If the file was truncated meanwhile, touching a view ends the process with
+        SIGBUS, as with any mapped file.
 
         Raises:
             ConfigError: a sample is compressed.
@@ -169,17 +175,17 @@ class FileReader:
         if entries is not None:
             first = int(np.flatnonzero(entries["codec"] != PLAIN)[0])
             raise ConfigError(
-                f"{_named(native, int(wanted[first]))} is compressed, so no view can show it: "
+                f"{_named(native, int(wanted[first]))} is compressed and has no view: "
                 "use read, or write the file without compression"
             )
         return native.read_views(wanted)
 
     def read_one(self, index: int) -> Sample:
-        """The sample at `index`; raises what `read` does."""
-        return self.read_batch([whole("an index", index)])[0]
+        """Returns the sample at `index`; raises what `read` does."""
+        return self.read_batch([checked_integer("an index", index)])[0]
 
     def entries(self, indices: Indices) -> npt.NDArray[np.void]:
-        """The index entries of the samples at `indices`: place, bytes, raw, crc, codec (`zstd.ENTRY`).
+        """Returns the index entries of the samples: place, bytes, raw, crc, codec (`zstd.ENTRY`).
 
         Raises:
             IndexError, TypeError: as `read`.
@@ -188,11 +194,11 @@ class FileReader:
         return self._open().extents(_index_array(indices)).view(ENTRY)
 
     def versions(self) -> list[int]:
-        """Format version of each file."""
+        """Returns the format version of each file."""
         return self._open().versions()
 
     def sizes(self) -> list[int]:
-        """Bytes of each file, as it is on disk now.
+        """Returns the current size in bytes of each file on disk.
 
         Raises:
             StorageError: a file is gone.
@@ -200,10 +206,10 @@ class FileReader:
         try:
             return [os.stat(path).st_size for path in self._paths]
         except OSError as error:
-            raise StorageError(f"cannot look at {error.filename!r}: {error.strerror}") from error
+            raise StorageError(f"cannot stat {error.filename!r}: {error.strerror}") from error
 
     def validate(self, data: bool = True) -> None:
-        """Checks all files as they are on disk now; with `data=False` only the metadata.
+        """Checks the current content of all files on disk; with `data=False` only the metadata.
 
         Raises:
             Corrupted: a file does not match its checksums.
@@ -215,21 +221,24 @@ class FileReader:
             fresh.check_all()
 
     def get_offsets(self, file: int) -> npt.NDArray[np.int64]:
-        """Start of each sample of file number `file` in bytes, then the end of its last commit."""
+        """Returns the start byte of each sample of file `file`, then the end of its last commit."""
         return self._open().offsets(file)
 
     def get_checksums(self, file: int) -> npt.NDArray[np.uint32]:
-        """CRC32 of each sample of file number `file`, as it is stored."""
+        """Returns the stored CRC32 of each sample of file number `file`."""
         return self._open().checksums(file)
 
     def fingerprint(self) -> Iterator[bytes]:
-        """Tells these files, as they were opened, from others: for each where its last commit ends, its first
-        12 bytes (in v1 with the checksum of all metadata) and, of v2, the last 64 KiB before that end."""
+        """Yields bytes per file that identify the file as it was opened.
+
+        They hold the end of the last commit and the first 12 bytes, which in v1 contain the
+        checksum of all metadata. In v2 they also hold the last 64 KiB before that end.
+        """
         native = self._open()
         return (_told(native, number) for number in range(len(self._paths)))
 
     def close(self) -> None:
-        """Closes the files once the reads that are under way have ended; may be called again."""
+        """Closes the files after the reads in progress end; may be called again."""
         self._native = None
 
     def __enter__(self) -> Self:
@@ -247,7 +256,7 @@ class FileReader:
         return f"FileReader({len(self.fnames)} files, {self.n} samples)"
 
     def _packed(self, native: Reader, wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.void] | None:
-        """The index entries of `wanted`; None if no sample of them is compressed."""
+        """Returns the index entries of `wanted`; None if none of these samples is compressed."""
         if not self._may_be_packed:
             return None
         entries = native.extents(wanted).view(ENTRY)
@@ -283,8 +292,8 @@ def _reopen(
 
 def not_the_same(name: str) -> StorageError:
     return StorageError(
-        f"record file '{name}' is not what it was when the reader was pickled: it was replaced or added "
-        "to since it was opened; open it again"
+        f"record file '{name}' has changed since the reader was pickled: it was replaced or extended; "
+        "open it again"
     )
 
 
@@ -297,10 +306,10 @@ _BOOLS = frozenset((bool, np.bool_))
 
 
 def _index_array(indices: Indices) -> npt.NDArray[np.int64]:
-    """`indices` as the contiguous int64 array that the native reader takes."""
+    """Returns `indices` as the contiguous int64 array that the native reader takes."""
     array = np.asarray(indices)
     if isinstance(indices, list | tuple) and not _BOOLS.isdisjoint(map(type, indices)):
-        # numpy would make a number of a bool among numbers.
+        # numpy would turn a bool between integers into an integer.
         raise TypeError("indices must be integers, not bool")
     if array.ndim != 1:
         raise TypeError(f"indices must be a list of integers, not of shape {array.shape}")

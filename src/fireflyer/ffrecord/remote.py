@@ -1,4 +1,4 @@
-"""Record files at URLs: the reader's interface over range requests and a local cache of chunks."""
+"""Record files at URLs: the reader's interface over range requests and a local chunk cache."""
 
 import os
 import struct
@@ -13,52 +13,52 @@ import numpy.typing as npt
 from fireflyer._native import crc32
 from fireflyer._native.ffrecord import Arenas, check_samples
 from fireflyer.errors import ConfigError, Corrupted
-from fireflyer.ffrecord.chunks import ChunkCache
+from fireflyer.ffrecord.chunk_cache import ChunkCache
 from fireflyer.ffrecord.columns import Row, RowCodec, common_columns, decode_rows, stack
+from fireflyer.ffrecord.integers import checked_integer
 from fireflyer.ffrecord.paths import SUFFIX, PathName, is_url, record_path
 from fireflyer.ffrecord.ranges import Retry
 from fireflyer.ffrecord.reader import TAIL, FileReader, Indices, Sample, _index_array, not_the_same
 from fireflyer.ffrecord.remote_index import Entries, Indexes, open_remote
 from fireflyer.ffrecord.spans import Numbers, SpanReader, Spans, side_by_side
-from fireflyer.ffrecord.whole import whole
 from fireflyer.ffrecord.zstd import ENTRY, expand
 from fireflyer.storage import Storage, split_url, storage_at
 
 _PIECE = 8 << 20
-_BLOCK = 127 << 10  # samples whose index entries are looked at together
+_BLOCK = 127 << 10  # number of samples whose index entries are read together
 _TAILS = 64
 
 
 @runtime_checkable
 class Closable(Protocol):
-    """A storage with connections of its own."""
+    """Storage with connections of its own."""
 
     def close(self) -> None: ...
 
 
 class RemoteFiles:
-    """Random batch reads of record files that are reached by range requests; else as `FileReader`.
+    """Random batch reads of record files through range requests; otherwise like `FileReader`.
 
-    Any number of threads may use one; it works on after a fork; unpickling opens the files again, and
-    refuses others than those.
+    Any number of threads may use one reader, also after a fork. Unpickling reopens the files and
+    rejects files that have changed.
 
     Args:
-        fnames: a URL (fs3:///a.ffr, or any scheme of fsspec), a list of URLs, or the URL of a directory (all
-            its `*.ffr` sorted by name); names inside `storage` if that is given.
-        check_data: compare the CRC32 of every sample that is read. What comes from the cache is compared
-            in any case, and fetched anew if it is wrong.
-        storage: where the names are; by default the storage of each URL.
+        fnames: a URL (fs3:///a.ffr, or any scheme of fsspec), a list of URLs, or the URL of a
+            directory (all its `*.ffr` sorted by name); names inside `storage` if that is given.
+        check_data: compare the CRC32 of every sample that is read. Cached data is always compared,
+            and fetched again if it is wrong.
+        storage: storage of the names; default: the storage of each URL.
         cache: keeps chunks of the files on a local disk.
-        attempts: how often a range is asked for.
-        backoff_s: pause before the second attempt in seconds; later ones double.
+        attempts: maximum number of requests for a range.
+        backoff_s: pause before the second attempt in seconds; later pauses double.
 
     Attributes:
         n: number of samples in all files.
         fnames: the files, in the order of their samples.
-        columns: name -> (dtype, shape) of files whose samples are rows, else None.
+        columns: name -> (dtype, shape) if the samples are rows, otherwise None.
 
     Raises:
-        ConfigError: no file, a wrong suffix, an unknown scheme, or files of different columns.
+        ConfigError: no file, a wrong suffix, an unknown scheme, or files with different columns.
         StorageError, Unavailable: a file cannot be opened.
         Corrupted: an index does not match its checksum or the size of its file.
     """
@@ -76,7 +76,7 @@ class RemoteFiles:
         self.check_data = bool(check_data)
         self._storage, self._cache = storage, cache
         self._retry = Retry(attempts=attempts, backoff_s=backoff_s)
-        self._own: dict[str, Storage] = {}  # by URL; what was opened here, to be closed here
+        self._own: dict[str, Storage] = {}  # by URL; opened here, so closed here
         with ExitStack() as failed:
             failed.callback(self.close)
             self._open(fnames)
@@ -100,33 +100,33 @@ class RemoteFiles:
         return self.n
 
     def read(self, indices: Indices) -> list[Sample]:
-        """The samples at `indices`, in that order, as writable views on one new arena.
+        """Returns the samples at `indices`, in that order, as writable views on one new arena.
 
         Raises:
             IndexError: an index is negative or not below `n`.
-            TypeError: an index is no integer; a bool is none.
+            TypeError: an index is not an integer, or is a bool.
             NoSpace: the batch is larger than the memory of the machine.
             Corrupted: a sample does not match its checksum, or its file was truncated.
-            Unavailable: the place answered with transient errors until the attempts ran out.
-            StorageError: a file is gone or may not be read.
+            Unavailable: all attempts failed with transient errors.
+            StorageError: a file is gone or not readable.
         """
         arena, offsets = self._read_batch(_index_array(indices))
         return [arena[start:end] for start, end in pairwise(offsets.tolist())]
 
     def read_one(self, index: int) -> Sample:
-        """The sample at `index`; raises what `read` does."""
-        return self._read_batch(_index_array([whole("an index", index)]))[0]
+        """Returns the sample at `index`; raises what `read` does."""
+        return self._read_batch(_index_array([checked_integer("an index", index)]))[0]
 
     def read_batch(self, indices: Indices) -> tuple[Sample, npt.NDArray[np.int64]]:
-        """The k samples at `indices` as one array and its k + 1 offsets; raises what `read` does."""
+        """Returns the k samples at `indices` as one array and k + 1 offsets; raises as `read`."""
         return self._read_batch(_index_array(indices))
 
     def rows(self, indices: Indices) -> list[Row]:
-        """The rows at `indices`, as `FileReader.rows`.
+        """Returns the rows at `indices`, as `FileReader.rows`.
 
         Raises:
             ConfigError: the files have no columns.
-            Corrupted: also when the sizes in a row do not fit its bytes.
+            Corrupted: also if the sizes in a row do not match its bytes.
             IndexError, Unavailable, StorageError: as `read`.
         """
         if self._rows is None:
@@ -134,23 +134,25 @@ class RemoteFiles:
         return decode_rows(self._rows, self.read(indices), lambda j: self._named(int(indices[j])))
 
     def read_columns(self, indices: Indices) -> dict[str, Any]:
-        """The rows at `indices` by columns, as `FileReader.read_columns`; raises what `rows` does."""
+        """Returns the rows by column, as `FileReader.read_columns`; raises as `rows`."""
         return stack(self.columns or {}, self.rows(indices))
 
     def entries(self, indices: Indices) -> Entries:
-        """The index entries of the samples at `indices`, as `FileReader.entries`; raises what `read` does."""
+        """Returns the index entries of the samples, as `FileReader.entries`; raises as `read`."""
         return self._located(_index_array(indices))[2]
 
     def versions(self) -> list[int]:
-        """Format version of each file."""
+        """Returns the format version of each file."""
         return [2 if file.is_v2 else 1 for file in self._opened().files]
 
     def sizes(self) -> list[int]:
-        """Bytes of each file, as they were when it was opened."""
+        """Returns the size in bytes of each file when it was opened."""
         return [file.size for file in self._opened().files]
 
     def validate(self, data: bool = True) -> None:
-        """Checks all files as they are now, past the cache; with `data=False` only what opening reads.
+        """Checks the current content of all files, bypassing the cache.
+
+        With `data=False` it checks only what opening reads.
 
         Raises:
             Corrupted: a file does not match its checksums.
@@ -166,21 +168,20 @@ class RemoteFiles:
                     fresh._read_stored(group)
 
     def get_offsets(self, file: int) -> npt.NDArray[np.int64]:
-        """Start of each sample of file number `file` in bytes, then the end of its last commit.
+        """Returns the start byte of each sample of file `file`, then the end of its last commit.
 
-        Of a v2 file this reads the whole index.
+        For a v2 file this reads the whole index.
         """
         return np.append(self._column(file, "place"), np.int64(self._indexes.each[file].end))
 
     def get_checksums(self, file: int) -> npt.NDArray[np.uint32]:
-        """CRC32 of each sample of file number `file`, as it is stored; of a v2 file by the whole index."""
+        """Returns the stored CRC32 of each sample of file number `file`; reads a v2 index fully."""
         return self._column(file, "crc")
 
     def fingerprint(self) -> Iterator[bytes]:
-        """Tells these files from others, as `FileReader.fingerprint` does.
+        """Yields bytes that identify the files, as `FileReader.fingerprint` does.
 
-        Raises:
-            What `read` does, for the ends of v2 files.
+        Raises what `read` does, because it reads the ends of v2 files.
         """
         reader = self._opened()
         for first in range(0, len(reader.files), _TAILS):
@@ -197,7 +198,7 @@ class RemoteFiles:
                 yield struct.pack("<Q", end) + file.header + tail
 
     def close(self) -> None:
-        """End reading, and the connections that were made for it; may be called again."""
+        """Closes the reader and the connections that it opened; may be called again."""
         self._reader = None
         while self._own:
             _, storage = self._own.popitem()
@@ -229,7 +230,7 @@ class RemoteFiles:
         }
 
     def _places(self, fnames: str | Iterable[str]) -> list[tuple[Storage, str, str]]:
-        """(storage, name in it, name to show) of each file."""
+        """Returns (storage, name in it, display name) of each file."""
         names = [fnames] if isinstance(fnames, str) else list(fnames)
         if (storage := self._storage) is not None:
             found = [(storage, record_path(name), f"{storage}/{name}") for name in names]
@@ -264,7 +265,7 @@ class RemoteFiles:
     def _read_stored(
         self, wanted: npt.NDArray[np.int64]
     ) -> tuple[Sample, npt.NDArray[np.int64], Entries]:
-        """The samples as they are stored, checked, and their index entries."""
+        """Returns the samples as stored, checked, and their index entries."""
         reader = self._opened()
         numbers, _, entries = self._located(wanted)
         offsets = np.zeros(len(wanted) + 1, np.int64)
@@ -277,7 +278,7 @@ class RemoteFiles:
         return arena, offsets, entries
 
     def _located(self, wanted: npt.NDArray[np.int64]) -> tuple[Numbers, Numbers, Entries]:
-        """The file, the number in it and the index entry of each sample."""
+        """Returns the file, the number in it and the index entry of each sample."""
         self._opened()
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < self.n):
             bad = wanted[(wanted < 0) | (wanted >= self.n)][0]
@@ -288,7 +289,7 @@ class RemoteFiles:
     def _check(
         self, spans: Spans, arena: Sample, crcs: npt.NDArray[np.uint32], wanted: Numbers
     ) -> None:
-        """Compares samples with their CRC32; those that differ are fetched once more and not kept."""
+        """Compares samples with their CRC32; fetches wrong ones once more, without caching them."""
         wrong = np.flatnonzero(check_samples(arena, spans.offsets, crcs) == 0)
         if not wrong.size:
             return
@@ -298,11 +299,11 @@ class RemoteFiles:
             if crc32(sample.data) != int(crcs[row]):
                 raise Corrupted(
                     f"{self._named(int(wanted[row]))} does not match its CRC32, "
-                    "also when fetched again; do not trust this file"
+                    "even when fetched again; do not trust this file"
                 )
 
     def _column(self, file: int, field: str) -> npt.NDArray[Any]:
-        """One field of the index entries of all samples of a file."""
+        """Returns one field of the index entries of all samples of a file."""
         index = self._indexes.each[file]
         column = np.empty(index.count, ENTRY[field])
         number = file % len(self.fnames)
@@ -340,15 +341,16 @@ def open_records(
     *,
     cache: ChunkCache | None = None,
 ) -> Reader:
-    """Open record files wherever they are: local ones by `FileReader`, URLs by `RemoteFiles`.
+    """Opens record files anywhere: local files by `FileReader`, URLs by `RemoteFiles`.
 
     Args:
         fnames: a file, a list of files in the order of their samples, or a directory.
         check_data: compare the CRC32 of every sample that is read.
-        cache: of chunks, for URLs.
+        cache: chunk cache for URLs.
 
     Raises:
-        ConfigError: local paths and URLs are mixed, or there is none; and what the two raise.
+        ConfigError: local paths and URLs are mixed, or no file is given. Also raises what these two
+            classes raise.
     """
     if isinstance(fnames, str | os.PathLike):
         name = os.fspath(fnames)
@@ -360,7 +362,7 @@ def open_records(
     names = [os.fspath(name) for name in fnames]
     remote = [is_url(name) for name in names]
     if any(remote) and not all(remote):
-        raise ConfigError("local paths and URLs cannot be mixed in one list of record files")
+        raise ConfigError("cannot mix local paths and URLs in one list of record files")
     return (
         RemoteFiles(names, check_data, cache=cache)
         if any(remote)

@@ -1,4 +1,4 @@
-"""Where the samples of a remote record file are: the index of v1 in memory, that of v2 page by page."""
+"""Index of a remote record file: completely in memory for v1, page by page for v2."""
 
 import struct
 import warnings
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fireflyer._native import crc32
 from fireflyer._native.ffrecord import V2Index
 from fireflyer.errors import Corrupted, StorageError
-from fireflyer.ffrecord.chunks import Bytes, ChunkCache
+from fireflyer.ffrecord.chunk_cache import Bytes, ChunkCache
 from fireflyer.ffrecord.ranges import Retry, read_ranges
 from fireflyer.ffrecord.spans import HEADER, Numbers, RemoteFile, SpanReader, Spans
 from fireflyer.ffrecord.zstd import ENTRY
@@ -22,11 +22,11 @@ Entries = npt.NDArray[np.void]
 
 PAGE = 4096
 _HEAD = 16 << 10
-"""Holds all of a v2 file ahead of its samples, if its schema is at most a page."""
+"""Covers everything before the samples of a v2 file if its schema is at most a page."""
 
 
 class V1Index:
-    """The whole index of a v1 file, under the same demands as the native reader's.
+    """Complete index of a v1 file, validated like in the native reader.
 
     Raises:
         Corrupted: the index does not match its checksum or the size of its file.
@@ -51,9 +51,7 @@ class V1Index:
         self.places[:-1] = np.frombuffer(index, "<i8", count, 4 * count)
         self.places[-1] = file.size
         if int(self.places[0]) != HEADER + 12 * count or np.any(np.diff(self.places) < 0):
-            raise Corrupted(
-                f"record file '{file.shown}': its samples do not lie behind one another"
-            )
+            raise Corrupted(f"record file '{file.shown}': its samples overlap or are out of order")
 
     def entries(self, samples: Numbers) -> Entries:
         found = np.zeros(len(samples), ENTRY)
@@ -66,14 +64,14 @@ class V1Index:
 def open_remote(
     place: tuple[Storage, str, str], cache: ChunkCache | None, retry: Retry
 ) -> tuple[RemoteFile, V1Index | V2Index]:
-    """Opens (storage, name in it, name to show); what seems damaged is fetched once more.
+    """Opens (storage, name in it, display name); damaged metadata is fetched once more.
 
-    Two round trips: the size; then the first 16 KiB and the last page together. More for an index of v1 or
-    a schema that is longer than that, for the footer of a v2 file that ends in a torn commit, and with a
-    cache for the stamp of a v2 file.
+    It takes two round trips: the size; then the first 16 KiB and the last page together. A longer
+    v1 index or schema takes more, as does the footer of a v2 file that ends in a torn commit. With
+    a cache, so does the stamp of a v2 file.
 
     Raises:
-        StorageError: there is no such file, it cannot be read, or it has a later version.
+        StorageError: the file does not exist, cannot be read, or has a later version.
         Corrupted: its metadata do not match their checksums or its size.
     """
     try:
@@ -117,16 +115,18 @@ def _size(place: tuple[Storage, str, str], retry: Retry) -> int:
     storage, name, shown = place
     size = retry.run(lambda: storage.size(name))
     if size is None:
-        raise StorageError(f"cannot open record file '{shown}': there is no such file")
+        raise StorageError(f"cannot open record file '{shown}': it does not exist")
     return size
 
 
 def _v1_index(
     file: RemoteFile, head: memoryview, cache: ChunkCache | None, retry: Retry, fresh: bool
 ) -> bytes:
-    """The bytes of the index; `fresh`: not those that the cache has."""
+    """Returns the bytes of the index; `fresh` bypasses the cached bytes."""
     if file.header == bytes(HEADER):
-        raise Corrupted(f"record file '{file.shown}': its header is all zero, its writer died")
+        raise Corrupted(
+            f"record file '{file.shown}': its header is all zeros because its writer died"
+        )
     count = int(struct.unpack_from("<q", file.header, 4)[0])
     if count < 0 or count > (file.size - HEADER) // 12:
         raise Corrupted(
@@ -149,10 +149,10 @@ def _v1_index(
     return index.tobytes()
 
 
-class PageMemory:
-    """Index pages of v2 files that were used of late, at most `limit` of them.
+class PageCache:
+    """Recently used index pages of v2 files, at most `limit` of them.
 
-    Any thread may use one: every step is one operation on a dict, and what two do at once is done twice.
+    Thread-safe: every step is one operation on a dict; concurrent calls may do the same work twice.
     """
 
     def __init__(self, limit: int = 1 << 14) -> None:
@@ -173,24 +173,24 @@ class PageMemory:
 
 
 class Indexes:
-    """The indexes of all files of a reader."""
+    """Indexes of all files of a reader."""
 
     def __init__(self, indexes: Sequence[V1Index | V2Index], reader: SpanReader) -> None:
         self.each = list(indexes)
         self.starts = np.cumsum([0, *(index.count for index in indexes)], dtype=np.int64)
         self._reader = reader
-        self._memory = PageMemory()
+        self._memory = PageCache()
 
     def locate(self, wanted: Numbers) -> tuple[Numbers, Numbers]:
-        """The file of each sample of the sequence, and the sample's number there."""
+        """Returns the file of each sample of the sequence, and the sample's number in that file."""
         numbers = np.searchsorted(self.starts, wanted, side="right") - 1
         return numbers, wanted - self.starts[numbers]
 
     def entries(self, numbers: Numbers, samples: Numbers) -> Entries:
-        """The index entry of each sample of a file; missing pages of all files come in one batch.
+        """Returns the index entry of each sample; fetches missing pages of all files in one batch.
 
         Raises:
-            Corrupted: a page is damaged, also when fetched again.
+            Corrupted: a page is damaged, also after a second fetch.
             What `read_ranges` raises.
         """
         found = np.empty(len(numbers), ENTRY)
@@ -222,7 +222,7 @@ class Indexes:
         return found
 
     def _pages(self, wanted: Sequence[tuple[int, Numbers]]) -> list[Bytes]:
-        """The pages at rising places of each file, side by side, unchecked."""
+        """Returns the pages at ascending places of each file, concatenated and unchecked."""
         flat = [(number, place) for number, places in wanted for place in places.tolist()]
         have = [self._memory.get(number, place) for number, place in flat]
         gone = [at for at, page in enumerate(have) if page is None]

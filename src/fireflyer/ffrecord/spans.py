@@ -1,4 +1,4 @@
-"""Spans of remote files, read in one batch of ranges a storage, through a cache of chunks if there is one."""
+"""Spans of remote files, read in one batch of ranges per storage, with an optional cache."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -10,12 +10,12 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fireflyer.ffrecord.chunks import Bytes, ChunkCache, Pieces
+from fireflyer.ffrecord.chunk_cache import Bytes, ChunkCache, Pieces
 from fireflyer.ffrecord.ranges import Retry, read_ranges
 from fireflyer.storage import Storage
 
 HEADER = 12
-"""Bytes that a v1 file has ahead of its index."""
+"""Bytes of a v1 file before its index."""
 MAGIC_V2 = b"\x89FFREC2\n"
 
 A = TypeVar("A")
@@ -23,23 +23,23 @@ B = TypeVar("B")
 
 Numbers = npt.NDArray[np.int64]
 Span = tuple[int, int, int]
-"""Number of the file, first byte, byte behind the last."""
+"""Number of the file, first byte, end byte (exclusive)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """Where a record file is, and what it was when it was opened."""
+    """Location of a record file, and its identity when it was opened."""
 
     storage: Storage
     name: str
     shown: str
     size: int
     header: bytes
-    """Its first 12 bytes."""
+    """First 12 bytes of the file."""
     stamp: str = ""
-    """What the place tells its contents from others by; asked for only where it is needed."""
+    """Backend version tag (for example an ETag); detects replaced files. Fetched only if needed."""
     told: bytes = b""
-    """Digest of the parts of it that were read when it was opened: its first 16 KiB and its last page."""
+    """Digest of the parts that opening read: the first 16 KiB and the last page."""
 
     @property
     def is_v2(self) -> bool:
@@ -47,9 +47,12 @@ class RemoteFile:
 
     @property
     def key(self) -> str | None:
-        """Names its chunks. It changes with place, size and every sample: in v1 by the header's CRC of the
-        metadata, in v2, which has none of the whole, by the stamp. None without such a thing: then nothing
-        of the file may be cached."""
+        """Cache key of the file's chunks, or None if nothing of the file may be cached.
+
+        The key changes with place, size and every sample: in v1 by the header's CRC of the
+        metadata. v2 has no checksum of the whole file, so its key contains the stamp. The key is
+        None without such a value.
+        """
         if not (self.stamp if self.is_v2 else any(self.header[:4])):
             return None
         told = struct.pack("<Q", self.size) + self.header + self.shown.encode()
@@ -62,9 +65,9 @@ _OPENING = 16
 
 
 def side_by_side(work: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """`work` of each item, in order, by up to 16 threads: opening many files costs few round trips.
+    """Applies `work` to each item, in order, in up to 16 threads, to open many files fast.
 
-    The first exception is raised once all have ended.
+    Raises the first exception after all calls have ended.
     """
     if len(items) < 2:
         return [work(item) for item in items]
@@ -73,20 +76,20 @@ def side_by_side(work: Callable[[A], B], items: Sequence[A]) -> list[B]:
 
 
 class Spans(NamedTuple):
-    """k spans of files, and their places side by side in an arena."""
+    """Arrays of k spans of files, and their consecutive places in an arena."""
 
     numbers: Numbers
-    """The file of each."""
+    """File number of each span."""
     starts: Numbers
-    """Its first byte there."""
+    """First byte of each span in its file."""
     offsets: Numbers
-    """k + 1 places in the arena, which also say how long each span is."""
+    """Places in the arena, k + 1 values, which also give the length of each span."""
 
 
 class SpanReader:
-    """Reads spans of `files`, by their numbers. Without mutable state of its own: any thread may use it.
+    """Reader of spans of `files`, by file number. Thread-safe: its own state is constant.
 
-    Nothing here knows what the bytes must be: who asked for them checks them, and hands what is wrong to
+    This class does not validate the bytes: the caller checks them and passes wrong spans to
     `read_again`. All methods raise what `read_ranges` does.
     """
 
@@ -99,14 +102,14 @@ class SpanReader:
         self._cached = np.array([key is not None for key in keys], np.bool_)
 
     def read(self, spans: Spans, arena: Bytes) -> None:
-        """Fills `arena`, by the cache where it has the bytes; what it has not is fetched and kept."""
+        """Fills `arena` from the cache; missing bytes are fetched and cached."""
         cached = self._cached[spans.numbers]
         if self.cache is not None and cached.any():
             self._read_cached(self.cache, spans, np.flatnonzero(cached), arena)
         self._fetch(spans, np.flatnonzero(~cached), arena)
 
     def read_again(self, spans: Spans, rows: Numbers, arena: Bytes) -> None:
-        """Fills the places of the spans `rows` with what the storages have now, and drops their chunks."""
+        """Fetches the spans `rows` again from the storages and drops their cached chunks."""
         if self.cache is not None:
             kept = rows[self._cached[spans.numbers[rows]]]
             for number, chunk in _chunks(_pieces(spans, kept, self.cache.chunk_bytes)):
@@ -114,7 +117,7 @@ class SpanReader:
         self._fetch(spans, rows, arena)
 
     def fetch(self, wanted: Sequence[Span]) -> list[memoryview]:
-        """The bytes of each span as the storages have them now; one batch of ranges for each storage."""
+        """Fetches the current bytes of each span, in one batch of ranges per storage."""
         found = [memoryview(b"")] * len(wanted)
         groups: dict[int, list[int]] = {}
         for place, (number, _, _) in enumerate(wanted):
@@ -154,7 +157,7 @@ class SpanReader:
 
 
 def _pieces(spans: Spans, rows: Numbers, step: int) -> Pieces:
-    """Where the chunks cut the spans `rows`: file, chunk, first byte in it, bytes, place in the arena."""
+    """Splits the spans `rows` at chunks: file, chunk, first byte in it, bytes, arena place."""
     starts, places = spans.starts[rows], spans.offsets[rows]
     ends = starts + spans.offsets[rows + 1] - places
     firsts = starts // step
@@ -169,5 +172,5 @@ def _pieces(spans: Spans, rows: Numbers, step: int) -> Pieces:
 
 
 def _chunks(pieces: Pieces) -> list[tuple[int, int]]:
-    """(file, chunk) of all pieces, each once, in order."""
+    """Returns (file, chunk) of all pieces, each once, in order."""
     return sorted({(number, chunk) for number, chunk in pieces[:, :2].tolist()})

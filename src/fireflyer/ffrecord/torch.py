@@ -1,10 +1,10 @@
-"""PyTorch's view of record files: batches read in one call, and loaders that can continue an epoch.
+"""PyTorch interface of record files: batches read in one call, and loaders that resume an epoch.
 
-`Dataset` answers a whole batch of indices at once (`__getitems__`), which every DataLoader of torch uses; as
-it is, with `Samples`: one block of memory, which is also all that a worker process hands over. `DataLoader`
-adds `set_step`, `state_dict` and batches made ahead by a thread, without touching torch's private parts: it
-wraps the sampler of batches and the iterator. `Subset`, `ConcatDataset` and `ReaderRegistry` complete the
-names that programs for the original import.
+`Dataset` serves a whole batch of indices at once (`__getitems__`), which every DataLoader of torch
+uses. Without an override it returns `Samples`: one block of memory, which is also all that a worker
+process transfers. `DataLoader` adds `set_step`, `state_dict` and a prefetch thread without touching
+torch's private parts: it wraps the batch sampler and the iterator. `Subset`, `ConcatDataset` and
+`ReaderRegistry` complete the names that programs for the original import.
 """
 
 from bisect import bisect_right
@@ -17,20 +17,20 @@ import torch
 import torch.utils.data as td
 
 from fireflyer.errors import ConfigError
-from fireflyer.ffrecord.ahead import Ahead
+from fireflyer.ffrecord.integers import checked_integer
 from fireflyer.ffrecord.paths import PathName
+from fireflyer.ffrecord.prefetch import Prefetcher
 from fireflyer.ffrecord.reader import FileReader, Indices, Sample
 from fireflyer.ffrecord.remote import Reader, RemoteFiles, open_records
-from fireflyer.ffrecord.whole import whole
 
 
 class Samples(Sequence[Sample]):
-    """The samples of a batch as uint8 arrays of any length: views on one block of memory.
+    """Samples of a batch as uint8 arrays of any length: views on one block of memory.
 
-    A worker process hands over two tensors, however many samples there are.
+    A worker process transfers two tensors, regardless of the number of samples.
 
     Attributes:
-        arena: uint8 tensor of all bytes, one sample after the other.
+        arena: uint8 tensor of all bytes, one sample after another.
         offsets: int64 tensor of k + 1 values: sample j is `arena[offsets[j]:offsets[j + 1]]`.
     """
 
@@ -64,17 +64,17 @@ class Samples(Sequence[Sample]):
             start = end
 
     def __eq__(self, other: object) -> bool:
-        """Compare all bytes with those of other `Samples`, or of a list or tuple of arrays."""
+        """Compares all bytes with those of other `Samples`, or of a list or tuple of arrays."""
         if isinstance(other, Samples):
             return self.offsets.equal(other.offsets) and self.arena.equal(other.arena)
         if isinstance(other, list | tuple):
             return len(self) == len(other) and all(map(np.array_equal, self, other))
         return NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # its bytes may change
+    __hash__ = None  # type: ignore[assignment]  # the bytes may change
 
     def pin_memory(self) -> Self:
-        """What torch's loaders call for `pin_memory=True`."""
+        """Pins the memory; torch's loaders call this for `pin_memory=True`."""
         return type(self)(self.arena.pin_memory(), self.offsets)
 
     def __reduce__(self) -> tuple[type[Self], tuple[torch.Tensor, torch.Tensor]]:
@@ -85,15 +85,15 @@ class Samples(Sequence[Sample]):
 
 
 def collate(batch: Sequence[Any]) -> Any:
-    """What `DataLoader` does by default: `Samples` stay, all else goes to torch's own `default_collate`."""
+    """Default collation of `DataLoader`: keeps `Samples`, all else goes to `default_collate`."""
     return batch if isinstance(batch, Samples) else td.default_collate(cast(list[Any], batch))
 
 
 class ReaderRegistry:
-    """Base of objects whose attributes hold readers of record files."""
+    """Base of objects with readers of record files among their attributes."""
 
     def ffreaders(self) -> list[Reader]:
-        """List the readers among the attributes, and those of registries among the attributes."""
+        """Returns the readers among the attributes and among registries in the attributes."""
         found: list[Reader] = []
         for value in vars(self).values():
             if isinstance(value, FileReader | RemoteFiles):
@@ -104,17 +104,17 @@ class ReaderRegistry:
 
 
 class _Batched(ReaderRegistry, td.Dataset[Any]):
-    """Base of datasets that answer a batch of indices in one call, `_batch`."""
+    """Base of datasets that serve a batch of indices in one call, `_batch`."""
 
     def _batch(self, indices: Indices) -> Sequence[Any]:
         raise NotImplementedError
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """Return one sample for each of `indices`: torch's DataLoader calls this."""
+        """Returns one sample for each of `indices`; torch's DataLoader calls this."""
         return self[indices if isinstance(indices, list) else list(indices)]
 
     def __getitem__(self, index: int | Indices) -> Any:
-        """Return one sample, or a list of samples for a list, tuple or array of indices.
+        """Returns one sample, or a list of samples for a list, tuple or array of indices.
 
         Raises:
             IndexError: an index is negative or not below the length.
@@ -128,9 +128,9 @@ class _Batched(ReaderRegistry, td.Dataset[Any]):
 
 
 class Dataset(_Batched):
-    """The samples of record files. Override `process` to turn bytes into samples.
+    """Samples of record files. Override `process` to turn bytes into samples.
 
-    A subclass may override `__getitem__` instead, as with the original: it is given a list of indices.
+    As with the original, a subclass may override `__getitem__` instead; it gets a list of indices.
 
     Args:
         fnames: a file, a list of files, or a directory; or URLs of these.
@@ -147,7 +147,7 @@ class Dataset(_Batched):
         return self.reader.n
 
     def process(self, indices: Sequence[int], data: Samples) -> Sequence[Any]:
-        """One sample for each of `data`, the uint8 arrays read at `indices`; as it is, the arrays."""
+        """Returns one sample for each of `data`, the arrays at `indices`; default: the arrays."""
         return data
 
     def _batch(self, indices: Indices) -> Sequence[Any]:
@@ -157,20 +157,20 @@ class Dataset(_Batched):
 
 
 class Subset(_Batched, td.Subset[Any]):
-    """The samples of `dataset` at `indices`; a batch of them is one batch of `dataset`."""
+    """Samples of `dataset` at `indices`; a batch of these is one batch of `dataset`."""
 
     def _batch(self, indices: Indices) -> Sequence[Any]:
         return _read(self.dataset, [self.indices[index] for index in indices])
 
 
 class ConcatDataset(_Batched, td.ConcatDataset[Any]):
-    """Datasets one after the other; a batch reads each of them once, and an index may repeat.
+    """Concatenated datasets; a batch reads each dataset once, and an index may repeat.
 
     Datasets without `__getitems__` are read sample by sample.
     """
 
     def _batch(self, indices: Indices) -> list[Any]:
-        places: dict[int, list[int]] = {}  # dataset -> the places of the batch that it fills
+        places: dict[int, list[int]] = {}  # dataset -> positions in the batch that it fills
         for place, index in enumerate(indices):
             if isinstance(index, bool):
                 raise TypeError("indices must be integers, not bool")
@@ -186,7 +186,7 @@ class ConcatDataset(_Batched, td.ConcatDataset[Any]):
         return batch
 
     def ffreaders(self) -> list[Reader]:
-        """List the readers of all datasets."""
+        """Returns the readers of all datasets."""
         registries = [each for each in self.datasets if isinstance(each, ReaderRegistry)]
         return [reader for each in registries for reader in each.ffreaders()]
 
@@ -202,7 +202,7 @@ def _read(dataset: td.Dataset[Any], indices: list[int]) -> Sequence[Any]:
 
 
 class _Batches(td.Sampler[list[int]]):
-    """The batches of `batches` without the first `skip`, which nobody reads."""
+    """Batches of `batches` without the first `skip`, which are not read."""
 
     def __init__(self, batches: Iterable[list[int]]) -> None:
         self.batches = batches
@@ -216,18 +216,18 @@ class _Batches(td.Sampler[list[int]]):
 
     @property
     def total(self) -> int:
-        """Batches of a whole epoch."""
+        """Number of batches of a whole epoch."""
         return len(cast(Sequence[Any], self.batches))
 
 
 class _Epoch:
-    """One pass over a loader: where it began and how far it came."""
+    """One pass over a loader: its start and its progress."""
 
     def __init__(self, step: int, generator: torch.Tensor | None) -> None:
-        self.step = step  # batches that were left out or handed out
-        self.generator = generator  # its state before the first batch was drawn
-        self.finished = False  # all batches were handed out
-        self.ended = False  # no more batches will be: finished, or given up
+        self.step = step  # batches that were skipped or yielded
+        self.generator = generator  # state before the first batch was drawn
+        self.finished = False  # all batches were yielded
+        self.ended = False  # finished or abandoned: yields no more batches
 
     def run(self, batches: Iterator[Any]) -> Iterator[Any]:
         try:
@@ -240,20 +240,22 @@ class _Epoch:
 
 
 class DataLoader(td.DataLoader[Any]):
-    """torch's DataLoader that can start inside an epoch and save where it is.
+    """DataLoader of torch that can start inside an epoch and save its position.
 
-    The order of samples is the one of torch's DataLoader with the same generator. With `shuffle` and no
-    generator it makes one of its own from torch's default generator, so that the order can be saved.
-    With a sampler of your own, restoring that sampler's order (seed, epoch) is yours to do.
+    The order of samples is that of torch's DataLoader with the same generator. With `shuffle` and
+    no generator it creates its own generator from torch's default generator, so that it can save
+    the order. With your own sampler, restoring that sampler's order (seed, epoch) is your task.
 
-    Takes the arguments of `torch.utils.data.DataLoader` for map-style datasets with automatic batching, and:
+    Takes the arguments of `torch.utils.data.DataLoader` for map-style datasets with automatic
+    batching, and:
 
     Args:
         collate_fn: default `collate`.
-        prefetch: batches that a thread of this process makes ahead; 0 makes them in the caller. With worker
-            processes (`num_workers`) it is theirs to work ahead: see `prefetch_factor`.
-        skippable: False keeps torch's own batch sampler, which frameworks exchange for one of theirs; then
-            there is no `set_step` and no state.
+        prefetch: batches that a thread of this process makes ahead; 0 makes them in the caller.
+            With worker processes (`num_workers`) the workers prefetch instead: see
+            `prefetch_factor`.
+        skippable: False keeps torch's own batch sampler, which some frameworks replace; then
+            neither `set_step` nor a state is available.
 
     Raises:
         ConfigError: an iterable-style dataset, or no batches (`batch_size=None`).
@@ -295,12 +297,12 @@ class DataLoader(td.DataLoader[Any]):
             raise ConfigError(
                 "a batch_sampler excludes batch_size, shuffle, sampler and drop_last: pass it alone"
             )
-        if whole("prefetch", prefetch) < 0:
-            raise ConfigError(f"prefetch={prefetch}: a number of batches, or 0")
+        if checked_integer("prefetch", prefetch) < 0:
+            raise ConfigError(f"invalid prefetch {prefetch}: expected a number of batches, or 0")
         self._prefetch = 0 if num_workers else prefetch
         self._generator = generator
-        self._skip = 0  # batches that the next epoch leaves out
-        self._epoch: _Epoch | None = None  # the newest one
+        self._skip = 0  # batches that the next epoch skips
+        self._epoch: _Epoch | None = None  # the latest epoch
         super().__init__(
             dataset,
             batch_size,
@@ -319,7 +321,7 @@ class DataLoader(td.DataLoader[Any]):
         self._batches: _Batches | None = None
         if skippable:
             self._batches = _Batches(cast(Iterable[list[int]], self.batch_sampler))
-            # torch's own setter refuses a sampler after its __init__.
+            # torch's own setter rejects a sampler after its __init__.
             object.__setattr__(self, "batch_sampler", self._batches)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -328,26 +330,26 @@ class DataLoader(td.DataLoader[Any]):
         if self._batches is not None:
             self._batches.skip, self._skip = self._skip, 0
         batches = super().__iter__()
-        return epoch.run(Ahead(batches, self._prefetch) if self._prefetch else batches)
+        return epoch.run(Prefetcher(batches, self._prefetch) if self._prefetch else batches)
 
     def __len__(self) -> int:
-        """Count the batches of the epoch under way, else of the next one, without those left out."""
+        """Returns the batches of the epoch in progress, or of the next, without skipped batches."""
         if self._batches is None:
             return super().__len__()
         under_way = self._epoch is not None and not self._epoch.ended
         return self._batches.total - (self._batches.skip if under_way else self._skip)
 
     def set_step(self, step: int) -> None:
-        """The next epoch leaves out its first `step` batches, unread; later epochs are whole.
+        """Makes the next epoch skip its first `step` batches, unread; later epochs are whole.
 
-        An epoch under way is given up: `state_dict` tells of the next one.
+        An epoch in progress is abandoned: `state_dict` then describes the next epoch.
 
         Raises:
             ValueError: `step` is negative or more than the batches of an epoch.
-            TypeError: it is no whole number.
+            TypeError: `step` is not an integer.
             ConfigError: the loader was made with `skippable=False`.
         """
-        step, total = whole("step", step), self._skipping().total
+        step, total = checked_integer("step", step), self._skipping().total
         if not 0 <= step <= total:
             raise ValueError(f"step {step} is outside [0, {total}]")
         self._epoch = None
@@ -362,8 +364,10 @@ class DataLoader(td.DataLoader[Any]):
         return self._batches
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is: the batches handed out in this epoch, or left out of the next if `set_step`
-        came later; and the generator at its start.
+        """Returns the position of the loader, and the generator's state at the start of the epoch.
+
+        The position is the number of batches that this epoch has yielded. If `set_step` came later,
+        it is the number of batches that the next epoch skips.
 
         Raises:
             ConfigError: the loader was made with `skippable=False`.
@@ -382,15 +386,15 @@ class DataLoader(td.DataLoader[Any]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next epoch continues behind the last batch that was handed out before `state_dict`.
+        """Makes the next epoch continue after the last batch that was yielded before `state_dict`.
 
         Raises:
-            ConfigError: the state is of a loader with other data, another batch size or no generator, or is
-                not one. This loader is then as it was.
+            ConfigError: the state belongs to a loader with other data, another batch size or no
+                generator, or is not a loader state. This loader is then unchanged.
         """
         mine = self.state_dict()
         if not isinstance(state, dict) or set(state) != set(mine):
-            raise ConfigError(f"this is not the state of a DataLoader: {state!r:.200}")
+            raise ConfigError(f"invalid state of a DataLoader: {state!r:.200}")
         for key in ("samples", "batches"):
             if state[key] != mine[key]:
                 raise ConfigError(
@@ -405,10 +409,10 @@ class DataLoader(td.DataLoader[Any]):
         step = state["step"]
         total = mine["batches"]
         if type(step) is not int or not 0 <= step <= total:
-            raise ConfigError(f"a state cannot stand at batch {step!r:.100} of {total}")
+            raise ConfigError(f"invalid state: its batch {step!r:.100} is outside [0, {total}]")
         if self._generator is not None:
             try:
                 self._generator.set_state(state["generator"])
             except (RuntimeError, TypeError) as error:
-                raise ConfigError(f"the state of the generator is none: {error}") from error
+                raise ConfigError(f"invalid generator state: {error}") from error
         self.set_step(step)

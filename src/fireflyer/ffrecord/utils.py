@@ -1,4 +1,4 @@
-"""The original's module for `dump`."""
+"""Module of `dump`, as in the original."""
 
 from fireflyer.ffrecord.writer import dump
 

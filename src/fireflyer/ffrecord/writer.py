@@ -1,8 +1,8 @@
-"""Writing record files: a file is visible under its name whole and on disk, or not at all.
+"""Writing record files: a file appears under its name complete and on disk, or not at all.
 
-Samples go to a temporary file in the directory of the target. `close` writes the metadata, syncs the
-file, renames it into place and syncs the directory. A v2 file (writer2.py) may be committed before,
-and added to later.
+Samples go to a temporary file in the directory of the target. `close` writes the metadata, syncs
+the file, renames it into place and syncs the directory. A v2 file (writer_v2.py) can be committed
+earlier and extended later.
 """
 
 import os
@@ -20,10 +20,10 @@ import numpy as np
 from fireflyer._native import crc32
 from fireflyer.errors import ConfigError
 from fireflyer.ffrecord.columns import Columns, ColumnsLike, RowCodec, columns_of, without_objects
+from fireflyer.ffrecord.integers import checked_integer
 from fireflyer.ffrecord.output import Output, Tail, bytes_of, translated
 from fireflyer.ffrecord.paths import PathName, record_path
-from fireflyer.ffrecord.whole import whole
-from fireflyer.ffrecord.writer2 import DEFAULT_ALIGN, Version2
+from fireflyer.ffrecord.writer_v2 import DEFAULT_ALIGN, Version2
 
 if TYPE_CHECKING:
     from fireflyer.ffrecord.output import SampleBuffer
@@ -34,27 +34,27 @@ _MAX_SAMPLES = ((1 << 63) - 1 - _HEADER) // _PER_SAMPLE
 
 
 class _Body(Protocol):
-    """The bytes of a file that is being written; OSError comes out as it is."""
+    """Content of a file that is being written; OSError propagates unchanged."""
 
     @property
     def count(self) -> int:
-        """Samples so far; in an appended file with those before."""
+        """Samples so far; in an appended file including the earlier ones."""
 
     def add(self, parts: list[memoryview]) -> None:
-        """Appends one sample, the parts of which lie side by side in it."""
+        """Appends one sample, which is the concatenation of the parts."""
 
     def close(self) -> None:
-        """Completes the file, so that `discard` changes nothing more."""
+        """Completes the file, so that `discard` has no further effect."""
 
     def discard(self) -> None:
-        """Gives up what is not complete; closes the file."""
+        """Drops everything that is not complete; closes the file."""
 
 
 class _Version1:
-    """The body of a v1 file.
+    """Content of a v1 file.
 
-    When the number of samples was not given, the samples are spooled first and copied behind a header
-    of the right size by the kernel.
+    If the number of samples is unknown, the samples are spooled first. The kernel then copies them
+    behind a header of the right size.
     """
 
     def __init__(self, target: str, n: int | None) -> None:
@@ -102,29 +102,30 @@ class _Version1:
 
 
 class FileWriter:
-    """Writes one record file; it appears under its name in `close`, complete and synced to disk.
+    """Writer of one record file, which appears under its name in `close`, complete and synced.
 
-    Until then, and for ever when the writer fails, dies or is discarded, nothing opens under that
-    name except what was there before; of a v2 file, what was committed. Threads may share a writer;
-    a forked child may not use it.
+    Until then, the name refers to the previous file if there was one, or for a v2 file to its last
+    commit. This stays so if the writer fails, dies or is discarded. Threads may share a writer; a
+    forked child must not use it.
 
     Args:
-        fname: the file, ending in `.ffr`; an existing one is replaced.
-        n: number of samples that will be written. Without it the samples of a v1 file are written twice.
-        version: of the format; 2 is implied by each of the following.
+        fname: the file, ending in `.ffr`; an existing file is replaced.
+        n: number of samples that will be written. Without it the samples of a v1 file are written
+            twice.
+        version: format version; `columns`, `compression` and `align` each imply 2.
         columns: name -> dtype or (dtype, shape): each sample is a row, for `write_row`.
-        compression: "zstd": samples that get smaller are stored compressed.
-        level: of the compression.
+        compression: "zstd": samples that become smaller are stored compressed.
+        level: compression level.
         align: samples start at multiples of it, a power of 2 from 8 (the default) to 1 MiB.
 
     Attributes:
         n: as given.
         count: number of samples in the file so far.
-        columns: of a file with columns, else None.
+        columns: columns of the file, or None.
 
     Raises:
-        ConfigError: wrong suffix, an `n` that no file can hold, options that cannot be.
-        TypeError: `n` is no whole number.
+        ConfigError: wrong suffix, an `n` that no file can hold, or invalid options.
+        TypeError: `n` is not an integer.
         NoSpace, StorageError: the file cannot be created.
     """
 
@@ -141,11 +142,11 @@ class FileWriter:
     ) -> None:
         self._body: _Body | None = None
         name = record_path(fname)
-        n = None if n is None else whole("n", n)
+        n = None if n is None else checked_integer("n", n)
         if n is not None and not 0 <= n <= _MAX_SAMPLES:
             raise ConfigError(f"a record file cannot hold {n} samples")
         if version not in (1, 2):
-            raise ConfigError(f"there is no version {version} of record files: take 1 or 2")
+            raise ConfigError(f"invalid version {version} of record files: expected 1 or 2")
         checked = None if columns is None else columns_of(columns)
         target = os.path.abspath(name)
         if version == 1 and columns is None and compression is None and align is None:
@@ -161,14 +162,14 @@ class FileWriter:
 
     @classmethod
     def append(cls, fname: PathName, *, compression: str | None = None, level: int = 3) -> Self:
-        """A writer that adds to the v2 file `fname`, behind its last commit.
+        """Returns a writer that appends to the v2 file `fname` after its last commit.
 
-        What a writer that died has left behind that is cut off. Options: as of a new file.
+        Uncommitted bytes of a dead writer are cut off. Options: as for a new file.
 
         Raises:
             ConfigError: a v1 file, which cannot grow.
             Corrupted: the file is damaged.
-            StorageError: another writer is adding to it, or it cannot be opened.
+            StorageError: another writer appends to the file, or it cannot be opened.
         """
         name = record_path(fname)
         writer = cls.__new__(cls)
@@ -209,12 +210,13 @@ class FileWriter:
     def write_one(self, data: "SampleBuffer") -> None:
         """Appends one sample: all bytes of a C-contiguous buffer of any type and shape.
 
-        A failure ends the writer: nothing stays of what was not committed.
+        A failure ends the writer and drops everything that was not committed.
 
         Raises:
             ConfigError: more samples than `n`, or the file has columns.
             ValueError: the buffer is not C-contiguous, or the writer is closed.
-            TypeError: no buffer, or one of Python objects: those are addresses, not data.
+            TypeError: not a buffer, or a buffer of Python objects, which holds addresses instead of
+                data.
             NoSpace, StorageError: the bytes cannot be written.
         """
         if self._rows is not None:
@@ -222,11 +224,11 @@ class FileWriter:
         self._add([bytes_of(without_objects(data))])
 
     def write_row(self, row: Mapping[str, Any]) -> None:
-        """Appends one row: a value for each column, what numpy makes an array of, or str or bytes.
+        """Appends one row: for each column an array-like value, or str or bytes.
 
         Raises:
             ConfigError: the file has no columns.
-            ValueError, TypeError: a value that the column cannot hold; the writer goes on.
+            ValueError, TypeError: a value that the column cannot hold; the writer stays usable.
             NoSpace, StorageError: the bytes cannot be written; this ends the writer.
         """
         if self._rows is None:
@@ -240,8 +242,8 @@ class FileWriter:
             if body.count == self.n:
                 self._drop()
                 raise ConfigError(
-                    f"record file '{self.fname}': more samples than the {self.n} announced; "
-                    "nothing more was written: pass the right n, or none"
+                    f"record file '{self.fname}': more than the announced {self.n} samples; "
+                    "nothing more was written: pass the correct n, or none"
                 )
             try:
                 body.add(parts)
@@ -253,9 +255,9 @@ class FileWriter:
                 raise
 
     def commit(self) -> None:
-        """Makes all samples so far visible and durable; without a new one it does nothing.
+        """Makes all samples so far visible and durable; without new ones only creates a new file.
 
-        A failure ends the writer: the file is that of the commit before.
+        A failure ends the writer: the file stays at the previous commit.
 
         Raises:
             ConfigError: a v1 file, which has one commit, `close`.
@@ -282,9 +284,10 @@ class FileWriter:
         """Completes the file and makes it visible and durable; may be called again.
 
         Raises:
-            ConfigError: fewer samples than `n`; no file is made.
-            NoSpace, StorageError: the bytes cannot be written or synced; no file is made, or it stays
-                as it was committed, unless only the last step failed, the sync of the directory.
+            ConfigError: fewer samples than `n`; no file is created.
+            NoSpace, StorageError: the bytes cannot be written or synced. No file is created, or it
+                stays at its last commit, unless only the last step failed, the sync of the
+                directory.
         """
         self._own()
         with self._lock:
@@ -294,8 +297,8 @@ class FileWriter:
             if self.n is not None and body.count != self.n:
                 self._drop()
                 raise ConfigError(
-                    f"record file '{self.fname}': {self._count} of {self.n} announced samples came; "
-                    "nothing more was written: pass the right n, or none"
+                    f"record file '{self.fname}': only {self._count} of {self.n} announced samples were "
+                    "added; nothing more was written: pass the correct n, or none"
                 )
             try:
                 body.close()
@@ -305,7 +308,7 @@ class FileWriter:
                 self._drop()
 
     def discard(self) -> None:
-        """Ends the writer without what was not committed; may be called again, also after `close`."""
+        """Ends the writer and drops uncommitted samples; may be called again or after `close`."""
         self._own()
         with self._lock:
             self._drop()
@@ -330,8 +333,8 @@ class FileWriter:
         if self._body is not None and os.getpid() == self._process:
             self._drop()
             warnings.warn(
-                f"FileWriter of '{self.fname}' was not closed: no file was made, "
-                "or it is as it was committed",
+                f"FileWriter of '{self.fname}' was not closed: the file does not exist, "
+                "or it ends at the last commit",
                 ResourceWarning,
                 stacklevel=2,
                 source=self,
@@ -340,8 +343,8 @@ class FileWriter:
     def _own(self) -> None:
         if os.getpid() != self._process:
             raise RuntimeError(
-                f"FileWriter of '{self.fname}' belongs to the process that made it: "
-                "make one writer and one file for each process"
+                f"FileWriter of '{self.fname}' belongs to the process that created it: "
+                "create one writer and one file for each process"
             )
 
     def _open(self) -> _Body:
@@ -359,15 +362,15 @@ class FileWriter:
 def dump(
     samples: Sequence[Any], fname: PathName, nfiles: int = 1, verbose: bool = False
 ) -> list[str]:
-    """Writes `samples[0] ... samples[len - 1]`, buffers each, to record files; returns their names.
+    """Writes the buffers `samples[0] ... samples[len - 1]` to record files; returns the file names.
 
-    With `nfiles` > 1, `fname` is a directory (made when missing) that gets files
-    `PART_00000.ffr ...` of ceil(len / nfiles) samples each, which may be fewer than `nfiles`: then
-    it warns. Each file is complete or absent; raises what `FileWriter` does. With `verbose`, prints
-    one line a file to stderr.
+    With `nfiles` > 1, `fname` is a directory (created if missing) for the files `PART_00000.ffr
+    ...` of ceil(len / nfiles) samples each. These may be fewer than `nfiles` files, which causes a
+    warning. Each file is complete or absent; raises what `FileWriter` does. With `verbose`, prints
+    one line per file to stderr.
     """
     if nfiles < 1:
-        raise ConfigError(f"cannot write {nfiles} record files")
+        raise ConfigError(f"invalid nfiles {nfiles}: expected at least 1")
     total = len(samples)
     if nfiles == 1:
         parts = [(record_path(fname), range(total))]
@@ -383,7 +386,7 @@ def dump(
         ]
         if len(parts) != nfiles:
             warnings.warn(
-                f"{total} samples make {len(parts)} files rather than {nfiles}", stacklevel=2
+                f"{total} samples fill {len(parts)} files instead of {nfiles}", stacklevel=2
             )
     for path, indices in parts:
         with FileWriter(path, len(indices)) as writer:

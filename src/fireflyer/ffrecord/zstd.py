@@ -1,4 +1,4 @@
-"""Samples compressed by zstd, one frame each, through the package `zstandard` (the extra `zstd`)."""
+"""Samples compressed by zstd, one frame each, with the package `zstandard` (the extra `zstd`)."""
 
 import os
 from collections.abc import Callable
@@ -17,13 +17,13 @@ PLAIN, ZSTD = 0, 1
 ENTRY = np.dtype(
     [("place", "<i8"), ("bytes", "<i8"), ("raw", "<i8"), ("crc", "<u4"), ("codec", "<u4")]
 )
-_PARALLEL = 4 << 20  # bytes of samples from which threads pay
+_PARALLEL = 4 << 20  # bytes of samples from which on threads pay off
 
 Bytes = npt.NDArray[np.uint8]
 
 
 def compressor(level: int) -> "zstandard.ZstdCompressor":
-    """Makes frames that name the size of their content.
+    """Returns a compressor of frames that store the size of their content.
 
     Raises:
         ConfigError: the package is missing, or zstd has no such level.
@@ -31,7 +31,7 @@ def compressor(level: int) -> "zstandard.ZstdCompressor":
     package = _package()
     if not -7 <= level <= package.MAX_COMPRESSION_LEVEL:
         raise ConfigError(
-            f"zstd has no compression level {level}: take one of -7 to {package.MAX_COMPRESSION_LEVEL}"
+            f"invalid zstd compression level {level}: expected -7 to {package.MAX_COMPRESSION_LEVEL}"
         )
     made: zstandard.ZstdCompressor = package.ZstdCompressor(level=level)
     return made
@@ -43,16 +43,16 @@ def expand(
     entries: npt.NDArray[np.void],
     name_of: Callable[[int], str],
 ) -> tuple[Bytes, npt.NDArray[np.int64]]:
-    """The arena and offsets of the samples whose bytes in the file are `stored` and `offsets`.
+    """Decompresses the samples in `stored` at `offsets`; returns an arena and its offsets.
 
     Args:
-        stored: uint8, the bytes of k samples one behind the other.
+        stored: uint8, the bytes of k samples, concatenated.
         offsets: k + 1 places in `stored`.
         entries: k index entries (ENTRY).
         name_of: names sample j of the batch in an error.
 
     Raises:
-        Corrupted: a frame is none, or does not hold the bytes that the index says.
+        Corrupted: a frame is invalid, or its content differs from the index.
         ConfigError: the package is missing.
     """
     packed = np.flatnonzero(entries["codec"] == ZSTD).tolist()
@@ -72,9 +72,9 @@ def expand(
             frame = stored[source[j] : source[j + 1]].data
             size = target[j + 1] - target[j]
             try:
-                # The size in the frame is what would be allocated: it must be the one of the index.
+                # The size in the frame determines the allocation: it must be the one of the index.
                 if package.frame_content_size(frame) != size:
-                    raise package.ZstdError("its frame has another size than the index says")
+                    raise package.ZstdError("the size in its frame differs from the index")
                 data = decompressor.decompress(frame, allow_extra_data=False)
             except package.ZstdError as error:
                 raise Corrupted(

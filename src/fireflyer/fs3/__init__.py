@@ -1,6 +1,6 @@
-"""The distributed file system of the paper (3FS): manager, meta, storage, client. See docs/fs3.md.
+"""Distributed file system of the paper (3FS): manager, meta, storage, client. See docs/fs3.md.
 
-The names of a client are found here, and are imported when they are first used.
+The client's names are found here; they are imported when they are first used.
 """
 
 import importlib
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fireflyer.fs3.client import Client, File, Settings, connect
-    from fireflyer.fs3.find import attach
+    from fireflyer.fs3.discovery import attach
 
 _HOMES = {
     **dict.fromkeys(("Client", "File", "Settings", "connect"), "fireflyer.fs3.client"),
-    "attach": "fireflyer.fs3.find",
+    "attach": "fireflyer.fs3.discovery",
 }
 
 __all__ = ["Client", "File", "Settings", "attach", "connect"]

@@ -1,4 +1,4 @@
-"""`cluster.toml`: what the processes of a file system must agree on, and what each of them needs."""
+"""`cluster.toml`: settings that the processes of a file system share, and those of each node."""
 
 import os
 import secrets
@@ -17,9 +17,9 @@ from fireflyer.rpc.proof import Secret
 FILE = "cluster.toml"
 SECRET = "secret"
 STORE = "meta.sqlite"
-"""The metadata store, in the folder `metadata`."""
+"""File of the metadata store, in the folder `metadata`."""
 EMBEDDED = "s1"
-"""The node of a file system in a folder."""
+"""Name of the node of a file system in a folder."""
 SOCKET_PATH_BYTES = 107
 ANY_PORT = "127.0.0.1:0"
 
@@ -29,56 +29,59 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A storage node: `[nodes.NAME]`. A name stays with the data."""
+    """Storage node: `[nodes.NAME]`. A name stays with the data."""
 
     address: str = ANY_PORT
-    """Of its data service; port 0: any."""
+    """Address of its data service; port 0: any."""
     advertise: str = ""
-    """Under which others reach it, if not under `address`."""
+    """Address at which others reach it, if not `address`."""
     directory: str = ""
-    """Holds its targets; by default a folder NAME beside the file."""
+    """Folder of its targets; by default a folder NAME beside the file."""
     targets: Annotated[int, msgspec.Meta(ge=1, le=SLOTS)] = 4
-    """How many parts its directory has: each is in a chain of its own."""
+    """Number of parts of its directory: each is in a chain of its own."""
     workers: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
     """Threads of the service; 0: by the number of cores."""
     buffer_mib: Annotated[int, msgspec.Meta(ge=8)] = 256
     reserve_mib: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 256
-    """Of its disk, kept free for logs and repair: writes that need it are refused."""
+    """Part of its disk that is kept free for logs and repair: writes that need it are refused."""
     scrub_days: Annotated[float, msgspec.Meta(ge=0)] = 7.0
-    """Within which each chunk is read and checked once; 0: never."""
+    """Days within which each chunk is read and checked once; 0: never."""
     metrics: str = ""
-    """Where a process with this node serves them, if not where the cluster's `metrics` says."""
+    """Address of metrics of a process with this node, if not the cluster's `metrics`."""
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file system. Paths, also those of `unix:` addresses, start at the folder of the file."""
+    """File system. Paths, also those of `unix:` addresses, start at the folder of the file."""
 
     manager: str = "127.0.0.1:4500"
     """Address of the process that is manager and metadata service."""
     secret_file: str = ""
-    """Mode 0600, at least 16 bytes, the same on all machines. Without one only this machine can be served."""
+    """Mode 0600, at least 16 bytes, the same on all machines.
+
+    Without one only this machine is served.
+    """
     metadata: str = "metadata"
     """Folder of the metadata store of that process."""
     replicas: Count = 1
-    """Of each byte, on as many nodes."""
+    """Replicas of each byte, on as many nodes."""
     one_node: bool = False
-    """Where there are fewer nodes than replicas these are in different targets of a node."""
+    """True: with fewer nodes than replicas, replicas are in different targets of a node."""
     chunk_kib: Annotated[int, msgspec.Meta(ge=4, le=64 << 10)] = 1024
     stripe: Count = 16
-    """Over how many chains a file goes, at most."""
+    """Maximum number of chains that a file uses."""
     failover_s: Seconds = 4.0
-    """Within which clients see the work of a dead node taken over."""
+    """Seconds within which clients see the work of a dead node taken over."""
     recovery_wait_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
     session_s: Seconds = 60.0
-    """How long a client that is not heard of keeps files open for writing."""
+    """Seconds that a silent client keeps files open for writing."""
     metrics: str = ANY_PORT
-    """Where each process serves `GET /metrics` (Prometheus) and `/healthz`; port 0: any; "": nowhere."""
+    """Address of a process's `GET /metrics` (Prometheus), `/healthz`; port 0: any; "": none."""
     metrics_token_file: str = ""
-    """Mode 0600, at least 16 bytes: what readers of metrics must bring as `Authorization: Bearer`."""
+    """Mode 0600, at least 16 bytes: readers of metrics send it as `Authorization: Bearer`."""
     metrics_open: bool = False
-    """Other machines may read metrics without a token."""
+    """True: other machines may read metrics without a token."""
     log: Literal["text", "json"] = "text"
-    """How processes write their log to standard error; json: an object a line."""
+    """Format of the log on standard error; json: an object a line."""
     log_level: Level = "info"
     nodes: dict[str, NodeConfig] = msgspec.field(default_factory=lambda: {"n1": NodeConfig()})
 
@@ -89,28 +92,28 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def secret(self) -> Secret:
-        """Raises ConfigError if its file cannot be used."""
+        """Secret of the cluster. Raises ConfigError if its file cannot be used."""
         return Secret.from_file(self.secret_file) if self.secret_file else Secret()
 
     @property
     def metrics_token(self) -> Secret:
-        """Raises ConfigError if its file cannot be used."""
+        """Token for metrics. Raises ConfigError if its file cannot be used."""
         return Secret.from_file(self.metrics_token_file) if self.metrics_token_file else Secret()
 
     def node(self, name: str) -> NodeConfig:
-        """Raises ConfigError for a name that is not there."""
+        """Returns a node's settings. Raises ConfigError if there is no such node."""
         found = self.nodes.get(name)
         if found is None:
             known = ", ".join(sorted(self.nodes))
-            raise ConfigError(f"there is no node {name!r} in the configuration: it has {known}")
+            raise ConfigError(f"unknown node {name!r}: the configuration has {known}")
         return found
 
 
 def load(path: Path) -> ClusterConfig:
-    """The configuration in a file, with all paths made absolute.
+    """Loads the configuration in a file, with all paths made absolute.
 
     Raises:
-        ConfigError: it cannot be read, or something in it cannot be; names the file and the field.
+        ConfigError: the file cannot be read, or a value is invalid; names the file and the field.
     """
     table = said(path)
     try:
@@ -124,7 +127,7 @@ def load(path: Path) -> ClusterConfig:
 
 
 def said(path: Path) -> dict[str, Any]:
-    """The table in a file, as it is. Raises ConfigError as `load`."""
+    """Returns the table in a file, as it is. Raises ConfigError as `load`."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -136,17 +139,19 @@ def said(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from None
     if not table:
         raise ConfigError(
-            f"{path} is empty: put back what was in it (of `fs up --dir`: that of another folder first "
-            "started with the same --replicas and --targets is the same); a new one of a cluster names "
-            "its nodes, at least [nodes.n1]"
+            f"{path} is empty: restore it. For `fs up --dir`, copy the file of another folder that was "
+            "first started with the same --replicas and --targets: it is the same. For a new cluster, "
+            "write the file with its nodes, at least [nodes.n1]"
         )
     return table
 
 
 def settled(config: ClusterConfig, base: Path) -> ClusterConfig:
-    """Checked as a whole, with absolute paths, which start at `base`. Raises ConfigError."""
+    """Checks a configuration as a whole; makes paths absolute, from `base`. Raises ConfigError."""
     if not config.nodes or any(not name.strip() or "/" in name for name in config.nodes):
-        raise ConfigError("nodes need names, without slashes, and there must be one")
+        raise ConfigError(
+            "invalid nodes: expected at least one [nodes.NAME], with a NAME without slashes"
+        )
     if config.chunk_kib & (config.chunk_kib - 1):
         raise ConfigError(f"chunk_kib must be a power of two, not {config.chunk_kib}")
     what, count = "nodes", len(config.nodes)
@@ -177,15 +182,18 @@ def settled(config: ClusterConfig, base: Path) -> ClusterConfig:
 
 
 def _port(text: str) -> str:
-    """Of metrics."""
+    """Checks an address of metrics."""
     address = Address.parse(text) if text else Address()
     if address.path:
-        raise ConfigError(f"metrics are served at host:port, not at {address}")
+        raise ConfigError(f"invalid metrics {address}: expected host:port")
     return str(address) if text else ""
 
 
 def _address(text: str, base: Path) -> str:
-    """A socket whose path is too long for the kernel becomes any port of loopback."""
+    """Makes an address absolute.
+
+    A socket path too long for the kernel becomes any port of loopback.
+    """
     address = Address.parse(text)
     if not address.path:
         return str(address)
@@ -194,11 +202,11 @@ def _address(text: str, base: Path) -> str:
 
 
 def embed(directory: Path, replicas: int | None, targets: int | None) -> ClusterConfig:
-    """The configuration of the file system in a directory, which is made where there is none.
+    """Returns the configuration of the file system in a directory; makes it if there is none.
 
     Raises:
-        ConfigError: it is there with other numbers of replicas or targets, or without its cluster.toml; it
-            cannot be made.
+        ConfigError: the directory has other numbers of replicas or targets, lacks its cluster.toml,
+            or cannot be made.
     """
     path = directory / FILE
     if (replicas or 1) * (targets or 4) > SLOTS:
@@ -219,7 +227,7 @@ def embed(directory: Path, replicas: int | None, targets: int | None) -> Cluster
     config = load(path)
     if EMBEDDED not in config.nodes:
         raise ConfigError(
-            f"{path} is of the nodes {', '.join(sorted(config.nodes))}, which are started by "
+            f"{path} has the nodes {', '.join(sorted(config.nodes))}; start each of them with "
             f"`fireflyer fs up --config {path} --name NODE`"
         )
     each = config.node(EMBEDDED).targets // (config.replicas if config.one_node else 1)
@@ -233,30 +241,30 @@ def embed(directory: Path, replicas: int | None, targets: int | None) -> Cluster
 
 
 def _refuse_remains(directory: Path) -> None:
-    """Of a file system that lost its configuration: other settings would not fit what is there."""
+    """Refuses a file system that lost its configuration, because other settings would not fit."""
     held = len(list(directory.glob(f"{EMBEDDED}/target-*")))
     if not held and not (directory / STORE).exists():
         return
-    count = f"replicas times targets was {held}" if held else "its targets are gone"
+    count = f"replicas times targets was {held}" if held else "its targets are missing"
     raise ConfigError(
-        f"{directory} holds a file system without its {FILE}; {count}. Put that file back: the one of "
-        "another folder that was first started with the same --replicas and --targets is the same. "
-        f"To give up what is in it, remove {directory}"
+        f"{directory} holds a file system without its {FILE}; {count}. Restore that file, or copy it from "
+        "another folder that was first started with the same --replicas and --targets: it is the same. "
+        f"To discard the file system, remove {directory}"
     )
 
 
 def _refuse_lost_store(directory: Path) -> None:
-    """An empty one would give old chunks to new files."""
+    """Refuses a lost store, because an empty one would give old chunks to new files."""
     if (directory / STORE).exists() or not any(directory.glob(f"{EMBEDDED}/target-*")):
         return
     raise ConfigError(
         f"{directory / STORE} is missing: it has the names of the files whose bytes are in "
-        f"{directory / EMBEDDED}. Put it back; to give up those files, remove {directory / EMBEDDED}"
+        f"{directory / EMBEDDED}. Restore it; to discard those files, remove {directory / EMBEDDED}"
     )
 
 
 def _embedded(replicas: int, targets: int) -> str:
-    """One node with all replicas, each with so many targets."""
+    """Returns the file's text: one node with all replicas, each with `targets` targets."""
     return f"""\
 # A file system in one process: `fireflyer fs up --dir` with this folder.
 manager = "unix:manager.sock"
@@ -272,7 +280,7 @@ targets = {replicas * targets}
 
 
 def replace(path: Path, text: str) -> None:
-    """Writes a small file (0600) that is whole or the old one, also after a power cut."""
+    """Replaces a small file (0600) atomically, even if the power is cut."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)

@@ -1,7 +1,8 @@
-"""The manager and the metadata service in one process: they share a store that admits one at a time.
+"""Manager and metadata service in one process: they share a store that admits one process at a
+time.
 
 Thread contract: requests run on the server's loop and threads, `set_up` on the caller's.
-Invariant: the store is closed only when nobody uses it any more.
+Invariant: the store is closed only when no user is left.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ log = speaker("fs3", "meta")
 
 
 class SharedEngine:
-    """A store and its users, who are waited for before it is closed."""
+    """Store that is closed only after its users have ended."""
 
     def __init__(self, engine: SqliteEngine) -> None:
         self._engine = engine
@@ -46,7 +47,7 @@ class SharedEngine:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[Engine]:
-        """Raises Unavailable when it is being closed."""
+        """Yields the engine; raises Unavailable while the store is being closed."""
         with self._free:
             if self._closing:
                 raise Unavailable("the file system is being stopped")
@@ -62,7 +63,7 @@ class SharedEngine:
         return self._engine.statistics()
 
     def trouble(self) -> str:
-        """Why it takes no commits until it is opened again; "": it does."""
+        """Returns why the store takes no commits until it is opened again; "": it takes them."""
         return self._engine.trouble
 
     def close(self) -> None:
@@ -73,10 +74,10 @@ class SharedEngine:
 
 
 class Control:
-    """Runs from the constructor to `close`.
+    """Services that run from the constructor to `close`.
 
     Attributes:
-        address: under which it is reached.
+        address: at which it is reached.
         session_ns: see `ClusterConfig.session_s`.
         manager: for its metrics.
         operations: metrics of the metadata service.
@@ -85,17 +86,19 @@ class Control:
     def __init__(
         self, config: ClusterConfig, secret: Secret, url: str = "", *, standby: bool = False
     ) -> None:
-        """
+        """Opens the store and starts to listen.
+
         Args:
             url: of the metrics of this process.
             standby: waits until no other process has the store, then takes that one's place.
 
         Raises:
-            ConfigError: an address or folder that cannot be had. Unavailable: another process has the store.
+            ConfigError: an address or folder is not available. Unavailable: another process has the
+                store.
         """
         self._config, self._url = config, url
         self.session_ns = int(config.session_s * 1e9)
-        self._news = threading.Condition()  # guards the five below
+        self._news = threading.Condition()  # guards the five attributes below
         self._nodes: dict[int, Node] = {}
         self._chains: dict[int, Chain] = {}
         self._tables: dict[int, Table] = {}  # of TABLE, by version
@@ -115,10 +118,10 @@ class Control:
             self._end = started.pop_all()
 
     def set_up(self) -> None:
-        """Returns when names can be used: at once, but on the first start when all chains serve.
+        """Returns when names can be used: at once, or on the first start when all chains serve.
 
-        Which of the chains of a file system that was set up before serve is a matter of each: files on the
-        others work. Call it from one thread. What raises in a signal handler ends it.
+        In a file system that was set up before, some chains may not serve yet: files on the others
+        work. Call it from one thread. An exception of a signal handler ends it.
         """
         self._reach()
         wanted = set(self._config.nodes)
@@ -137,12 +140,12 @@ class Control:
         with self._store.use() as engine:
             service = MetaService(engine, layout=layout, session_ns=self.session_ns)
         with self._news:
-            self._use(service, table)  # before anybody can ask it
+            self._use(service, table)  # before requests can arrive
             self._adopt(service)
             self._service = service
 
     def _reach(self) -> None:
-        """Returns when this process is the primary manager, however long its store keeps it from that."""
+        """Returns when this process is the primary manager, however long its store delays that."""
         while True:
             try:
                 self._link.refresh()
@@ -150,10 +153,10 @@ class Control:
             except WireError as error:
                 if not error.retryable:
                     raise
-                log.warning("waits for the manager: %s", error)
+                log.warning("waiting for the manager: %s", error)
 
     def execute(self, request: Request) -> Answer:
-        """What a client asks of the metadata; raises Unavailable before `set_up` and while it closes."""
+        """Executes a client's request; raises Unavailable before `set_up` and during `close`."""
         begun, error = time.perf_counter(), ""
         try:
             service = self._ready()
@@ -166,7 +169,7 @@ class Control:
             self._count(request, begun, error)
 
     def _unlinked(self) -> int | None:
-        """Files without a name; None before `set_up` and while it closes, or if the store fails."""
+        """Returns the number of files without a name; None if the service or store fails."""
         try:
             service = self._ready()
             with self._store.use():
@@ -177,8 +180,8 @@ class Control:
         return counts.unlinked
 
     def trouble(self) -> str:
-        """What is wrong with the metadata service; "" if nothing is. Any thread."""
-        return "" if self._service else "it waits for its chains"
+        """Returns the fault of the metadata service; "" if there is none. Any thread."""
+        return "" if self._service else "it waits until its chains serve"
 
     def close(self) -> None:
         self._end.close()
@@ -240,18 +243,18 @@ class Control:
             self._news.notify_all()
 
     def _usable(self) -> Table | None:
-        """The newest version of which all chains serve, or did; a later one may wait for nodes."""
+        """Returns the newest table of which all chains serve or did; later ones may lack nodes."""
         for version in sorted(self._tables, reverse=True):
             if all(map(self._serves, self._tables[version].chains)):
                 return self._tables[version]
         return None
 
     def _any(self) -> Table:
-        """What new files use where no version has only chains that have served: the first one."""
+        """Returns the usable table; if there is none, the first version of the table."""
         return self._usable() or self._tables[min(self._tables)]
 
     def _adopt(self, service: MetaService) -> None:
-        """New files use the newest version of the table, once all its chains have served.
+        """Makes new files use the newest version of the table, once all its chains have served.
 
         REQUIRES: the lock.
         """
@@ -271,7 +274,7 @@ class Control:
         return known is not None and has_served(known)
 
     def _wait(self, ready: Callable[[], T]) -> T:
-        """What it returns once that is true."""
+        """Waits until `ready()` is true and returns its result."""
         with self._news:
             return self._news.wait_for(ready)
 
@@ -282,5 +285,5 @@ def _open_store(folder: Path, wait: bool) -> SqliteEngine:
     except OSError as error:
         raise ConfigError(f"{folder} cannot hold the metadata: {error.strerror}") from None
     if wait:
-        log.info("standby: this process takes the metadata in %s when it is free", folder)
+        log.info("standby: waiting until the metadata in %s is free", folder)
     return SqliteEngine(folder / STORE, wait=wait)

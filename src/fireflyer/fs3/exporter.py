@@ -1,7 +1,8 @@
-"""`GET /metrics` and `GET /healthz` of a process: a small HTTP server for Prometheus and for people.
+"""`GET /metrics` and `GET /healthz` of a process: a small HTTP server for Prometheus and people.
 
-One loop in a thread. It answers one request a connection and then closes it; heads above 8 KiB, callers that
-take longer than 5 s and more than 32 of them at a time are turned away. Nothing that it says is secret.
+One loop in a thread answers one request per connection and closes it. It rejects heads above 8 KiB,
+callers that take longer than 5 s, and more than 32 callers at a time. Nothing that it answers is
+secret.
 """
 
 import asyncio
@@ -31,37 +32,38 @@ HEAD_LIMIT = 8 << 10
 PATIENCE_S = 5.0
 CONNECTIONS = 32
 Check = Callable[[], str]
-"""What is wrong with a role, or "" ."""
+"""Callback that returns the fault of a role, or ""."""
 
 
 class PortTaken(ConfigError):
-    """Another process listens there."""
+    """Another process listens at the address."""
 
 
 class Exporter:
-    """Runs from the constructor to `close`. Thread-safe.
+    """HTTP server that runs from the constructor to `close`. Thread-safe.
 
     Attributes:
         address: host:port at which it listens.
     """
 
     def __init__(self, address: str, token: Secret, *, unguarded: bool = False) -> None:
-        """
+        """Starts to listen.
+
         Args:
             address: host:port; port 0: any free one.
-            token: what callers must bring as `Authorization: Bearer`; an empty one: nothing.
-            unguarded: others than this machine may call without a token.
+            token: callers must send it as `Authorization: Bearer`; an empty one: nothing.
+            unguarded: other machines may call without a token.
 
         Raises:
             PortTaken: another process listens there.
-            ConfigError: the address cannot be had, or others could call without a token.
+            ConfigError: the address is not available, or other machines could call without a token.
         """
         wanted = Address.parse(address)
         if wanted.path:
-            raise ConfigError(f"metrics are served at host:port, not at {wanted}")
+            raise ConfigError(f"invalid metrics {wanted}: expected host:port")
         if not (token or wanted.is_local or unguarded):
             raise ConfigError(
-                f"metrics at {wanted} can be read by other machines: set metrics_token_file, or say "
+                f"metrics at {wanted} can be read by other machines: set metrics_token_file, or set "
                 "metrics_open = true"
             )
         self._token = token
@@ -86,7 +88,7 @@ class Exporter:
         return f"http://{self.address}/metrics"
 
     def add(self, role: str, registry: CollectorRegistry, check: Check) -> None:
-        """A role of this process: what it counts, and what is wrong with it, until `remove`."""
+        """Adds a role of this process, with its metrics and its check, until `remove`."""
 
         async def on_loop() -> None:
             self._registry.register(registry)
@@ -95,7 +97,7 @@ class Exporter:
         self._loop.run(on_loop())
 
     def remove(self, role: str, registry: CollectorRegistry) -> None:
-        """When it returns, neither is asked any more."""
+        """Removes a role; when this returns, neither its metrics nor its check are in use."""
 
         async def on_loop() -> None:
             self._registry.unregister(registry)
@@ -146,7 +148,7 @@ class Exporter:
                 writer.write(answer)
                 await writer.drain()
                 writer.write_eof()
-                await reader.read(HEAD_LIMIT)  # until the caller closes: data unread would reset it
+                await reader.read(HEAD_LIMIT)  # until the caller closes: unread data would reset it
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             return
         finally:
@@ -156,7 +158,7 @@ class Exporter:
         lines = head.decode("latin-1").split("\r\n")
         words = lines[0].split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return _response(400, "this is no request of HTTP/1\n")
+            return _response(400, "expected an HTTP/1 request\n")
         method, path, _ = words
         if method not in ("GET", "HEAD"):
             return _response(405, "only GET\n", "Allow: GET, HEAD\r\n")
@@ -190,7 +192,7 @@ class Exporter:
             said = {"status": "ill" if wrong else "ok", "version": __version__, "wrong": wrong}
             body = msgspec.json.encode({**said, "roles": sorted(self._checks)}).decode() + "\n"
             return _response(503 if wrong else 200, body, "Content-Type: application/json\r\n")
-        return _response(404, "there are /metrics and /healthz\n")
+        return _response(404, "not found: expected /metrics or /healthz\n")
 
 
 def _response(code: int, body: str, more: str = "") -> bytes:

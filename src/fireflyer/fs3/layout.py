@@ -1,4 +1,4 @@
-"""Where the chunks of a file are: docs/fs3.md, "Where the bytes of a file are"."""
+"""Placement of a file's chunks: docs/fs3.md, "Where the bytes of a file are"."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,12 @@ ROUNDS = 4
 
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):
-    """How a file is spread, fixed when it is made.
+    """Distribution of a file over chains, fixed when the file is made.
 
     Attributes:
         table: id of the chain table; with `table_version` it names an immutable list of chains.
         chunk_size: bytes of a chunk, a power of two from 4 KiB to 64 MiB.
-        stripe: how many chains of the table the file uses.
+        stripe: number of the table's chains that the file uses.
         seed: of the order of its chains, 64 bits.
     """
 
@@ -40,15 +40,15 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
 
 def chunk_id(inode: int, index: int) -> bytes:
-    """The 16 bytes that name a chunk everywhere."""
+    """Returns the 16 bytes that name a chunk everywhere."""
     return inode.to_bytes(8, "big") + index.to_bytes(4, "big") + bytes(4)
 
 
 def permute(seed: int, n: int, x: int) -> int:
-    """P(x) of docs/fs3.md: a permutation of 0..n-1 for each seed.
+    """Computes P(x) of docs/fs3.md: a permutation of 0..n-1 for each seed.
 
     Raises:
-        ValueError: if `x` is not one of 0..n-1.
+        ValueError: `x` is not one of 0..n-1.
     """
     if not 0 <= x < n:
         raise ValueError(f"{x} is not one of the numbers below {n}")
@@ -64,10 +64,10 @@ def permute(seed: int, n: int, x: int) -> int:
 
 
 def chain_of(layout: Layout, table: Sequence[int], index: int) -> int:
-    """The chain of a file's chunk; `table` lists the ids of the chains.
+    """Returns the chain of a file's chunk; `table` lists the ids of the chains.
 
     Raises:
-        ValueError: if the stripe is wider than the table, or `index` negative.
+        ValueError: the stripe is wider than the table, or `index` is negative.
     """
     if index < 0:
         raise ValueError(f"there is no chunk {index}")
@@ -78,7 +78,7 @@ def chain_of(layout: Layout, table: Sequence[int], index: int) -> int:
 def chains_of(
     layout: Layout, table: Sequence[int], indexes: npt.NDArray[np.integer]
 ) -> npt.NDArray[np.int64]:
-    """`chain_of` for many chunks at once.
+    """Computes `chain_of` for many chunks at once.
 
     Args:
         indexes: [k], integers from 0.
@@ -123,7 +123,7 @@ def _mix_all(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _permute_all(seed: int, n: int, x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """`permute` of each element."""
+    """Computes `permute` of each element."""
     bits = _half_bits(n)
     b, low = np.uint64(bits), np.uint64((1 << bits) - 1)
     result, walking = x.copy(), np.arange(x.size)

@@ -10,13 +10,13 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from fireflyer.errors import ConfigError, NoSpace, WireError
+from fireflyer.fs3.cleanup import Cleanup
 from fireflyer.fs3.config import ClusterConfig
 from fireflyer.fs3.control import Control
 from fireflyer.fs3.exporter import Check, Exporter, PortTaken
 from fireflyer.fs3.roles import Role
 from fireflyer.fs3.storage.metrics import StorageCollector
 from fireflyer.fs3.storage.node import NodeSettings, StorageNode
-from fireflyer.fs3.sweep import Sweep
 from fireflyer.log import speaker
 from fireflyer.rpc.address import Address
 from fireflyer.rpc.proof import Secret
@@ -26,11 +26,11 @@ DAY_S = 24 * 3600.0
 
 
 class Process:
-    """Runs from the constructor to `close`; a context manager.
+    """Roles that run from the constructor to `close`; a context manager.
 
     Attributes:
         manager: address of the manager.
-        nodes: the storage nodes by name, if that is among the roles.
+        nodes: the storage nodes by name, if storage is among the roles.
         metrics: URL of the metrics of this process; "": there is none.
     """
 
@@ -49,8 +49,9 @@ class Process:
             standby: as manager, waits until another process that has the metadata ends.
 
         Raises:
-            ConfigError: the configuration or what it names cannot be used; roles that do not go together.
-            Unavailable: another process has the metadata. Stale: another one is this node.
+            ConfigError: the configuration or what it names cannot be used, or the roles do not go
+                together.
+            Unavailable: another process has the metadata. Stale: another process is this node.
         """
         _check(roles, standby)
         self._secret = secret = config.secret
@@ -86,18 +87,19 @@ class Process:
             self._end = started.pop_all()
 
     def set_up(self) -> None:
-        """Returns when the file system can be used, if this process is its manager; else at once."""
+        """Waits until the file system can be used, if this process is its manager."""
         if self._control:
             self._control.set_up()
             control, secret = self._control, self._secret
-            sweep = Sweep(control.execute, self.manager, secret, control.session_ns)
-            self._end.callback(sweep.close)  # before the chains that it asks
+            sweep = Cleanup(control.execute, self.manager, secret, control.session_ns)
+            self._end.callback(sweep.close)  # before the chains that it queries
 
     def wait(self) -> None:
-        """Until a node ends by itself, if ever.
+        """Waits until a node ends by itself, if ever.
 
         Raises:
-            Stale: another process has taken its place. ConfigError: the manager is another file system's.
+            Stale: another process has taken its place. ConfigError: the manager is another file
+                system's.
         """
         self._ended.wait()
         raise next(node.why_ended for node in self.nodes.values() if node.why_ended)
@@ -114,7 +116,7 @@ class Process:
 
 def _check(roles: Collection[Role], standby: bool) -> None:
     if not roles or not ALL.issuperset(roles):
-        raise ConfigError("the roles of a process are of manager, meta and storage")
+        raise ConfigError("invalid roles: expected one or more of manager, meta and storage")
     if (Role.MANAGER in roles) != (Role.META in roles):
         raise ConfigError("manager and meta share one store: run both in one process")
     if standby and (Role.MANAGER not in roles or Role.STORAGE in roles):
@@ -122,9 +124,10 @@ def _check(roles: Collection[Role], standby: bool) -> None:
 
 
 def _start_exporter(config: ClusterConfig, names: Collection[str]) -> Exporter | None:
-    """Where a node of this process says, else where the cluster does; at another port where that is taken.
+    """Starts the exporter at the node's address for metrics, or else at the cluster's.
 
-    A standby and processes of several nodes on one machine share the cluster's setting.
+    If the port is taken, it uses another port: a standby, and processes of several nodes on one
+    machine, share the cluster's setting.
     """
     said = (config.node(name).metrics for name in names)
     address = next(filter(None, said), config.metrics)
@@ -181,7 +184,7 @@ def _start_node(
 
 
 def _clear_socket(address: str) -> None:
-    """Removes the socket that a killed process left; one at which somebody listens stays."""
+    """Removes the socket of a killed process; a socket with a listener stays."""
     path = Address.parse(address).path
     if not path or not os.path.exists(path):
         return

@@ -1,4 +1,4 @@
-"""Who is at an end of a connection; said in its handshake."""
+"""Roles of the ends of a connection, as the handshake names them."""
 
 import enum
 
@@ -13,4 +13,4 @@ class Role(enum.IntEnum):
 NO_MANAGER: dict[int, str] = {
     Role.STORAGE: "is the address of a storage node; the manager's is needed: `manager` in cluster.toml"
 }
-"""What to say of an address at which somebody else than a manager or metadata service answers, by role."""
+"""Message for an address at which neither a manager nor a metadata service answers, by role."""

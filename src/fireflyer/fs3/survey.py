@@ -1,4 +1,4 @@
-"""What a file system holds and how it is: entries below a path, reading all of them, the state of chains."""
+"""Contents and condition of a file system: entries below a path, their check, chain states."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from fireflyer.fs3.client import Client
 from fireflyer.fs3.client.connection import TIMEOUT_S
 from fireflyer.fs3.client.names import status_of
 from fireflyer.fs3.client.settings import find_secret
-from fireflyer.fs3.find import Place
+from fireflyer.fs3.discovery import Place
 from fireflyer.fs3.manager.chains import Chain, Public
 from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.metrics import state_of
@@ -28,10 +28,10 @@ GROW_WAIT_S = 60.0
 
 
 class Found:
-    """A name and what `os.lstat` says of it.
+    """Name and the result of `os.lstat` for it.
 
     Attributes:
-        name: in the directory `above`; the whole path where that is None.
+        name: in the directory `above`; the whole path if that is None.
     """
 
     __slots__ = ("above", "name", "status")
@@ -41,7 +41,7 @@ class Found:
 
     @property
     def path(self) -> str:
-        """Put together anew each time: of what is deep in a tree it is long."""
+        """Path, assembled anew each time, because paths deep in a tree are long."""
         names: list[str] = []
         one = self
         while one.above is not None:
@@ -62,7 +62,7 @@ class Found:
 
 
 def listing(client: Client, path: str) -> list[Found]:
-    """What is in a directory, in order; the file itself where it is none."""
+    """Returns the contents of a directory, in order; for a file, the file itself."""
     status = client.stat(path)
     if not stat.S_ISDIR(status.st_mode):
         return [Found(path, client.lstat(path))]
@@ -77,12 +77,13 @@ def _below(client: Client, one: Found) -> list[Found]:
 def tree(
     client: Client, top: str, missed: Callable[[FileError], None] | None = None
 ) -> Iterator[Found]:
-    """A path and all that is below it, from the top, in order. Symlinks are not followed.
+    """Yields a path and all below it, from the top, in order. Symlinks are not followed.
 
-    Goes by the inodes of directories, so that the depth of a tree is no limit and costs nothing.
+    Walks by the inodes of directories, so the depth of a tree is no limit and costs nothing.
 
     Args:
-        missed: is told of each directory that cannot be listed, while the others are; None: that is raised.
+        missed: called with the error of each directory that cannot be listed, while the others are;
+            None: the error is raised.
     """
     waiting = [Found(top, client.lstat(top))]
     while waiting:
@@ -101,30 +102,34 @@ def tree(
 
 
 class Damage(msgspec.Struct):
-    """A file that cannot be read, and why."""
+    """File that cannot be read, and why."""
 
     path: str
     reason: str
 
 
 class Checked(msgspec.Struct):
-    """What `check` found."""
+    """Result of `check`."""
 
     files: int
     bytes: int
-    """That were read; of holes there are none to read."""
+    """Bytes that were read; holes have none to read."""
     damages: list[Damage]
     unvisited: list[Damage]
-    """Directories that cannot be listed: what is below them was not read."""
+    """Directories that cannot be listed: nothing below them was read."""
     nodes: list[str]
-    """That had damaged bytes. What another node has whole was read from there, and is repaired."""
+    """Nodes that had damaged bytes.
+
+    Bytes that another node has intact were read there, and are repaired.
+    """
 
 
 def check(client: Client, top: str, advance: Callable[[int], None]) -> Checked:
-    """Reads every chunk of the files at and below a path, from one replica each, and compares the CRCs.
+    """Reads every chunk of the files at and below a path, from one replica each, and checks the
+    CRCs.
 
     Args:
-        advance: told of bytes that were read and of those in holes, by any thread.
+        advance: called with the bytes that were read and with those in holes, by any thread.
     """
 
     def read(found: Found) -> tuple[int, Damage | None]:
@@ -152,7 +157,7 @@ def check(client: Client, top: str, advance: Callable[[int], None]) -> Checked:
 
 
 class NodeState(msgspec.Struct):
-    """A storage node. What it says of itself is missing (zero, empty) until the manager heard it."""
+    """Storage node. Its own reports are missing (zero, empty) until the manager has heard it."""
 
     node: int
     name: str
@@ -160,39 +165,39 @@ class NodeState(msgspec.Struct):
     alive: bool
     targets: int
     free_targets: int
-    """In no chain."""
+    """Targets in no chain."""
     heard_s: float | None
-    """Since its last heartbeat; None: this primary has heard none."""
+    """Seconds since its last heartbeat; None: this primary has heard none."""
     version: str = ""
-    """Of its software."""
+    """Version of its software."""
     metrics: str = ""
     disk_bytes: int = 0
     free_bytes: int = 0
     kept_bytes: int = 0
-    """Of its disk, which writes leave free."""
+    """Bytes of its disk that writes leave free."""
     refuses: bool = False
-    """Writes of whole chunks, for want of space."""
+    """True if it refuses writes of whole chunks, for want of space."""
     faults: dict[int, str] = msgspec.field(default_factory=dict)
     """Targets that are not open or faulty, and why."""
 
 
 class TargetState(msgspec.Struct):
-    """A member of a chain."""
+    """Member of a chain."""
 
     target: int
     node: str
     state: str
     local: str = ""
-    """What it says of itself."""
+    """State that it reports of itself."""
     chunks: int = 0
     bytes: int = 0
     busy_chunks: int = 0
     damaged: int = 0
-    """Chunks whose bytes did not fit their CRCs, since it was opened."""
+    """Chunks with bytes that did not match their CRCs, since it was opened."""
     scrubbed: int = 0
-    """When all of it was last read, in s since 1970; 0: never."""
+    """Time when all of it was last read, in s since 1970; 0: never."""
     unrepaired: int = 0
-    """Chunks of those that were found damaged and not seen whole since."""
+    """Chunks of those that were found damaged and not seen intact since."""
 
     @property
     def name(self) -> str:
@@ -200,8 +205,11 @@ class TargetState(msgspec.Struct):
 
 
 class ChainState(msgspec.Struct):
-    """A chain: it serves while one of its targets does, and is whole when all of them do. It is unheard until
-    the manager has heard of each target that the records call SERVING."""
+    """State of a chain. It serves while one of its targets serves, and is whole when all of them
+    do.
+
+    It is unheard until the manager has heard each target that the records call SERVING.
+    """
 
     chain: int
     version: int
@@ -210,7 +218,7 @@ class ChainState(msgspec.Struct):
 
 
 class Health(msgspec.Struct):
-    """A file system."""
+    """Condition of a file system."""
 
     manager: str
     epoch: int
@@ -222,11 +230,11 @@ class Health(msgspec.Struct):
     table: int
     """Newest version of the chain table."""
     troubles: list[str] = msgspec.field(default_factory=list)
-    """What is wrong that no node and no chain shows."""
+    """Faults that no node and no chain shows."""
 
 
 class Watch:
-    """A connection to the manager, with all that it tells."""
+    """Connection to the manager, with all that it publishes."""
 
     def __init__(self, place: Place) -> None:
         self.nodes: dict[int, Node] = {}
@@ -262,7 +270,7 @@ class Watch:
 
 
 def health(place: Place) -> Health:
-    """How a file system is; raises WireError if no manager answers."""
+    """Returns the condition of a file system; raises WireError if no manager answers."""
     with Watch(place) as watch:
         status = watch.link.status()
         nodes, chains = dict(watch.nodes), dict(watch.chains)
@@ -320,15 +328,15 @@ def _chain_state(chain: Chain, nodes: dict[int, Node], status: Status) -> ChainS
 
 
 UNHEARD = "unheard"
-"""Of a target: SERVING by the records, but the manager, or its node, has begun anew and knows better soon."""
+"""State of a target that the records call SERVING, until the manager has heard of it again."""
 
 
 LITTLE_SPACE = 0.05
-"""Of a disk: less free space than that is worth a word."""
+"""Share of a disk: less free space than that is reported."""
 
 
 def problems(found: Health) -> list[str]:
-    """What an operator should know, the worst first, a line each."""
+    """Returns the problems that an operator should know, the worst first, a line each."""
     lines = found.troubles + [
         f"chain {chain.chain} {chain.state}: {members(chain)}"
         for state in ("stopped", "degraded", UNHEARD)
@@ -339,9 +347,13 @@ def problems(found: Health) -> list[str]:
         if node.alive:
             lines += _problems_of(node, found)
         elif node.heard_s is None:
-            lines.append(f"node {node.name} does not answer: the manager has not heard of it yet")
+            lines.append(
+                f"node {node.name} does not answer: the manager has received no heartbeat yet"
+            )
         else:
-            lines.append(f"node {node.name} does not answer: last heard {node.heard_s:.1f} s ago")
+            lines.append(
+                f"node {node.name} does not answer: last heartbeat {node.heard_s:.1f} s ago"
+            )
     for chain in found.chains:
         lines += [_damage_of(its) for its in chain.targets if its.damaged or its.unrepaired]
     return lines
@@ -352,7 +364,7 @@ def _damage_of(its: TargetState) -> str:
     if not its.unrepaired:
         return f"{found}: all are repaired; see its log"
     return (
-        f"{found}: {its.unrepaired} are not repaired, for no other replica has them whole; "
+        f"{found}: {its.unrepaired} are not repaired, because no other replica has them intact; "
         "`fireflyer fs check` names the files"
     )
 
@@ -373,7 +385,7 @@ def _problems_of(node: NodeState, found: Health) -> Iterator[str]:
 
 
 def members(chain: ChainState) -> str:
-    """The targets of a chain with their states; of one that is brought up to date, how much it holds."""
+    """Returns the targets of a chain with their states; for a syncing target, how much it holds."""
     full = max((its.bytes for its in chain.targets if its.state == "serving"), default=0)
     words = []
     for its in chain.targets:
@@ -385,28 +397,28 @@ def members(chain: ChainState) -> str:
 
 
 class Grown(msgspec.Struct):
-    """What `grow` made."""
+    """Result of `grow`."""
 
     version: int
-    """Of the chain table."""
+    """Version of the chain table."""
     chains: int
-    """In it, with the new ones."""
+    """Chains in the table, with the new ones."""
     added: list[int]
     replicas: int
 
 
 def grow(place: Place, wait_s: float = GROW_WAIT_S) -> Grown:
-    """Makes chains of all targets that are in none, with as many replicas as those that are there.
+    """Makes chains of all targets that are in none, with as many replicas as existing chains.
 
-    New files use them, too, from the moment that all serve; files that are there stay where they are.
+    New files use them, too, as soon as all of them serve; existing files stay where they are.
 
     Raises:
-        ConfigError: too few nodes have free targets, or one that has does not answer.
+        ConfigError: too few nodes have free targets, or a node with free targets does not answer.
         DeadlineExceeded: the chains are made, but not all of them serve in time.
     """
     with Watch(place) as watch:
         if not watch.table.chains:
-            raise ConfigError("this file system has no chains yet: it waits for its first nodes")
+            raise ConfigError("this file system has no chains yet: start its nodes first")
         before = watch.table
         alive = watch.link.status().alive
         taken = {target for chain in watch.chains.values() for target in chain.targets()}
@@ -418,7 +430,7 @@ def grow(place: Place, wait_s: float = GROW_WAIT_S) -> Grown:
         for node in watch.nodes.values():
             if node.id not in alive and set(node.targets()) - taken:
                 raise ConfigError(
-                    f"node {node.name} has free targets and does not answer: start it"
+                    f"node {node.name} has free targets but does not answer: start it"
                 )
         replicas = len(watch.chains[before.chains[-1]].members)
         table = watch.link.lay_out(TABLE, replicas, version=before.version + 1)
@@ -430,6 +442,6 @@ def grow(place: Place, wait_s: float = GROW_WAIT_S) -> Grown:
 
         if not watch.wait(serve, wait_s):
             raise DeadlineExceeded(
-                f"chains {', '.join(map(str, added))} are made and do not all serve after {wait_s:g} s"
+                f"chains {', '.join(map(str, added))} were made, but not all serve after {wait_s:g} s"
             )
     return Grown(table.version, len(table.chains), added, replicas)

@@ -1,7 +1,9 @@
-"""Copies files and trees between this machine and a file system, or within one: many pieces at a time.
+"""Copies files and trees between this machine and a file system, or within one: many pieces at a
+time.
 
-A file is written under another name beside its own and renamed when it is whole, so that no half copy is ever
-under a name that was asked for, and an interrupted copy leaves what was there. Holes stay holes.
+A file is written under a temporary name beside its own and renamed when it is whole. So no
+requested name ever has a partial copy, and an interrupted copy leaves the old file. Holes stay
+holes.
 """
 
 import contextlib
@@ -22,17 +24,20 @@ from fireflyer.fs3.client.file import pieces
 PIECE = 4 << 20
 THREADS = 6
 AHEAD = 2 * THREADS
-"""Pieces that are given to the threads at a time."""
+"""Maximum number of pieces that are given to the threads at a time."""
 
 
 class Handle(Protocol):
-    """An open file."""
+    """Open file."""
 
     @property
     def size(self) -> int: ...
 
     def stretches(self, most: int) -> Iterator[tuple[int, int]]:
-        """Where bytes may be other than zeros, in no order: (offset, bytes), cut at multiples of `most`."""
+        """Yields the ranges that may hold non-zero bytes, in no order: (offset, bytes).
+
+        Ranges are cut at multiples of `most`.
+        """
         ...
 
     def pread_into(self, memory: memoryview, offset: int) -> int: ...
@@ -45,7 +50,7 @@ class Handle(Protocol):
 
 
 class End(Protocol):
-    """Where files come from or go to. Thread-safe. Errors are OSErrors or FireflyerErrors."""
+    """Source or target of a copy. Thread-safe. Errors are OSErrors or FireflyerErrors."""
 
     def lstat(self, path: str) -> os.stat_result: ...
 
@@ -66,11 +71,11 @@ class End(Protocol):
     def reader(self, path: str) -> Handle: ...
 
     def writer(self, path: str, permissions: int, called: str) -> Handle:
-        """Of a new file, which errors name as `called`; the umask takes its part of the permissions."""
+        """Opens a new file, which errors name as `called`; the umask reduces the permissions."""
 
 
 class LocalHandle:
-    """A descriptor."""
+    """File of this machine, by its descriptor."""
 
     def __init__(self, path: str, flags: int, permissions: int = 0) -> None:
         self._path = path
@@ -165,11 +170,11 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One file, symlink or directory of a copy.
+    """File, symlink or directory of a copy.
 
     Attributes:
         size: bytes of a file.
-        mode: as `os.lstat` says it.
+        mode: as in `os.lstat`.
     """
 
     source: str
@@ -180,20 +185,20 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What a copy did."""
+    """Result of a copy."""
 
     files: int
     bytes: int
 
 
 def plan(source: End, path: str, target: End, to: str, *, recursive: bool) -> list[Item]:
-    """What a copy of `path` to `to` has to make, directories before what is in them. Changes nothing.
+    """Lists what a copy of `path` to `to` has to make, directories before their contents.
 
-    Where `to` is a directory, the copy goes into it under its own name.
+    Changes nothing. If `to` is a directory, the copy goes into it under its own name.
 
     Raises:
         ConfigError: a directory without `recursive`; neither file, directory nor symlink.
-        OSError: it is not there.
+        OSError: there is no such path.
     """
     if target.isdir(to):
         name = os.path.basename(os.path.normpath(path))
@@ -220,13 +225,13 @@ def plan(source: End, path: str, target: End, to: str, *, recursive: bool) -> li
 
 
 def _refuse_devices(target: End, to: str) -> None:
-    """A rename would put a file in the place of a device or socket."""
+    """Refuses a device or socket as target, because a rename would replace it by a file."""
     try:
         kind = stat.S_IFMT(target.lstat(to).st_mode)
     except FileNotFoundError:
         return
     if kind not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR):
-        raise ConfigError(f"{to} is no file: `fs cat` writes to anything")
+        raise ConfigError(f"{to} is not a file: use `fs cat` to write to pipes and devices")
 
 
 def _followed(source: End, path: str) -> str:
@@ -241,14 +246,14 @@ def copy(source: End, target: End, items: list[Item], advance: Callable[[int], N
     """Carries out a plan.
 
     Args:
-        advance: told of bytes as they arrive, by any thread; of holes, too.
+        advance: called with bytes as they arrive, by any thread; with holes, too.
 
     Raises:
-        What either end raises; files that were not finished by then are as they were before.
+        What either end raises; files not finished by then are as they were before.
     """
-    files: list[_Copy] = []  # that may not be finished
+    files: list[_Copy] = []  # files that may not be finished
     work = _work(source, target, items, files, advance)
-    open_: list[_Copy] = []  # with pieces that nobody has taken
+    open_: list[_Copy] = []  # files with pieces that no thread has taken
     under_way: set[Future[_Copy | None]] = set()
     try:
         with ThreadPoolExecutor(THREADS, "fs3-copy") as threads:
@@ -280,7 +285,10 @@ def _work(
     files: "list[_Copy]",
     advance: Callable[[int], None],
 ) -> "Iterator[Callable[[], _Copy | None]]":
-    """Makes directories and symlinks; gives the begin of each file. `files`: those that are not finished."""
+    """Makes directories and symlinks; yields the begin of each file.
+
+    `files`: the unfinished ones.
+    """
     for item in items:
         if stat.S_ISDIR(item.mode):
             if not target.isdir(item.target):
@@ -304,7 +312,7 @@ def _beside(path: str) -> str:
 
 @contextlib.contextmanager
 def _naming(path: str, beside: str) -> Iterator[None]:
-    """An OSError of the file beside, or of none, says `path`."""
+    """Makes an OSError of the temporary file, or of no file, name `path`."""
     try:
         yield
     except OSError as error:
@@ -315,10 +323,10 @@ def _naming(path: str, beside: str) -> Iterator[None]:
 
 
 class _Copy:
-    """One file on its way: `begin` once, then `step` from any thread while there is `more`.
+    """Copy of one file: call `begin` once, then `step` from any thread while there is `more`.
 
     Attributes:
-        finished: it is whole, under its name.
+        finished: the file is whole, under its name.
     """
 
     def __init__(
@@ -327,28 +335,31 @@ class _Copy:
         self.finished = False
         self._source, self._target, self._item, self._advance = source, target, item, advance
         self._beside = _beside(item.target)
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._ends: tuple[Handle, Handle] | None = None
         self._made = False
         self._pieces: Iterator[tuple[int, int]] = iter(())
         self._next: tuple[int, int] | None = None
         self._under_way = 0
-        self._copied = self._end = 0  # bytes, and where the last of them ends
+        self._copied = self._end = 0  # bytes copied, and end of the last of them
 
     @property
     def more(self) -> bool:
-        """Whether there are pieces that nobody has taken; none, once there were none. Any thread."""
+        """True if there are pieces that no thread has taken; False stays False. Any thread."""
         return self._next is not None
 
     def begin(self) -> "_Copy | None":
-        """Opens the file and copies a piece; itself if there are more. Errors name what people know."""
+        """Opens the file and copies a piece; returns itself if there are more.
+
+        Errors name the final path.
+        """
         with _naming(self._item.target, self._beside):
             self._begin()
         self.step()
         return self if self.more else None
 
     def step(self) -> None:
-        """Copies a piece, if there is one left; the last one finishes the file."""
+        """Copies a piece, if one is left; the last piece finishes the file."""
         with _naming(self._item.target, self._beside):
             self._step()
 
@@ -383,7 +394,7 @@ class _Copy:
                 self._finish()
 
     def _draw(self) -> None:
-        """Finds the next piece of what the plan has of the file. REQUIRES: the lock."""
+        """Finds the next piece of the file within its planned size. REQUIRES: the lock."""
         total = self._item.size
         inside = ((at, min(size, total - at)) for at, size in self._pieces if at < total)
         self._next = next(inside, None)
@@ -392,7 +403,7 @@ class _Copy:
         return not (self.more or self._under_way)
 
     def _finish(self) -> None:
-        """REQUIRES: the lock."""
+        """Makes the file whole under its name. REQUIRES: the lock."""
         assert self._ends is not None
         reader, writer = self._ends
         if reader.size < self._item.size:
@@ -421,11 +432,11 @@ class _Copy:
         return reader, writer
 
     def undo(self) -> None:
-        """Removes what is not whole; after all pieces have ended."""
+        """Removes an unfinished file; call after all pieces have ended."""
         if self.finished or not self._made:
             return
         for end in self._ends or ():
             with contextlib.suppress(FireflyerError, OSError):
                 end.close()
-        with contextlib.suppress(FireflyerError, OSError):  # what led here matters more
+        with contextlib.suppress(FireflyerError, OSError):  # the first error matters more
             self._target.unlink(self._beside)

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fireflyer.hai.client import Client
-    from fireflyer.hai.leasing import elastic, hold, in_task, lease
-    from fireflyer.hai.oldnames import (
+    from fireflyer.hai.hfai_names import (
         get_whole_life_state,
         go_suspend,
         receive_suspend_command,
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
         suspended,
         task,
     )
+    from fireflyer.hai.rank_lease import elastic, hold, in_task, lease
 
 __all__ = [
     "Client",
@@ -39,20 +39,21 @@ __all__ = [
     "task",
 ]
 
-# Imported when first asked for: every process of the platform imports this package, few need these.
+# Imported at first access: every process of the platform imports this package, few need these
+# names.
 _HOME = {
     "Client": "fireflyer.hai.client",
     "Task": "fireflyer.hai.rank",
-    "elastic": "fireflyer.hai.leasing",
-    "get_whole_life_state": "fireflyer.hai.oldnames",
-    "go_suspend": "fireflyer.hai.oldnames",
+    "elastic": "fireflyer.hai.rank_lease",
+    "get_whole_life_state": "fireflyer.hai.hfai_names",
+    "go_suspend": "fireflyer.hai.hfai_names",
     "heartbeat": "fireflyer.hai.rank",
-    "hold": "fireflyer.hai.leasing",
-    "in_task": "fireflyer.hai.leasing",
-    "lease": "fireflyer.hai.leasing",
-    "receive_suspend_command": "fireflyer.hai.oldnames",
+    "hold": "fireflyer.hai.rank_lease",
+    "in_task": "fireflyer.hai.rank_lease",
+    "lease": "fireflyer.hai.rank_lease",
+    "receive_suspend_command": "fireflyer.hai.hfai_names",
     "saved": "fireflyer.hai.rank",
-    "set_whole_life_state": "fireflyer.hai.oldnames",
+    "set_whole_life_state": "fireflyer.hai.hfai_names",
     "suspend_requested": "fireflyer.hai.rank",
     "suspended": "fireflyer.hai.rank",
     "task": "fireflyer.hai.rank",

@@ -1,4 +1,4 @@
-"""Users, groups, tokens, quotas and the audit log from Python, through the API."""
+"""Administration from Python: users, groups, tokens, quotas and the audit log, through the API."""
 
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -23,12 +23,13 @@ T = TypeVar("T")
 
 
 class Administration:
-    """What an admin does; with a smaller scope: `whoami`, own tokens, own quotas.
+    """Operations of an admin; with a smaller scope: `whoami`, own tokens, own quotas.
 
-    Every method raises PermissionDenied where the token's scope is too small, else as `Client` does.
+    Every method raises PermissionDenied if the token's scope is too small, and otherwise the errors
+    of `Client`.
 
     Args:
-        client: of the server.
+        client: a client of the server.
     """
 
     def __init__(self, client: Client) -> None:
@@ -44,7 +45,7 @@ class Administration:
         return self._ask("POST", "/users", User, UserRequest(name=name))
 
     def disable_user(self, name: str) -> User:
-        """None of the user's tokens is taken any more; tasks run on."""
+        """Disables a user: their tokens are rejected. Running tasks continue."""
         return self._ask("POST", f"/users/{_part(name)}/disable", User)
 
     def enable_user(self, name: str) -> User:
@@ -63,11 +64,11 @@ class Administration:
         return self._ask("DELETE", f"/groups/{_part(group)}/members/{_part(user)}", Group)
 
     def tokens(self) -> list[TokenView]:
-        """All tokens for an admin, else one's own."""
+        """Returns all tokens for an admin, else the caller's own."""
         return self._ask("GET", "/tokens", list[TokenView])
 
     def create_token(self, asked: TokenRequest) -> NewToken:
-        """The only time that the token's text is told."""
+        """Creates a token. Only this call returns the token's text."""
         return self._ask("POST", "/tokens", NewToken, asked)
 
     def revoke_token(self, id: str) -> TokenView:
@@ -77,11 +78,11 @@ class Administration:
         return self._ask("GET", "/quotas", list[Quota])
 
     def set_quota(self, quota: Quota) -> Quota:
-        """With neither gpus nor nodes: removes it."""
+        """Sets a quota; with neither gpus nor nodes removes it."""
         return self._ask("POST", "/quotas", Quota, quota)
 
     def audit(self, after: int = 0) -> list[AuditEntry]:
-        """Up to 1000 lines with a seq above `after`, oldest first."""
+        """Returns up to 1000 audit lines with a seq above `after`, oldest first."""
         return self._ask("GET", f"/audit?after={after}", list[AuditEntry])
 
     def _ask(self, method: str, path: str, kind: type[T], body: Any = None) -> T:
@@ -92,5 +93,5 @@ class Administration:
 
 
 def _part(text: str) -> str:
-    """One part of a path, whatever it holds; nothing and dots would be another path."""
+    """Quotes one part of a path; an empty part or dots would name another path."""
     return quote(text, safe="").replace(".", "%2E") or "%00"

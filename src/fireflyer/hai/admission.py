@@ -1,5 +1,5 @@
-"""What a task must be to be taken in. Checked by the command line before it starts a server, and by the
-server."""
+"""Validation of submitted tasks. The command line calls it before it starts a server; the server
+calls it, too."""
 
 import os
 import unicodedata
@@ -16,14 +16,15 @@ MAX_NAME = 200
 MAX_REASON = 500
 MAX_LABELS_BYTES = 16 << 10
 MAX_STRING_BYTES = (128 << 10) - 1
-"""Of an argument, and of an environment variable as NAME=VALUE: Linux starts no process with a longer one."""
+"""Maximum size of an argument, and of an environment variable as NAME=VALUE. Linux starts no
+process with a longer one."""
 MAX_TEXT_BYTES = 1 << 20
-"""Of arguments and environment together: by default a process starts with 2 MiB at most, also of what it
-inherits."""
+"""Maximum size of arguments and environment together. By default a process starts with at most 2
+MiB, including what it inherits."""
 
 
 def check(spec: TaskSpec) -> None:
-    """Refuses a spec that cannot work.
+    """Rejects a spec that cannot work.
 
     Raises:
         ConfigError: names the field.
@@ -68,12 +69,12 @@ def _check_lengths(spec: TaskSpec) -> None:
     for what, text in texts:
         size = len(text.encode())
         if size > MAX_STRING_BYTES:
-            raise ConfigError(f"{what} has {size} bytes; Linux takes {MAX_STRING_BYTES} at most")
+            raise ConfigError(f"{what} has {size} bytes; Linux accepts at most {MAX_STRING_BYTES}")
         total += size + 1
     if total > MAX_TEXT_BYTES:
         raise ConfigError(
             f"arguments and environment have {total} bytes, more than {MAX_TEXT_BYTES}: "
-            "give the script a file to read"
+            "pass the data in a file instead"
         )
 
 
@@ -84,7 +85,7 @@ def _check_paths(spec: TaskSpec) -> None:
     if os.path.isdir(script):
         raise ConfigError(f"script {script} is a directory; name a Python file")
     if not os.path.isfile(script):
-        raise ConfigError(f"no script {script}")
+        raise ConfigError(f"script {script} does not exist")
     if not os.access(script, os.R_OK):
         raise ConfigError(f"script {script} cannot be read")
     if not os.path.isdir(spec.cwd):
@@ -92,8 +93,8 @@ def _check_paths(spec: TaskSpec) -> None:
 
 
 def check_text(spec: TaskSpec) -> None:
-    """Refuses text that cannot travel or be shown: the operating system lets any byte into a name or an
-    argument, JSON only what is Unicode.
+    """Rejects text that cannot be encoded or shown. The operating system allows any byte in a name
+    or an argument; JSON allows only Unicode.
 
     Raises:
         ConfigError: names the field.
@@ -116,7 +117,7 @@ def check_text(spec: TaskSpec) -> None:
 
 
 def check_line(what: str, text: str, longest: int) -> None:
-    """Refuses what does not fit into a line of a table.
+    """Rejects text that does not fit into a line of a table.
 
     Raises:
         ConfigError: names `what`.
@@ -128,13 +129,13 @@ def check_line(what: str, text: str, longest: int) -> None:
 
 
 def check_drain(reason: str, until: float | None, now: float) -> None:
-    """Refuses to take a node out of use without a reason, or until a time that is over.
+    """Rejects a drain without a reason, or until a time that is over.
 
     Raises:
-        ConfigError: says which.
+        ConfigError: names the argument.
     """
     check_line("the reason", reason, MAX_REASON)
     if not reason.strip():
-        raise ConfigError("say why the node is to be drained")
+        raise ConfigError("a drain needs a reason")
     if until is not None and until <= now:
-        raise ConfigError("the time until which the node is to be drained is over")
+        raise ConfigError("the end of the drain must be in the future")

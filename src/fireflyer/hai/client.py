@@ -1,8 +1,9 @@
-"""The platform from Python: submit tasks, watch them, steer them. Standard library and msgspec only.
+"""Python client of the platform: submit, watch and control tasks. Standard library and msgspec
+only.
 
-Every call finds the server anew through its home, so a `Client` outlives the servers it talks to; or it goes
-to the server that FIREFLYER_SERVER names, with the token of FIREFLYER_TOKEN_FILE.
-A `Client` keeps no connection and may be used from several threads.
+Every call looks up the server through its home, so a `Client` outlives servers. If FIREFLYER_SERVER
+names a server, calls go there, with the token of FIREFLYER_TOKEN_FILE. A `Client` keeps no
+connection; several threads may use it.
 """
 
 import http.client
@@ -45,10 +46,10 @@ from fireflyer.hai.model import (
 
 START_DEADLINE_S = 60.0
 CALL_DEADLINE_S = 30.0
-"""How long a server may take to answer, beyond the time that it was asked to wait."""
+"""Maximum time for a server's answer, beyond the wait that the request asks for."""
 
 _POLL_S = 20.0
-"""How long one request waits for news; longer waits ask again."""
+"""Maximum wait of one request for events; a longer wait repeats the request."""
 
 
 class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,34 +59,36 @@ class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
     next_offset: int
     end: bool
-    """The attempt is over and nothing follows."""
+    """True if the attempt is over and nothing follows."""
 
 
 class Client:
     """A user of the server of one home.
 
-    Every method raises PeerLost when no server serves the home or it goes away, DeadlineExceeded when
-    it does not answer, and the server's own errors (TaskError, ConfigError, ...) as they are.
+    Every method raises PeerLost if no server serves the home or the server goes away, and
+    DeadlineExceeded if it does not answer. The server's own errors (TaskError, ConfigError, ...)
+    are raised unchanged.
 
     Args:
-        home: the platform's folder; default: the server at $FIREFLYER_SERVER, else the home $FIREFLYER_HOME,
-            else ~/.local/state/fireflyer. With $FIREFLYER_TOKEN_FILE that token instead of the home's.
+        home: the platform's folder; default: the server at $FIREFLYER_SERVER, else the home
+            $FIREFLYER_HOME, else ~/.local/state/fireflyer. $FIREFLYER_TOKEN_FILE replaces the
+            home's token.
     """
 
     def __init__(self, home: Path | None = None) -> None:
         self.home = locate(home)
         self._remote = remote.from_environment() if home is None else None
-        """The server elsewhere; None: the home's."""
+        """The server elsewhere; None: the home's server."""
 
     @classmethod
     def connect(
         cls, home: Path | None = None, *, start: bool = True, nodes: int | None = None
     ) -> "Client":
-        """A client of a server that answers.
+        """Returns a client of a server that answers.
 
         Args:
             home: as for the constructor.
-            start: start a server in the background when none serves the home; it stays until
+            start: start a server in the background if none serves the home; it stays until
                 `shutdown()` or `fireflyer down`.
             nodes: virtual nodes of a server that is started; default 2.
 
@@ -113,22 +116,23 @@ class Client:
         return client
 
     def submit(self, spec: TaskSpec) -> TaskView:
-        """Hands in a task; when this returns it is on disk and survives the server."""
+        """Submits a task. Once this returns, the task is on disk and survives the server."""
         check_text(spec)
         return self._view("POST", "/tasks", body=msgspec.json.encode(spec))
 
     def task(self, id: str) -> TaskView:
-        """A task as of now."""
+        """Returns the current state of a task."""
         return self._view("GET", _path(id))
 
     def task_at(self, id: str) -> tuple[TaskView, int]:
-        """A task as of now, and the seq of the newest event then: later ones come after it."""
+        """Returns the current state of a task, and the seq of its newest event; later events have a
+        higher seq."""
         data, headers = self._ask("GET", _path(id))
         seq = int(headers["X-Fireflyer-Seq"] or 0)
         return msgspec.json.decode(data, type=TaskView), seq
 
     def tasks(self, *, live: bool = False) -> list[TaskView]:
-        """All tasks in order of submission, or only those that are not over."""
+        """Returns all tasks in order of submission, or only those that are not over."""
         found: list[TaskView] = []
         more = True
         while more:
@@ -144,7 +148,8 @@ class Client:
         return self._view("POST", _path(id, "stop"))
 
     def suspend(self, id: str) -> TaskView:
-        """Asks the task's ranks to save and leave; it keeps its place and waits for `resume`."""
+        """Asks the task's ranks to save and leave; the task keeps its place and waits for
+        `resume`."""
         return self._view("POST", _path(id, "suspend"))
 
     def resume(self, id: str) -> TaskView:
@@ -152,45 +157,47 @@ class Client:
         return self._view("POST", _path(id, "resume"))
 
     def why(self, id: str) -> WhyView:
-        """What a task waits for, and the moment before which it does not start."""
+        """Returns what a task waits for, and the earliest time at which it can start."""
         data, _ = self._ask("GET", _path(id, "why"))
         return msgspec.json.decode(data, type=WhyView)
 
     def drain(self, node: str, reason: str, until: float | None = None) -> None:
-        """Nothing new starts on the node until `undrain`, or until a moment of the wall clock."""
+        """Keeps new tasks off the node until `undrain`, or until a wall clock time."""
         body = msgspec.json.encode(DrainRequest(reason=reason, until=until))
         self._ask("POST", f"/nodes/{quote(node, safe='')}/drain", body=body)
 
     def undrain(self, node: str) -> None:
-        """The node may be used again."""
+        """Makes the node available again."""
         self._ask("POST", f"/nodes/{quote(node, safe='')}/undrain")
 
     def windows(self) -> list[WindowView]:
-        """Maintenance windows and reservations that are not over, by when they begin."""
+        """Returns maintenance windows and reservations that are not over, by when they begin."""
         data, _ = self._ask("GET", "/windows")
         return msgspec.json.decode(data, type=list[WindowView])
 
     def add_window(self, window: WindowView) -> WindowView:
-        """Takes nodes out for some time; returns it with its id."""
+        """Takes nodes out for some time; returns the window with its id."""
         data, _ = self._ask("POST", "/windows", body=msgspec.json.encode(window))
         return msgspec.json.decode(data, type=WindowView)
 
     def remove_window(self, id: str) -> None:
-        """It no longer counts."""
+        """Removes a window."""
         self._ask("DELETE", f"/windows/{quote(id, safe='')}")
 
     def lease(self, id: str, asked: LeaseRequest) -> bool:
-        """Whether the part of the task that asks may go on; ranks call `fireflyer.hai.lease`."""
+        """Returns whether the part of the task that asks may go on; ranks call
+        `fireflyer.hai.lease`."""
         data, _ = self._ask("POST", _path(id, "lease"), body=msgspec.json.encode(asked))
         return msgspec.json.decode(data, type=dict[str, bool])["granted"]
 
     def faults(self, limit: int = 100) -> Faults:
-        """The rules in force and the newest events `observed` and `acted`, oldest first."""
+        """Returns the rules in force and the newest events `observed` and `acted`, oldest first."""
         data, _ = self._ask("GET", "/faults", {"limit": limit})
         return msgspec.json.decode(data, type=Faults)
 
     def observed(self, result: Validator) -> Decision:
-        """Hands in the result of a check of a node; what the rules make of it. It is done already."""
+        """Submits the result of a node check. Returns the rules' decision, which the server has
+        already carried out."""
         data, _ = self._ask("POST", "/observations", body=msgspec.json.encode(result))
         return msgspec.json.decode(data, type=Decision)
 
@@ -204,15 +211,15 @@ class Client:
         until: float | None = None,
         cluster: bool = False,
     ) -> ledger.LedgerView:
-        """Where the time of tasks went, by cause: of all that the token may see, or of some.
+        """Returns how tasks spent their time, by cause: all tasks that the token may see, or some.
 
         Args:
-            task: only this one.
-            user: only this user's; another's needs a token with scope operate.
-            group: only this group's.
-            since: wall clock, seconds since 1970; what lies before it is left out.
-            until: likewise; None: now.
-            cluster: also of all nodes; needs a token with scope operate.
+            task: only this task.
+            user: only this user's tasks; another user's need a token with scope operate.
+            group: only this group's tasks.
+            since: wall clock, seconds since 1970; earlier time is left out.
+            until: wall clock as `since`; None: now.
+            cluster: also report all nodes; needs a token with scope operate.
         """
         query: dict[str, Any] = {"since": since, "cluster": int(cluster)}
         if task is not None:
@@ -223,12 +230,12 @@ class Client:
         return msgspec.json.decode(data, type=ledger.LedgerView)
 
     def events(self, task: str | None = None, after: int = 0, wait_s: float = 0.0) -> list[Event]:
-        """History with a seq above `after`, oldest first, at most 1000 events a call.
+        """Returns events with a seq above `after`, oldest first, at most 1000 per call.
 
         Args:
-            task: only this task's.
-            after: seq to go on from.
-            wait_s: wait this long for the first event; the answer is empty when there was none.
+            task: only this task's events.
+            after: seq to continue from.
+            wait_s: maximum wait for the first event; the result is empty if none arrives.
         """
         deadline = time.monotonic() + wait_s
         while True:
@@ -248,7 +255,7 @@ class Client:
         """Waits until the task is in one of `states`, or has entered one since the call.
 
         Returns:
-            The task as of the return, which may be in a later state already.
+            The task at the time of the return, which may already be in a later state.
 
         Raises:
             TaskError: the task is over and can never be in any of them.
@@ -275,14 +282,15 @@ class Client:
     def read_log(
         self, id: str, rank: int, offset: int = 0, attempt: int | None = None, wait_s: float = 0.0
     ) -> tuple[bytes, int]:
-        """Bytes of a rank's log from `offset` on, at most 1 MiB, and the offset to go on from.
+        """Returns bytes of a rank's log from `offset` on, at most 1 MiB, and the offset to continue
+        from.
 
         Args:
             id: the task.
             rank: the rank.
             offset: in bytes.
-            attempt: default: the current or last one.
-            wait_s: wait this long for more while the attempt runs.
+            attempt: default: the current or last attempt.
+            wait_s: maximum wait for more bytes while the attempt runs.
         """
         chunk = self.read_log_chunk(id, rank, offset, attempt, wait_s)
         return chunk.data, chunk.next_offset
@@ -290,7 +298,7 @@ class Client:
     def read_log_chunk(
         self, id: str, rank: int, offset: int = 0, attempt: int | None = None, wait_s: float = 0.0
     ) -> LogChunk:
-        """As `read_log`, and says which attempt it read and whether the log is complete."""
+        """Reads as `read_log`, and also returns the attempt and whether the log is complete."""
         wait = min(wait_s, _POLL_S)
         query: dict[str, Any] = {"offset": offset, "wait_s": wait}
         if attempt is not None:
@@ -304,13 +312,14 @@ class Client:
         )
 
     def nodes(self) -> list[NodeView]:
-        """The nodes and what they hold."""
+        """Returns the nodes and what they hold."""
         data, _ = self._ask("GET", "/nodes")
         return msgspec.json.decode(data, type=list[NodeView])
 
     def dashboard_link(self) -> str:
-        """The dashboard's address with a code that signs one browser in as this client's user, once, within a
-        minute. Who has the link is signed in: it is a secret until then."""
+        """Returns the dashboard's address with a code that signs in one browser as this client's
+        user, once, within a minute. The link is a secret until then, because anyone with it can
+        sign in."""
         data, _ = self._ask("POST", "/sign-in-codes")
         code = msgspec.json.decode(data, type=SignInCode).code
         if self._remote is not None and self._remote.url:
@@ -320,17 +329,17 @@ class Client:
         return f"{address}/dashboard/sign-in#code={code}"
 
     def server(self) -> ServerFile:
-        """Process id and port of the server."""
+        """Returns the server's process id and port."""
         if not self.home.served():
             raise self._nobody()
         return self.home.read_server()
 
     def shutdown(self, *, keep: bool = False) -> None:
-        """Ends the server and, if it is on this machine, waits until it is gone; its tasks are stopped first,
-        with their grace.
+        """Stops the server's tasks, with their grace, then ends the server. Waits until a server on
+        this machine is gone.
 
         Args:
-            keep: leave the tasks running; the next server takes them up.
+            keep: leave the tasks running; the next server adopts them.
         """
         if self._remote is not None and self._remote.url:
             self._ask("POST", "/shutdown", {"keep": int(keep)})
@@ -353,7 +362,7 @@ class Client:
         *,
         body: bytes | None = None,
     ) -> bytes:
-        """The answer to a request that has no method of its own here."""
+        """Returns the answer to a request that has no method of its own here."""
         return self._ask(method, path, query, body=body)[0]
 
     # -- one request -------------------------------------------------------------------------------
@@ -387,8 +396,8 @@ class Client:
             ) from None
         except ssl.SSLCertVerificationError as error:
             raise PeerLost(
-                f"the server ({name}) has no certificate that is trusted here "
-                f"({error.verify_message}); FIREFLYER_CA_FILE names a file of your own authority's"
+                f"the certificate of the server ({name}) is not trusted here "
+                f"({error.verify_message}); set FIREFLYER_CA_FILE to the file of your own authority"
             ) from None
         except (OSError, http.client.HTTPException):
             raise PeerLost(self._gone(name)) from None
@@ -399,7 +408,7 @@ class Client:
         return data, answer.headers
 
     def _connect(self, timeout_s: float) -> tuple[http.client.HTTPConnection, str, str]:
-        """A connection that is not open yet, the token, and the server's name for people."""
+        """Returns an unopened connection, the token, and the server's name for messages."""
         if self._remote is not None and self._remote.url:
             remote = self._remote
             return remote.connection(timeout_s), self.home.read_token(remote.token), remote.url
@@ -411,9 +420,9 @@ class Client:
 
     def _gone(self, name: str) -> str:
         if self._remote is not None and self._remote.url:
-            return f"the server {name} cannot be reached, or went away; tasks run on"
+            return f"the server {name} cannot be reached; its tasks continue"
         return (
-            f"the server ({name}) of {self.home.path} went away; tasks run on; "
+            f"the server ({name}) of {self.home.path} stopped responding; its tasks continue; "
             "start it again with `fireflyer up`"
         )
 
@@ -427,13 +436,13 @@ def _path(*parts: str) -> str:
 
 
 def _check_id(id: str) -> None:
-    """Nothing but a task id becomes a part of a URL."""
+    """Raises TaskError unless `id` is a task id; nothing else may enter a URL."""
     if not re.fullmatch(r"t[0-9]+", id, re.ASCII):
         raise TaskError(f"no task {id!a} here; `fireflyer ps --all` lists them")
 
 
 def _error_of(data: bytes, status: int) -> FireflyerError:
-    """The typed error that the server answered with."""
+    """Returns the typed error that the server answered with."""
     try:
         content = msgspec.json.decode(data, type=dict[str, str])
         name, message = content["error"], content["message"]
@@ -446,7 +455,7 @@ def _error_of(data: bytes, status: int) -> FireflyerError:
 
 
 def _start_server(home: Home, nodes: int | None) -> None:
-    """Starts a server in a session of its own and waits until it says that it answers."""
+    """Starts a server in its own session and waits until it reports that it is ready."""
     reader, writer = os.pipe()
     command = [sys.executable, "-P", "-m", "fireflyer.hai.server.process", "--home", str(home.path)]
     command += ["--ready-fd", str(writer)]
@@ -481,11 +490,11 @@ def _start_server(home: Home, nodes: int | None) -> None:
         if answer:
             raise _error_of(answer, 500)
         raise PeerLost(f"the server died while it started; see {home.log}")
-    process.returncode = 0  # detached: it outlives this process, and nobody here waits for it
+    process.returncode = 0  # detached: it outlives this process, which never waits for it
 
 
 def _read_line(descriptor: int, timeout_s: float) -> bytes | None:
-    """All bytes until the other end closes; None after `timeout_s`."""
+    """Returns bytes up to a newline at the end or the end of the stream; None after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     data = b""
     while True:

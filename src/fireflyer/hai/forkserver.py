@@ -1,11 +1,13 @@
-"""The fork server: a process with the costly modules imported, from which ranks are forked in milliseconds.
+"""The fork server: a process with the costly modules imported, from which ranks are forked in
+milliseconds.
 
-    python -P -m fireflyer.hai.forkserver FD MODULE... TITLE_ROOM      (FD: a socket to the supervisor)
+    python -P -m fireflyer.hai.forkserver FD MODULE... TITLE_ROOM   (FD: socket to the supervisor)
 
-Forking is safe because this process has exactly one thread (checked before every fork) and never runs a
-tensor operation, which would start a pool of threads that a child lacks. A rank is forked twice and its
-grandparent, the supervisor, adopts it as a subreaper: exit status and kill work as for its own child.
-All ranks of a request wait until all are forked and reported; then they run.
+Forking is safe because this process has exactly one thread (checked before every fork). It never
+runs a tensor operation, which would start a thread pool that a child lacks. A rank is forked twice,
+and its grandparent, the supervisor, adopts it as a subreaper. Exit status and kill therefore work
+as for the supervisor's own child. All ranks of a request wait until all are forked and reported;
+then they run.
 """
 
 import contextlib
@@ -19,7 +21,7 @@ from types import ModuleType
 
 import msgspec
 
-from fireflyer import allocator, pulse
+from fireflyer import allocator, heartbeat
 from fireflyer._native.hai import set_process_title
 from fireflyer.hai.engines.messages import Fork, Forked, RankSpec, Ready, Refused
 from fireflyer.hai.engines.rankstart import become_rank
@@ -29,16 +31,17 @@ DEFAULT_PRELOAD = (
     "torch",
     "torch._dynamo",  # imported by the first optimizer; 1.2 s
     "fireflyer.ffrecord.torch",
-    "fireflyer.checkpoint.face",
+    "fireflyer.checkpoint.manager",
     "fireflyer.hfreduce.torch",
     "fireflyer.haiscale.ddp",
 )
-"""What a training script imports. By name and at run time only: the platform itself never needs torch, and a
-machine without it still runs scripts that do not either."""
+"""Modules that a training script imports. They are imported by name at run time, because the
+platform itself never needs torch. A machine without torch still runs scripts that do not need it.
+"""
 
 
 def main(arguments: list[str]) -> RankSpec | None:
-    """Serves until the supervisor leaves (None); in a rank, returns what the rank is to run."""
+    """Serves until the supervisor disconnects (None); in a rank, returns the spec of that rank."""
     control = socket.socket(fileno=int(arguments[0]))
     control.set_inheritable(False)
     preload(arguments[1:-1])
@@ -46,7 +49,7 @@ def main(arguments: list[str]) -> RankSpec | None:
 
 
 def serve(control: socket.socket) -> RankSpec | None:
-    """As `main`, with everything imported."""
+    """Serves as `main`, once the modules are imported."""
     encode = msgspec.msgpack.Encoder().encode
     decoder = msgspec.msgpack.Decoder(Fork)
     control.sendall(frame(encode(Ready())))
@@ -77,9 +80,9 @@ def serve(control: socket.socket) -> RankSpec | None:
 
 
 def preload(names: list[str]) -> None:
-    """Imports modules, those that there are, to be shared by all that is forked from here."""
+    """Imports the modules that exist, so that all forked processes share them."""
     for name in names:
-        # Whatever else goes wrong ends this process: a module imported by half cannot be imported again.
+        # Any other error ends this process: a partly imported module cannot be imported again.
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
     gc.collect()
@@ -88,7 +91,7 @@ def preload(names: list[str]) -> None:
 
 
 def require_one_thread() -> None:
-    """Ends this process if it has more: a fork would lose all but one of them."""
+    """Ends this process if it has several threads: a fork would lose all but one of them."""
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         sys.exit(
@@ -97,7 +100,8 @@ def require_one_thread() -> None:
 
 
 def _fork_rank() -> int:
-    """Forks twice; returns the grandchild's pid here and 0 in it. The process between has been reaped."""
+    """Forks twice; returns the grandchild's pid here and 0 in it. The intermediate process has been
+    reaped."""
     require_one_thread()
     readable, writable = os.pipe()
     between = os.fork()
@@ -114,7 +118,7 @@ def _fork_rank() -> int:
         os._exit(0)
     os.close(writable)
     with open(readable, "rb") as pipe:
-        number = int(pipe.read() or b"-10")  # killed in between: ECHILD
+        number = int(pipe.read() or b"-10")  # killed before it wrote: ECHILD
     os.waitpid(between, 0)
     if number < 0:
         raise OSError(-number, os.strerror(-number))
@@ -122,8 +126,8 @@ def _fork_rank() -> int:
 
 
 def _enter(spec: RankSpec, parent: int, go: int) -> RankSpec:
-    """Turns the forked process into the rank, once the server gives the word."""
-    if not os.read(go, 1):  # the server died, or gave the request up
+    """Turns the forked process into the rank, once the server sends the start byte."""
+    if not os.read(go, 1):  # the server died, or abandoned the request
         os._exit(1)
     os.close(go)
     try:
@@ -134,19 +138,19 @@ def _enter(spec: RankSpec, parent: int, go: int) -> RankSpec:
     os.environ.clear()
     os.environ.update(spec.env)
     allocator.follow(spec.env)
-    pulse.write_stacks_on_signal()
+    heartbeat.write_stacks_on_signal()
     set_process_title(show([sys.executable, "-u", spec.script, *spec.args]), b"")
     _restart_interpreter_state(spec)
     return spec
 
 
 def show(entries: list[str]) -> bytes:
-    """As `set_process_title` takes them."""
+    """Returns the entries in the form that `set_process_title` takes."""
     return b"".join(os.fsencode(entry) + b"\0" for entry in entries)
 
 
 def _restart_interpreter_state(spec: RankSpec) -> None:
-    """What a fresh interpreter would have set up from its arguments and environment."""
+    """Sets up what a fresh interpreter derives from its arguments and environment."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
@@ -160,14 +164,14 @@ def _restart_interpreter_state(spec: RankSpec) -> None:
     torch = sys.modules.get("torch")
     threads = spec.env.get("OMP_NUM_THREADS", "1")
     if torch is not None and threads.isdecimal() and int(threads) > 1:
-        torch.set_num_threads(int(threads))  # it read the server's 1 when it was imported
+        torch.set_num_threads(int(threads))  # torch read the server's 1 at import
 
 
 def run_script(spec: RankSpec) -> None:
     """Runs the script as `__main__`, as `python script` does.
 
-    Not by runpy, which takes its `__main__` away when the script ends: threads and exit handlers
-    that still run then could not pickle the script's classes.
+    runpy is not used because it removes its `__main__` when the script ends. Threads and exit
+    handlers that still run then could not pickle the script's classes.
     """
     module = ModuleType("__main__")
     module.__dict__.update(__file__=spec.script, __builtins__=__builtins__, __spec__=None)

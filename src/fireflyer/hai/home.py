@@ -1,21 +1,21 @@
-"""The platform's folder: where its files are, who serves it, and how to reach the server.
+"""The platform's folder: its files, its current server, and how to reach that server.
 
     $FIREFLYER_HOME/            mode 0700; default ~/.local/state/fireflyer
     ├── hai.sqlite              state, mode 0600
-    ├── server.lock             locked by the server for as long as it lives; holds its pid
-    ├── start.lock              locked by whoever is starting a server, until it answers
+    ├── server.lock             locked by the server while it lives; holds its pid
+    ├── start.lock              locked by a process that starts a server, until the server answers
     ├── server.json             pid, port and token file of the server
-    ├── database.json           where its PostgreSQL is, once it was said; then there is no hai.sqlite
-    ├── engine.json             what runs the tasks, once it was said: also the next server has it
-    ├── policy                  the scheduling policy, likewise
+    ├── database.json           location of its PostgreSQL, once set; then there is no hai.sqlite
+    ├── engine.json             engine of the tasks, once set; later servers use it, too
+    ├── policy                  scheduling policy, once set; later servers use it, too
     ├── token                   bearer token, mode 0600
-    ├── server.log              output of a server in the background
-    ├── dashboard.html          leads a browser to the dashboard, made by `fireflyer dashboard --open`
+    ├── server.log              output of a background server
+    ├── dashboard.html          link to the dashboard, made by `fireflyer dashboard --open`
     └── tasks/<id>/             output/ and <attempt>/<rank>.log
 
-The locks are open-file-description locks: the kernel drops them with the process, and asking whether
-one is held does not take it. `server.json` is believed only while `server.lock` is held, so a stale
-one never sends the token to a stranger.
+The locks are open-file-description locks: the kernel drops them with the process, and a query for
+the holder does not take the lock. `server.json` is trusted only while `server.lock` is held, so a
+stale file never sends the token to another process.
 """
 
 import fcntl
@@ -43,11 +43,11 @@ class ServerFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of engine.json: what runs the tasks of a home."""
+    """Content of engine.json: the engine that runs the tasks of a home."""
 
     engine: Literal["local", "slurm"] = "local"
     partition: str = ""
-    """Of Slurm; empty: the cluster's default."""
+    """Slurm partition; empty: the cluster's default."""
 
 
 class Home:
@@ -67,10 +67,10 @@ class Home:
         self.tasks = path / "tasks"
 
     def create(self) -> None:
-        """Makes the folder, with mode 0700, where it is missing.
+        """Creates the folder, with mode 0700, if it is missing.
 
         Raises:
-            ConfigError: it cannot be made or written to.
+            ConfigError: the folder cannot be created or written to.
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ class Home:
             raise ConfigError(f"home {self.path} is not writable; set FIREFLYER_HOME or --home")
 
     def served(self) -> bool:
-        """Whether a server holds this home now."""
+        """Returns whether a server holds this home now."""
         try:
             descriptor = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -99,7 +99,8 @@ class Home:
             os.close(descriptor)
 
     def take(self) -> int | None:
-        """Takes the server's lock; returns the descriptor that holds it, None if another server does."""
+        """Takes the server's lock; returns the descriptor that holds it, None if another server
+        holds it."""
         descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _request(fcntl.F_WRLCK))
@@ -124,17 +125,17 @@ class Home:
             os.close(descriptor)
 
     def holder(self) -> str:
-        """Process id of the last server that took the lock, for people."""
+        """Returns the process id of the last server that took the lock, as text for messages."""
         try:
             return self.lock.read_text().strip() or "unknown"
         except (OSError, UnicodeDecodeError):
             return "unknown"
 
     def read_server(self) -> ServerFile:
-        """What the running server wrote about itself.
+        """Returns the running server's entry in server.json.
 
         Raises:
-            PeerLost: nothing yet, or nothing any more.
+            PeerLost: there is no entry yet, or no longer.
             Corrupted: the file is damaged.
         """
         try:
@@ -155,11 +156,11 @@ class Home:
             ) from None
 
     def write_server(self, content: ServerFile) -> None:
-        """Replaces server.json in one step."""
+        """Replaces server.json atomically."""
         write_private(self.server, msgspec.json.encode(content) + b"\n")
 
     def read_engine(self) -> EngineFile:
-        """What runs the tasks: the local engine where nothing else was said.
+        """Returns the engine that runs the tasks; default: the local engine.
 
         Raises:
             Corrupted: the file is damaged.
@@ -174,14 +175,14 @@ class Home:
             ) from None
 
     def write_engine(self, content: EngineFile) -> None:
-        """Replaces engine.json in one step."""
+        """Replaces engine.json atomically."""
         write_private(self.engine, msgspec.json.encode(content) + b"\n")
 
     def read_token(self, path: Path) -> str:
-        """The bearer token.
+        """Returns the bearer token.
 
         Raises:
-            StorageError: it cannot be read.
+            StorageError: the token file cannot be read.
         """
         try:
             return path.read_text().strip()
@@ -190,7 +191,7 @@ class Home:
 
 
 def locate(home: Path | None = None) -> Home:
-    """The home to use: the argument, else $FIREFLYER_HOME, else ~/.local/state/fireflyer.
+    """Returns the home to use: the argument, else $FIREFLYER_HOME, else ~/.local/state/fireflyer.
 
     Raises:
         ConfigError: its path is not valid UTF-8.
@@ -209,7 +210,7 @@ def locate(home: Path | None = None) -> Home:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Writes a file of mode 0600 under its name in one step."""
+    """Writes a file of mode 0600 atomically."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:

@@ -1,7 +1,8 @@
-"""Who asks: users, groups, tokens, scopes, quotas, and lines of the audit log. Pure; cross the API as JSON.
+"""Identity data: users, groups, tokens, scopes, quotas, and audit log lines. Pure; crosses the API
+as JSON.
 
-A token is `hai_<id>_<secret>`: the id names its row, of the secret only the SHA-256 is stored. The secret has
-256 random bits, so a fast hash without salt is enough.
+A token is `hai_<id>_<secret>`. The id names its row; only the SHA-256 of the secret is stored. The
+secret has 256 random bits, so a fast hash without salt is enough.
 """
 
 import hashlib
@@ -17,24 +18,25 @@ from fireflyer.errors import ConfigError, PermissionDenied
 Scope = Literal["read", "submit", "operate", "admin"]
 
 SCOPES: tuple[Scope, ...] = ("read", "submit", "operate", "admin")
-"""Each includes those before it: see own tasks, logs and nodes; submit and steer own tasks; see and steer
-everybody's; users, groups, tokens, quotas, the audit log, the end of the server."""
+"""Scopes; each includes those before it. read: see own tasks, logs and nodes. submit: submit and
+control own tasks. operate: see and control all users' tasks. admin: users, groups, tokens, quotas,
+the audit log, server shutdown."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 _TOKEN = re.compile(r"hai_([0-9a-f]{12})_([A-Za-z0-9_-]{43})", re.ASCII)
 
 HOME_TOKEN = "home"
-"""Stands in the audit log for the token in the home's file."""
+"""Name of the home file's token in the audit log."""
 
 MASKED = "*"
-"""Stands for another user's task."""
+"""Placeholder for another user's task."""
 
 Name = Annotated[str, msgspec.Meta(max_length=63)]
 Amount = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Who sent a request."""
+    """Sender of a request."""
 
     user: str
     token: str
@@ -46,15 +48,15 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         return SCOPES.index(scope) <= SCOPES.index(self.scope)
 
     def require(self, scope: Scope) -> None:
-        """Raises PermissionDenied where the token's scope is smaller."""
+        """Raises PermissionDenied if the token's scope is smaller."""
         if not self.allows(scope):
             raise PermissionDenied(
-                f"this needs a token with scope {scope}; this one of {self.user} has {self.scope}"
+                f"this request needs a token with scope {scope}; the token of {self.user} has {self.scope}"
             )
 
     @property
     def only(self) -> str | None:
-        """The user whose tasks alone it sees; None: everybody's."""
+        """Returns the only user whose tasks this identity may see; None: all users."""
         return None if self.allows("operate") else self.user
 
 
@@ -63,7 +65,7 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     disabled: bool
-    """None of the user's tokens is taken; tasks run on."""
+    """True if the user's tokens are rejected; running tasks continue."""
     groups: tuple[str, ...]
     created: float
 
@@ -89,54 +91,54 @@ class TokenView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewToken(msgspec.Struct, frozen=True, kw_only=True):
-    """A token that was just made: the only time that its text is told."""
+    """A new token; its text is sent only once."""
 
     token: str
     view: TokenView
 
 
 class SignInCode(msgspec.Struct, frozen=True, kw_only=True):
-    """Signs one browser in to the dashboard as the user who asked for it."""
+    """Code that signs one browser in to the dashboard as the user who requested it."""
 
     code: str
     seconds: float
-    """For so long it is taken, once."""
+    """Lifetime of the code, in seconds; it works once."""
 
 
 class UserRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A user to make."""
+    """A user to create."""
 
     name: Name
 
 
 class GroupRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A group to make."""
+    """A group to create."""
 
     name: Name
 
 
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A token to make."""
+    """A token to create."""
 
     user: Name
     scope: Scope = "submit"
     days: Annotated[float, msgspec.Meta(gt=0, le=36_500)] | None = 90.0
-    """Until it expires; null: never."""
+    """Days until the token expires; null: never."""
     note: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much the active tasks of one user, group and priority may hold together.
+    """Limit on what the active tasks of one user, group and priority may hold together.
 
-    The most particular row counts: by user, then by group, then by priority.
+    The most specific row applies: by user, then by group, then by priority.
     """
 
     user: Name = ""
-    """Empty: each user by himself who has no row of his own."""
+    """Empty: each user without a row of their own, separately."""
     group: Name = ""
-    """Empty: each group by itself, and none, without a row of its own."""
+    """Empty: each group without a row of its own, and no group, separately."""
     priority: Name = ""
-    """A key of model.PRIORITIES; empty: each priority by itself without a row of its own."""
+    """A key of model.PRIORITIES; empty: each priority without a row of its own, separately."""
     gpus: Amount | None = None
     """None: no limit. A node without GPUs counts as one."""
     nodes: Amount | None = None
@@ -149,36 +151,37 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     wall: float
     user: str
     token: str
-    """Id of the token; "home": the home's own."""
+    """Id of the token; "home": the home's own token."""
     address: str
     action: str
-    """e.g. submit, stop, token.create."""
+    """For example submit, stop, token.create."""
     object: str
-    """e.g. t17, user ada."""
+    """For example t17, user ada."""
     outcome: str
-    """ok, or the class of the refusal."""
+    """"ok", or the class of the error that rejected the request."""
 
 
 def check_name(name: str, what: str) -> None:
-    """Refuses what is no name of a user, group or priority.
+    """Rejects text that is not a name of a user, group or priority.
 
     Raises:
-        ConfigError: says what a name is.
+        ConfigError: states the rules for a name.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{what} {name!a}: a name is up to 63 of a-z, 0-9, '.', '_', '-', first a letter or digit"
+            f"invalid {what} {name!a}: expected 1 to 63 characters of a-z, 0-9, '.', '_', '-'; the first "
+            "must be a letter or digit"
         )
 
 
 def new_token() -> tuple[str, str, str]:
-    """A fresh token: its id, its whole text, the hash of its secret."""
+    """Returns a new token: its id, its whole text, the hash of its secret."""
     id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     return id, f"hai_{id}_{secret}", hash_secret(secret)
 
 
 def split_token(text: str) -> tuple[str, str] | None:
-    """Id and secret; None where it is no token."""
+    """Returns the id and the secret; None if the text is not a token."""
     found = _TOKEN.fullmatch(text)
     return None if found is None else (found[1], found[2])
 

@@ -1,9 +1,9 @@
-"""The goodput ledger: where the time of tasks went, by cause. A pure function of the event table.
+"""The goodput ledger: the time of tasks, by cause. A pure function of the event table.
 
-Each moment of a task between its submission and its end, times the nodes that it holds or waits for, is in
-exactly one cause. Times are whole microseconds, so the parts add up to the whole exactly. The vocabulary
-(goodput, effective training time ratio) is that of Meta's "Revisiting Reliability in Large-Scale Machine
-Learning Research Clusters", HPCA 2025. docs/hai-ledger.md has the causes in words.
+Each moment of a task between its submission and its end, times the nodes that it holds or waits
+for, has exactly one cause. Times are whole microseconds, so the parts add up to the whole exactly.
+The terms (goodput, effective training time ratio) follow Meta's "Revisiting Reliability in
+Large-Scale Machine Learning Research Clusters", HPCA 2025. docs/hai-ledger.md describes the causes.
 """
 
 from bisect import bisect_left, bisect_right
@@ -23,14 +23,14 @@ Cause = Literal[
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 IDLE = "idle"
-"""Of nodes that nothing holds; a cluster has it, a task has not."""
+"""Time of nodes that no task holds; only a cluster's account has it."""
 
 MOMENT_US = 1_000_000
-"""A task that waits less beside nodes that are free is not said to be hindered."""
+"""Minimum wait beside enough free nodes that counts as fragmentation."""
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ledger has to know of a task besides its events."""
+    """Task data that the ledger needs besides the events."""
 
     task: str
     nodes: int
@@ -38,21 +38,22 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Ranks of a node that an elastic attempt goes on without."""
+    """Ranks of a node that an elastic attempt continues without."""
 
     node: str
     ranks: int
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A stretch of a task's time. Microseconds since 1970; `held`: names of the nodes, () while it waits."""
+    """A stretch of a task's time. Microseconds since 1970; `held`: names of the nodes, () while the
+    task waits."""
 
     begin: int
     end: int
     cause: Cause
     held: tuple[str, ...] = ()
     gaps: tuple[Gap, ...] = ()
-    """Their share of the nodes is a fault's."""
+    """Missing ranks; their share of the nodes counts as "fault"."""
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,30 +62,31 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     whole: int
     parts: dict[str, int]
     held: int
-    """That part of the whole in which it had its nodes."""
+    """Part of the whole during which the task held its nodes."""
 
     @property
     def ettr(self) -> float:
-        """Effective training time ratio: useful time of all time since the submission."""
+        """Effective training time ratio: useful time per time since the submission."""
         return self.parts.get("useful", 0) / self.whole if self.whole else 0.0
 
     @property
     def goodput(self) -> float:
-        """Useful time of the time in which nodes were held; of a cluster: of all time of its nodes."""
+        """Useful time per time in which nodes were held; for a cluster: per total time of its
+        nodes."""
         return self.parts.get("useful", 0) / self.held if self.held else 0.0
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node counts: its GPUs, where all nodes say how many they have, else 1."""
+    """Weight of each node: its GPUs if all nodes report them, else 1."""
 
     unit: Literal["node", "GPU"]
     of: dict[str, int]
     usual: int
-    """Of a node that is not known, and of one that is waited for."""
+    """Weight of an unknown node, and of a node that a task waits for."""
 
 
 def weights(gpus: Mapping[str, int]) -> Weights:
-    """From the GPUs of the cluster's nodes; 0: not known."""
+    """Derives the weights from the GPUs of the cluster's nodes; 0: not known."""
     if gpus and all(gpus.values()):
         usual = Counter(gpus.values()).most_common(1)[0][0]
         return Weights(unit="GPU", of=dict(gpus), usual=usual)
@@ -95,33 +97,33 @@ def weights(gpus: Mapping[str, int]) -> Weights:
 
 
 class _Attempt:
-    """What is known of an attempt while its events are read."""
+    """State of an attempt while its events are read."""
 
     def __init__(self, nodes: tuple[str, ...], after_fault: bool) -> None:
         self.nodes = nodes
         self.first: Cause = "restart" if after_fault else "starting"
         self.running: int | None = None
         self.leaving: int | None = None
-        """Since when it suspends."""
+        """Time at which the attempt began to suspend."""
         self.stopping = False
         self.broken: int | None = None
-        """Since when it did not work any more, should it end by a fault."""
+        """Time at which the attempt stopped working, if it ends by a fault."""
         self.began = 0
         """First heartbeat."""
         self.saved = 0
         self.missing: dict[int, str] = {}
-        """Ranks that it goes on without, and where they were."""
+        """Ranks that the attempt continues without, and their nodes."""
         self.changes: list[tuple[int, tuple[Gap, ...]]] = []
-        """Whenever these have changed: since then, these gaps."""
+        """Gaps after each change of the missing ranks, with the time of the change."""
 
     def goes_on(self, now: int) -> None:
-        """With those that are not missing."""
+        """Records the gaps from now on."""
         count = Counter(self.missing.values())
         self.changes.append((now, tuple(Gap(node, count[node]) for node in sorted(count))))
 
 
 class Reader:
-    """Turns the events of one task, one by one in order, into segments without gaps."""
+    """Turns the events of one task, in order, into segments without gaps."""
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []
@@ -140,7 +142,7 @@ class Reader:
             self._at = until
 
     def _work(self, attempt: _Attempt, until: int, cause: Cause) -> None:
-        """Of the ranks that were there."""
+        """Adds segments for the ranks that were present."""
         gaps: tuple[Gap, ...] = ()
         for at, following in attempt.changes:
             self._put(min(at, until), cause, attempt.nodes, gaps)
@@ -148,7 +150,7 @@ class Reader:
         self._put(until, cause, attempt.nodes, gaps)
 
     def read(self, event: Event) -> None:
-        """The next event."""
+        """Reads the next event."""
         if self.over:
             return
         if self._at is None:
@@ -173,7 +175,7 @@ class Reader:
                 self._learn(attempt, event, now)
 
     def _learn(self, attempt: _Attempt, event: Event, now: int) -> None:
-        """What happens within an attempt."""
+        """Applies an event within an attempt."""
         detail = event.detail
         match event.kind:
             case "running":
@@ -218,7 +220,7 @@ class Reader:
         self._waits = "queue"
 
     def until(self, moment: float) -> list[Segment]:
-        """The segments up to now or to a later moment (wall clock); it can be read on."""
+        """Returns the segments up to now or a later moment (wall clock); reading can continue."""
         if self.over:
             return self.segments
         reader = copy(self)
@@ -227,7 +229,8 @@ class Reader:
         return reader.segments
 
     def finish(self, until: int) -> None:
-        """The time has come to `until`, and the task goes on. Nothing can be read any more."""
+        """Closes the segments at `until`, while the task continues. No further event can be
+        read."""
         if self.over or self._at is None:
             return
         attempt = self._attempt
@@ -243,10 +246,11 @@ class Reader:
 
 
 def segments(events: Iterable[Event], until: float) -> list[Segment]:
-    """The time of one task, from its submission to its end or `until`, in order and without gaps.
+    """Returns the segments of one task, from its submission to its end or `until`, in order and
+    without gaps.
 
     Args:
-        events: all of the task, in order.
+        events: all events of the task, in order.
         until: wall clock, seconds since 1970.
     """
     reader = Reader()
@@ -260,7 +264,7 @@ def segments(events: Iterable[Event], until: float) -> list[Segment]:
 
 
 class Books(msgspec.Struct, frozen=True, kw_only=True):
-    """The ledger of some tasks."""
+    """Ledger of a set of tasks."""
 
     since: int
     until: int
@@ -268,11 +272,11 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     tasks: dict[str, Account]
     total: Account
     cluster: Account
-    """Of all nodes from `since` on; its parts are what tasks did with nodes that they held, and `idle`."""
+    """Account of all nodes from `since` on: the causes of held node time, and `idle`."""
 
 
 class LedgerView(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the ledger, as the server tells it; amounts as in `Account`."""
+    """Part of the ledger that the server returns; amounts as in `Account`."""
 
     since: float
     until: float
@@ -281,7 +285,7 @@ class LedgerView(msgspec.Struct, frozen=True, kw_only=True):
     tasks: dict[str, Account]
     total: Account
     cluster: Account | None = None
-    """Where it was asked for."""
+    """Cluster account, if requested."""
 
 
 def account(
@@ -292,14 +296,14 @@ def account(
     until: float,
     since: float = 0.0,
 ) -> Books:
-    """The ledger.
+    """Computes the ledger from events.
 
     Args:
         shapes: all tasks.
         events: of all of them, in order for each task.
-        gpus: the cluster's nodes as of now, and their GPUs (0: not known).
-        until: wall clock, seconds since 1970; what lies behind it is left out.
-        since: what lies before it is left out; 0: nothing.
+        gpus: the cluster's current nodes and their GPUs (0: not known).
+        until: wall clock, seconds since 1970; later time is left out.
+        since: earlier time is left out; 0: include all time.
     """
     histories: dict[str, list[Event]] = {shape.task: [] for shape in shapes}
     for event in events:
@@ -317,7 +321,7 @@ def books(
     until: float,
     since: float = 0.0,
 ) -> Books:
-    """As `account`, of the segments of each task instead of its events."""
+    """Computes the ledger as `account`, from the segments of each task instead of its events."""
     load = _Load(found.values())
     scale = weights(gpus)
     begins = [of_task[0].begin for of_task in found.values() if of_task]
@@ -339,7 +343,7 @@ def books(
 
 
 def total(accounts: Iterable[Account]) -> Account:
-    """The sum of some accounts, e.g. of a user's tasks."""
+    """Returns the sum of some accounts, e.g. of a user's tasks."""
     accounts = list(accounts)
     parts: dict[str, int] = {c: sum(one.parts[c] for one in accounts) for c in CAUSES}
     whole, held = sum(one.whole for one in accounts), sum(one.held for one in accounts)
@@ -347,7 +351,7 @@ def total(accounts: Iterable[Account]) -> Account:
 
 
 def _amounts(shape: Shape, segment: Segment, scale: Weights) -> list[tuple[Cause, int]]:
-    """What the segment is of which cause."""
+    """Splits the segment's amount by cause."""
     span = segment.end - segment.begin
     if not segment.held:
         return [(segment.cause, span * shape.nodes * scale.usual)]
@@ -360,7 +364,7 @@ def _amounts(shape: Shape, segment: Segment, scale: Weights) -> list[tuple[Cause
 
 
 _Cut = tuple[Shape, list[Segment]]
-"""A task's segments from the begin to the end of the ledger."""
+"""A task and its segments, clipped to the ledger's period."""
 
 
 def _sum(shape: Shape, cut: list[Segment], scale: Weights) -> Account:
@@ -387,7 +391,8 @@ def _clip(of_task: Iterable[Segment], begin: int, end: int) -> list[Segment]:
 
 
 def _cluster(cuts: list[_Cut], scale: Weights, begin: int, end: int) -> Account:
-    """All nodes that are there, and those that tasks held while there were more."""
+    """Returns the account of all current nodes, and of nodes that tasks held while there were
+    more."""
     capacity = sum(scale.of.values())
     parts: dict[str, int] = dict.fromkeys((*CAUSES, IDLE), 0)
     changes: Counter[int] = Counter()
@@ -407,7 +412,7 @@ def _cluster(cuts: list[_Cut], scale: Weights, begin: int, end: int) -> Account:
 
 
 class _Load:
-    """How many nodes were held at each moment."""
+    """Number of nodes held at each moment."""
 
     def __init__(self, of_tasks: Iterable[list[Segment]]) -> None:
         changes: Counter[int] = Counter()
@@ -422,7 +427,8 @@ class _Load:
             self._held.append(held)
 
     def split(self, of_task: list[Segment], nodes: int, there: int) -> list[Segment]:
-        """With the waits beside enough free nodes marked as fragmentation. `there`: nodes of the cluster."""
+        """Marks waits beside enough free nodes as fragmentation. `there`: number of nodes of the
+        cluster."""
         result: list[Segment] = []
         for segment in of_task:
             if segment.cause != "queue":

@@ -1,8 +1,9 @@
-"""The life of one task: what each request and event makes of it. Pure: no I/O, no clock.
+"""State machine of one task: the effect of each request and event. Pure: no I/O, no clock.
 
-`request`, `grant`, `observe` and `decide` take one task and one input and return the task's new value, the
-lines of history to write and the calls to make of the engine. Which gang starts where, and who makes room, is
-decided by `planner.py`. The server writes each `Step` in one transaction before it makes any of the calls.
+`request`, `grant`, `observe` and `decide` take one task and one input. They return the task's new
+value, the history lines to write and the engine calls to make. `planner.py` decides which gang
+starts where, and which tasks make room. The server writes each `Step` in one transaction before it
+makes any of the calls.
 """
 
 from typing import Any, Literal
@@ -27,11 +28,11 @@ ACTIVE: frozenset[TaskState] = frozenset({"starting", "running", "suspending"})
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scheduler knows of a task."""
+    """The scheduler's view of a task."""
 
     id: str
     order: int
-    """Place in the order of submission."""
+    """Position in the order of submission."""
     user: str = ""
     nodes: int
     world: int
@@ -44,34 +45,37 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     placement: tuple[str, ...] = ()
     """Nodes that the active attempt holds; empty outside ACTIVE."""
     previous: tuple[str, ...] = ()
-    """Nodes of the last attempt while the engine keeps something warm there; a restart prefers them."""
+    """Nodes of the last attempt while the engine keeps warm processes there; a restart prefers
+    them."""
     preempted: bool = False
-    """It is suspending to make room, and goes back into the queue by itself."""
+    """True while the task suspends to make room; it then returns to the queue by itself."""
     stopping: bool = False
-    """A stop was asked for and the attempt has not ended yet."""
+    """True if a stop was requested and the attempt has not ended yet."""
     unsure: bool = False
-    """The server died before it knew that the launch went through: a loss is then not the task's fault."""
+    """True if the server died before it recorded that the launch succeeded. A loss is then not
+    charged to the task."""
     started: frozenset[int] = frozenset()
     exited: frozenset[int] = frozenset()
     newcomers: frozenset[tuple[str, int, int]] = frozenset()
-    """What was seen of newcomers in the active attempt: kind, rank, incarnation."""
+    """Events seen from newcomers in the active attempt: kind, rank, incarnation."""
     max_node_faults: int = 10
     node_faults: int = 0
     avoid: frozenset[str] = frozenset()
-    """Nodes that the task is not to be placed on, as long as there are enough others."""
+    """Nodes on which the task is not placed while enough other nodes exist."""
     lease: Lease | None = None
-    """Who holds the active attempt; None: all its ranks, at generation 0."""
+    """Holder of the active attempt; None: all its ranks, at generation 0."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rules for faults say of an attempt that ended by one; `hai.faults` makes it."""
+    """Decision of the fault rules on an attempt that ended by a fault; `hai.faults` creates it."""
 
     cause: Literal["script", "node", "network"] = "script"
-    """Whose fault it was: script costs one of `max_restarts`, the others one of `max_node_faults`."""
+    """Cause of the fault: "script" costs one of `max_restarts`, the others one of
+    `max_node_faults`."""
     avoid: frozenset[str] = frozenset()
-    """Nodes that the next attempt is not to be placed on."""
+    """Nodes that the next attempt avoids."""
     stop: str = ""
-    """Why there is to be no further attempt; empty: there may be."""
+    """Reason why no further attempt may start; empty: one may."""
 
 
 class Launch(msgspec.Struct, frozen=True, tag="Launch"):
@@ -93,14 +97,14 @@ class StopGang(msgspec.Struct, frozen=True, tag="StopGang"):
 
 
 class Preempt(msgspec.Struct, frozen=True, tag="Preempt"):
-    """Have a running task save and leave, to make room; it goes back into the queue by itself."""
+    """Have a running task save and leave, to make room; it returns to the queue by itself."""
 
     task: str
     attempt: int
     why: str
-    """For people."""
+    """Reason, as text for users."""
     to: str = ""
-    """The node that the plan keeps for it, where it starts again at once; empty: none."""
+    """Node that the plan keeps for the task, on which it restarts at once; empty: none."""
 
 
 class Release(msgspec.Struct, frozen=True, tag="Release"):
@@ -114,14 +118,14 @@ Action = Launch | Preempt | SuspendGang | StopGang | Release
 
 
 class Note(msgspec.Struct, frozen=True):
-    """One line of history to be written with the step."""
+    """One history line, written with the step."""
 
     kind: str
     detail: dict[str, Any] = {}
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What one input makes of one task. Empty notes: nothing changed."""
+    """Effect of one input on one task. Empty notes: nothing changed."""
 
     task: Task
     notes: tuple[Note, ...] = ()
@@ -134,10 +138,11 @@ def admit(task: Task) -> Step:
 
 
 def request(task: Task, what: Request) -> Step:
-    """Applies a user's stop, suspend or resume. Asking again for what is under way changes nothing.
+    """Applies a user's stop, suspend or resume. Repeating a request that is under way changes
+    nothing.
 
     Raises:
-        TaskError: the task's state does not allow it.
+        TaskError: the task's state does not allow the request.
     """
     match what:
         case "stop":
@@ -154,7 +159,7 @@ def _stop(task: Task) -> Step:
     if task.state in TERMINAL:
         raise TaskError(f"task {task.id} has already {_ended(task)}")
     if task.state in ACTIVE:
-        changed = _replace(task, stopping=True, reason="stop was asked for")
+        changed = _replace(task, stopping=True, reason="stop requested")
         return Step(
             task=changed,
             notes=(Note("stopping"),),
@@ -167,7 +172,7 @@ def _suspend(task: Task) -> Step:
     if task.state in ("suspending", "suspended") and not task.stopping:
         if not task.preempted:
             return Step(task=task)
-        note = Note("suspending", {"reason": "suspend was asked for"})
+        note = Note("suspending", {"reason": "suspend requested"})
         return Step(task=_replace(task, preempted=False, reason=""), notes=(note,))
     if task.state in TERMINAL:
         raise TaskError(f"task {task.id} has already {_ended(task)}")
@@ -180,7 +185,7 @@ def _suspend(task: Task) -> Step:
 
 
 def preempt(task: Task, why: str) -> Step:
-    """Has an active task make room; whatever is on its way out already changes nothing."""
+    """Makes an active task give up its nodes. A task that is already leaving does not change."""
     if task.state not in ("starting", "running") or task.stopping:
         return Step(task=task)
     return Step(
@@ -205,8 +210,9 @@ def _resume(task: Task) -> Step:
 def grant(task: Task, asked: LeaseRequest) -> Step | None:
     """Moves an attempt to a later generation, held by the part that asks first; None: refused.
 
-    Of the parts of a generation at most one goes on: a part says which generation it comes from, and only the
-    one in force can be followed. Who asked for that one comes from it, too, though it may not know.
+    At most one part of a generation continues. A part names the generation it comes from, and only
+    the generation in force can be followed. The part that obtained the generation in force also
+    counts as coming from it, even if it missed the answer.
     """
     if task.state not in ACTIVE or asked.attempt != task.attempt:
         return None
@@ -222,8 +228,8 @@ def grant(task: Task, asked: LeaseRequest) -> Step | None:
 
 
 def observe(task: Task, event: EngineEvent, verdict: Verdict = Verdict()) -> Step:  # noqa: B008
-    """Applies what the engine saw, and what a fault was taken for. Events of older attempts and events seen
-    before change nothing."""
+    """Applies an engine event, and the fault rules' verdict on it. Events of older attempts and
+    repeated events change nothing."""
     if task.state not in ACTIVE or event.attempt != task.attempt:
         return Step(task=task)
     match event:
@@ -270,7 +276,7 @@ def _rank_exited(task: Task, event: RankExited) -> Step:
 
 
 def _newcomer(task: Task, event: RankStarted | RankJoined | RankExited, note: Note) -> Step:
-    """Of an elastic attempt, which goes on."""
+    """Records an event of a newcomer in an elastic attempt; the attempt continues."""
     seen = (note.kind, event.rank, event.incarnation)
     if seen in task.newcomers:
         return Step(task=task)
@@ -319,7 +325,8 @@ def _gang_ended(task: Task, event: GangEnded, verdict: Verdict) -> Step:
 
 
 def _charge(task: Task, verdict: Verdict) -> Task | str:
-    """The task after it has paid for a fault, or why it cannot go on, to be put behind the reason."""
+    """Returns the task charged for a fault, or, if it cannot continue, text to append to the
+    reason."""
     if verdict.stop:
         return f"; {verdict.stop}"
     task = _replace(task, avoid=task.avoid | verdict.avoid)
@@ -349,12 +356,13 @@ def decide(task: Task, action: Action) -> Step:
 
 
 def count(number: int, noun: str) -> str:
-    """E.g. "1 node", "3 nodes"."""
+    """Returns for example "1 node", "3 nodes"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _enter(task: Task, state: TaskState, reason: str, *before: Note) -> Step:
-    """Changes the state: its note comes last; whatever no attempt can follow soon gives back its warmth."""
+    """Changes the state and writes its note last. Releases what is kept warm if no attempt can
+    follow soon."""
     actions: tuple[Action, ...] = ()
     if task.previous and (state in TERMINAL or state == "suspended"):
         actions = (Release(task.id, task.attempt),)

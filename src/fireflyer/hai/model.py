@@ -1,7 +1,7 @@
-"""What the platform knows of a task: the submitted spec, its state, and the append-only events.
+"""Data model of a task: the submitted spec, its state, and the append-only events.
 
-A task is a chain of attempts. These structs cross the HTTP API as JSON; the client returns them as
-they are.
+A task is a chain of attempts. These structs cross the HTTP API as JSON; the client returns them
+unchanged.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,8 @@ Wall = Annotated[float, msgspec.Meta(ge=0, le=253_370_764_800)]
 """Wall clock, seconds since 1970, until the year 9999."""
 
 PER_ANSWER = 1000
-"""So many tasks or lines of history are in an answer at most; who asks for the rest names the last one."""
+"""Maximum number of tasks or history lines in an answer; a request for the rest names the
+last one."""
 
 TERMINAL: frozenset[TaskState] = frozenset({"finished", "failed", "stopped"})
 """States that a task never leaves."""
@@ -28,73 +29,81 @@ Priority = Literal["auto", "low", "normal", "above_normal", "high", "very_high",
 PRIORITIES: Mapping[str, int] = {
     "low": 8, "normal": 10, "above_normal": 20, "high": 30, "very_high": 40, "extreme_high": 50,
 }  # fmt: skip
-"""HAI's levels. "auto" is the highest level for which the user has a quota with room left, else normal."""
+"""HAI's levels. "auto" is the highest level at which the user's quota has room left, else
+normal."""
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a user submits."""
+    """A task as the user submits it."""
 
     script: str
     """Absolute path of a Python script."""
     args: tuple[str, ...] = ()
     name: str = ""
-    """For people; the script's file name when empty."""
+    """Display name; default: the script's file name."""
     cwd: str
     env: dict[str, str] = {}
-    """Added to the server's own environment for the ranks."""
+    """Environment variables added to the server's own for the ranks."""
     nodes: int = 1
     ranks_per_node: int = 1
     start: Literal["auto", "fork", "exec"] = "auto"
-    """fork: ranks come from a process that has torch imported; exec: a fresh interpreter each; auto: fork
-    where the script, a module beside it, or an earlier attempt imports torch."""
+    """fork: ranks are forked from a process that has torch imported; exec: each rank is a fresh
+    interpreter; auto: fork if the script, a module beside it, or an earlier attempt imports torch.
+    """
     max_restarts: int = 3
-    """Attempts that may be spent on faults; suspends and resumes are free. An elastic attempt may start each
-    of its ranks again as often as there are restarts left."""
+    """Maximum number of restarts after faults; suspends and resumes are free. An elastic attempt
+    may restart each of its ranks as often as there are restarts left."""
     max_node_faults: int = 10
-    """Attempts that may be spent on faults of nodes and network, which cost none of `max_restarts`."""
+    """Maximum number of restarts after node and network faults, which cost none of
+    `max_restarts`."""
     watchdog_s: float = 0.0
-    """A gang of which no rank wrote a line or had a heartbeat for so long hangs; 0: nobody watches."""
+    """Seconds without output or heartbeat of any rank after which the gang counts as hung; 0: no
+    watchdog."""
     elastic: bool = False
-    """An attempt goes on without the ranks that it loses, and gets newcomers in their place. For scripts
-    that train elastically (`elastic=True` of HaiScale); until their doors are open, a lost rank ends the
-    attempt."""
+    """True if an attempt continues without lost ranks, and gets newcomers in their place. For
+    scripts that train elastically (`elastic=True` of HaiScale). Until their join listeners are
+    open, a lost rank ends the attempt."""
     grace_s: float = 30.0
-    """Time the ranks get to save and leave on suspend or stop before they are killed."""
+    """Time that the ranks get to save and leave on suspend or stop before they are killed."""
     workspace: str = ""
-    """Id of a workspace that was shipped; `script` and `cwd` are then relative to it. Empty: none."""
+    """Id of a shipped workspace; `script` and `cwd` are then relative to it. Empty: none."""
     venv: str = ""
-    """Id of a lock file that the server has: the ranks run in its environment. Empty: in the server's own."""
+    """Id of a lock file on the server: the ranks run in its environment. Empty: the server's own
+    environment."""
     gpus: int = 0
-    """Of each node; 0: whole nodes."""
+    """GPUs on each node; 0: whole nodes."""
     memory_mib: int = 0
-    """Of each node; 0: whatever there is."""
+    """Memory on each node; 0: all that it has."""
     priority: Priority = "normal"
-    """auto: the highest one for which the user has a quota with room left."""
+    """auto: the highest priority for which the user has a quota with room left."""
     group: str = ""
-    """For quotas and reservations."""
+    """Group for quotas and reservations."""
     labels: dict[str, str] = {}
-    """For people and programs; the scheduler does not look at them."""
+    """Labels for users and programs; the scheduler ignores them."""
     expected_s: float = 0.0
-    """How long it works, if known; 0: not known. Backfill, windows and `why` use it; nothing ends by it."""
+    """Expected duration of the work; 0: not known. Backfill, windows and `why` use it; it ends
+    nothing."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may go on with an attempt whose ranks were parted: the members of one generation."""
+    """Right to continue an attempt whose ranks were separated; held by the members of one
+    generation."""
 
     generation: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
-    """Grows with each change of membership. An attempt starts with all its ranks at 0, never asked for."""
+    """Grows with each change of membership. An attempt starts at 0 with all its ranks, without a
+    request."""
     members: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
-    """Names of processes, for people."""
+    """Names of processes, for display."""
     token: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-    """Of the process that asked."""
+    """Token of the process that asked."""
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of an attempt asks to be the one that goes on."""
+    """Request of a part of an attempt to be the one that continues."""
 
     attempt: int
     held: int
-    """The generation that its members were of when they lost sight of others."""
+    """Generation of the part's members when they lost contact with others."""
     lease: Lease
 
 
@@ -104,73 +113,73 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     node: str
     pid: int | None
-    """None before the start."""
+    """Process id; None before the start."""
     ended: str | None
-    """None while it runs, else e.g. "exit 0" or "SIGKILL"."""
+    """None while the rank runs, else for example "exit 0" or "SIGKILL"."""
     log: str
     """Path of the log file."""
     incarnation: int = 0
-    """0: of the attempt's first ranks; n: the n-th newcomer in this place."""
+    """0: one of the attempt's first ranks; n: the n-th newcomer in this place."""
     step: int | None = None
-    """The last one that it told by `fireflyer.hai.heartbeat(step)`; known while it runs."""
+    """Last step reported by `fireflyer.hai.heartbeat(step)`; known while the rank runs."""
     slower: float = 0.0
-    """A straggler: how many times as slow as the median of its gang; else 0."""
+    """Slowness of a straggler relative to the median of its gang; 0 for other ranks."""
     member: bool = True
-    """False for a newcomer that the others have not let in yet."""
+    """False for a newcomer that the other members have not admitted yet."""
 
 
 class TaskView(msgspec.Struct, frozen=True, kw_only=True):
-    """A task as of now."""
+    """Current state of a task."""
 
     id: str
     """"t1", "t2", ... in order of submission."""
     spec: TaskSpec
     state: TaskState
     reason: str
-    """Why it is in this state, in words; empty when there is nothing to say."""
+    """Reason for the state, as text; may be empty."""
     attempt: int
     """0 before the first start."""
     generation: int
-    """How often the members of this attempt have changed."""
+    """Number of membership changes in this attempt."""
     members: tuple[str, ...]
-    """The processes that hold the attempt's lease; empty at generation 0: all ranks."""
+    """Processes that hold the attempt's lease; empty at generation 0: all ranks."""
     restarts: int
-    """Attempts spent on faults so far."""
+    """Restarts after faults so far."""
     node_faults: int = 0
-    """Attempts spent on faults of nodes and network."""
+    """Restarts after node and network faults so far."""
     avoid: tuple[str, ...] = ()
-    """Nodes that it is not placed on again, as long as there are others."""
+    """Nodes on which the task is not placed again while enough others exist."""
     ranks: tuple[RankView, ...]
     directory: str
-    """`<home>/tasks/<id>`: one folder an attempt, and `output/`, which outlives attempts."""
+    """`<home>/tasks/<id>`: one folder per attempt, and `output/`, which outlives attempts."""
     created: float
     """Wall clock, seconds since 1970."""
     user: str = ""
-    """Who submitted it."""
+    """User that submitted the task."""
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as of now."""
+    """Current state of a node."""
 
     name: str
     task: str | None = None
-    """The first task that holds something of it."""
+    """First task that holds part of the node."""
     tasks: tuple[str, ...] = ()
     state: Literal["ready", "suspect", "drained", "down"] = "ready"
-    """suspect: used where nothing else is free; drained: what runs there goes on, nothing new starts; down:
-    nothing runs there."""
+    """suspect: used only if nothing else is free; drained: running tasks continue, nothing new
+    starts; down: nothing runs there."""
     reason: str = ""
     until: float | None = None
-    """When it is ready again by itself; wall clock."""
+    """Time at which the node becomes ready again by itself; wall clock."""
     gpus: int = 0
     free: int = 0
-    """GPUs; of a node without GPUs 1 if it is idle."""
+    """Free GPUs; for a node without GPUs 1 if it is idle."""
     leaf: str = ""
     zone: str = ""
 
 
 class WindowView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Nodes that are taken out for some time: a maintenance, or a reservation for a user or group."""
+    """Nodes taken out for some time: for maintenance, or reserved for a user or group."""
 
     id: str = ""
     nodes: tuple[str, ...]
@@ -182,7 +191,7 @@ class WindowView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Takes a node out of use."""
+    """Request to take a node out of use."""
 
     reason: str
     until: Wall | None = None
@@ -190,7 +199,7 @@ class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class WhyView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task waits for."""
+    """Reason why a task waits."""
 
     task: str
     state: TaskState
@@ -198,7 +207,7 @@ class WhyView(msgspec.Struct, frozen=True, kw_only=True):
     ahead: int = 0
     """Queued tasks that come before it."""
     earliest: float | None = None
-    """The moment before which it does not start, wall clock; None: not known."""
+    """Lower bound of the task's start, wall clock; None: not known."""
     policy: str
 
 
@@ -206,17 +215,17 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a task's history; never changed, never deleted."""
 
     seq: int
-    """Grows over all tasks of a server; continue reading with `after=seq`."""
+    """Sequence number; grows over all tasks of a server. Continue reading with `after=seq`."""
     task: str
     attempt: int
     kind: str
-    """submitted, queued, starting, rank_started, running, leased, rank_joined, rank_exited, gang_ended,
-    restarting, suspending, preempted, suspended, resumed, stopping, finished, failed, stopped;
-    observed, acted and progress: docs/hai-faults.md."""
+    """submitted, queued, starting, rank_started, running, leased, rank_joined, rank_exited,
+    gang_ended, restarting, suspending, preempted, suspended, resumed, stopping, finished, failed,
+    stopped; observed, acted and progress: docs/hai-faults.md."""
     detail: dict[str, Any]
     """rank_started: rank, node, pid; leased: generation, members, token; rank_joined: rank, node;
-    rank_exited: rank, node, code, signal, suspended, and lost where an elastic attempt goes on without it;
-    gang_ended: outcome, reason. The rank_ kinds of newcomers: incarnation, too."""
+    rank_exited: rank, node, code, signal, suspended, and lost if an elastic attempt continues
+    without it; gang_ended: outcome, reason. The rank_ kinds of newcomers also have incarnation."""
     monotonic_ns: int
     """CLOCK_MONOTONIC of the observation, by the supervisor for the rank_ and gang_ kinds."""
     wall: float

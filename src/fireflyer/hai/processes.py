@@ -1,8 +1,8 @@
-"""How every descendant of a subreaper is found and killed.
+"""Finding and killing every descendant of a subreaper.
 
-A subreaper adopts the orphans among its descendants. So once all its children are killed and reaped, what
-they left behind has become its children in turn, whatever group or session it moved to; when no
-child is left, no descendant is. Imports next to nothing: the guard lives on it.
+A subreaper adopts the orphans among its descendants. Once all its children are killed and reaped,
+the processes they left behind become its children in turn, in any group or session. If no child is
+left, no descendant is left. Imports almost nothing, because the guard runs on it.
 """
 
 import contextlib
@@ -11,7 +11,8 @@ import signal
 
 
 def children() -> list[int]:
-    """The children of this process, zombies included. REQUIRES: one thread, which alone reaps them."""
+    """Returns the children of this process, zombies included. REQUIRES: one thread, which alone
+    reaps them."""
     pid = os.getpid()
     with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(child) for child in file.read().split()]
@@ -28,13 +29,13 @@ def _parent(pid: int) -> int | None:
 
 
 def kill(pid: int, number: int) -> None:
-    """Signals a process that may have ended but is not reaped by anyone else."""
+    """Signals a process that may have ended but that no other process reaps."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 def kill_group(pid: int, number: int) -> None:
-    """Signals a rank's process group, or the rank alone where it has not made its group yet."""
+    """Signals a rank's process group, or only the rank if it has not created its group yet."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
@@ -42,7 +43,8 @@ def kill_group(pid: int, number: int) -> None:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler of its own for the signal; False for one that has ended."""
+    """Returns whether a process has its own handler for the signal; False for one that has
+    ended."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             masks = [line for line in file if line.startswith(b"SigCgt:")]
@@ -52,7 +54,8 @@ def catches(pid: int, number: int) -> bool:
 
 
 def tell_state(pid: int) -> str:
-    """What the kernel knows of each thread of a process: its state, and where in the kernel it waits."""
+    """Returns the kernel's state of each thread of a process, and where in the kernel the thread
+    waits."""
     lines = [f"process {pid}\n"]
     with contextlib.suppress(OSError):
         for thread in sorted(map(int, os.listdir(f"/proc/{pid}/task"))):
@@ -65,7 +68,7 @@ def tell_state(pid: int) -> str:
 
 
 def _first(path: str) -> str:
-    """First line of a file of /proc; "" where it cannot be read."""
+    """Returns the first line of a file of /proc; "" if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.readline().rstrip("\n")
@@ -74,7 +77,8 @@ def _first(path: str) -> str:
 
 
 def kill_descendants() -> None:
-    """Kills and reaps until nothing is left. REQUIRES: this process is a subreaper with one thread."""
+    """Kills and reaps until no descendant is left. REQUIRES: this process is a subreaper with one
+    thread."""
     while True:
         for pid in children():
             kill(pid, signal.SIGKILL)
@@ -85,7 +89,7 @@ def kill_descendants() -> None:
 
 
 def describe_exit(code: int | None, number: int | None) -> str:
-    """In words: "exited with status 3", "was killed by SIGKILL"."""
+    """Describes an exit, for example "exited with status 3", "was killed by SIGKILL"."""
     if number is None:
         return f"exited with status {code}"
     try:

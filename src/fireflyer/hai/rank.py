@@ -1,6 +1,7 @@
-"""What a rank sees of the platform.
+"""Interface between a rank and the platform.
 
-Outside a task everything has its plain meaning, so a script runs unchanged by `python` and `torchrun`.
+Outside a task every function has a plain default, so a script runs unchanged under `python` and
+`torchrun`.
 """
 
 import contextlib
@@ -13,18 +14,18 @@ from typing import NoReturn
 
 import msgspec
 
-from fireflyer import pulse
+from fireflyer import heartbeat as pulse
 from fireflyer._native.hai import SuspendPage
 from fireflyer.errors import StorageError, TaskError
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """The task this process is a rank of."""
+    """The task of which this process is a rank."""
 
     id: str
-    """E.g. "t17"; empty outside a task."""
+    """For example "t17"; empty outside a task."""
     attempt: int
-    """From 1; 0 outside a task."""
+    """Attempt number, from 1; 0 outside a task."""
     rank: int
     world_size: int
     local_rank: int
@@ -34,13 +35,14 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     """0: one of the attempt's first ranks; n: the n-th newcomer in its place (elastic tasks)."""
     directory: Path
-    """Of the task: a folder an attempt, and `output`. The working directory outside a task."""
+    """The task's directory: a folder per attempt, and `output`. Outside a task the working
+    directory."""
     output: Path
-    """The same folder for all attempts and ranks. The working directory outside a task."""
+    """Folder shared by all attempts and ranks. Outside a task the working directory."""
 
 
 def task() -> Task:
-    """Who this process is; the rank and world size also under torchrun."""
+    """Returns this process's task; rank and world size are also set under torchrun."""
     environment = os.environ
     directory = environment.get("FIREFLYER_TASK_DIR")
     return Task(
@@ -58,7 +60,7 @@ def task() -> Task:
 
 
 class _Slot:
-    """This rank's place in the suspend page, mapped at the first question."""
+    """This rank's slot in the suspend page, mapped at the first use."""
 
     def __init__(self) -> None:
         self._page: SuspendPage | None = None
@@ -78,7 +80,7 @@ class _Slot:
             except (OSError, StorageError) as error:
                 raise TaskError(
                     f"the suspend page {control!r} of FIREFLYER_CONTROL cannot be opened ({error}): "
-                    "this process is no rank of a running task; unset it to run outside"
+                    "this process is not a rank of a running task; unset the variable to run outside a task"
                 ) from error
             self._index = int(index)
         return self._page
@@ -133,7 +135,7 @@ _slot = _Slot()
 
 
 def joined() -> None:
-    """This rank is a member of its elastic attempt: tells the supervisor of a newcomer.
+    """Marks this rank a member of its elastic attempt, and reports a newcomer to the supervisor.
 
     Raises:
         TaskError: as `suspend_requested`.
@@ -142,8 +144,8 @@ def joined() -> None:
 
 
 def between() -> None:
-    """Members form anew, each at its own place of a step: from now on `suspend_requested()` is False, until
-    `begun` says in which step the rank is.
+    """Marks that the members form a new group, each at its own point of a step. From now on
+    `suspend_requested()` is False, until `begun` names the rank's step.
 
     Raises:
         TaskError: as `suspend_requested`.
@@ -155,12 +157,12 @@ _GENERATIONS, _STEPS, _CALLS = 1 << 16, 1 << 28, 1 << 18
 
 
 def begun(generation: int, steps: int) -> None:
-    """A step of an elastic task begins, on all members of the generation: the calls of `suspend_requested()`
-    from here to the next step are numbered by (generation, steps, which call of the step).
+    """Begins a step of an elastic task, on all members of the generation. From here to the next
+    step, calls of `suspend_requested()` are numbered by (generation, steps, call within the step).
 
     Args:
         generation: of the membership, below 2**16.
-        steps: that have begun in this generation, from 1, below 2**28.
+        steps: number of steps begun in this generation, from 1, below 2**28.
 
     Raises:
         TaskError: as `suspend_requested`.
@@ -170,12 +172,12 @@ def begun(generation: int, steps: int) -> None:
 
 
 def suspend_requested() -> bool:
-    """Whether to save and leave now; ask once a step, on every rank.
+    """Returns whether to save and leave now; call it once a step, on every rank.
 
-    The n-th call returns the same on every rank of the task, so all may act on it together; in an elastic
-    task (`elastic`), the n-th of a step. While a
-    suspend is being agreed on a call waits some milliseconds; otherwise it never blocks. False outside
-    a task.
+    The n-th call returns the same on every rank of the task, so all ranks may act on it together.
+    In an elastic task (`elastic`), this holds for the n-th call of a step. A call waits some
+    milliseconds while the ranks agree on a suspend; otherwise it never blocks. Returns False
+    outside a task.
 
     Raises:
         TaskError: if the environment names a task that this process is not a rank of.
@@ -184,23 +186,24 @@ def suspend_requested() -> bool:
 
 
 def heartbeat(step: int | None = None, *, busy_s: float | None = None) -> None:
-    """Tells the platform that this rank makes progress; call it once a step. Outside a task it does nothing.
+    """Tells the platform that this rank makes progress; call it once a step. Outside a task it does
+    nothing.
 
-    It costs a few microseconds and no system call. A question of `suspend_requested()` and one of a
-    `CheckpointManager` (`should_save`) are heartbeats too.
+    It costs a few microseconds and no system call. Calls of `suspend_requested()` and of
+    `should_save` of a `CheckpointManager` are heartbeats too.
 
     Args:
-        step: the step that begins now. Steps and their times are what stragglers are found by.
-        busy_s: seconds that this rank itself worked for the step before, without what it waited for others.
-            Ranks that wait for each other in every step all take the same time by the clock: without `busy_s`
-            no straggler is seen among them.
+        step: the step that begins now. Stragglers are found by steps and their times.
+        busy_s: seconds that this rank itself worked in the step before, without waiting for others.
+            Ranks that wait for each other in every step all take the same wall time. Without
+            `busy_s` no straggler is seen among them.
     """
     pulse.beat(step, busy_s)
 
 
 def saved(step: int) -> None:
-    """Tells the platform that the state up to `step` is durable, for who saves without a `CheckpointManager`:
-    work after the last save counts as lost when a fault comes (docs/hai-ledger.md)."""
+    """Tells the platform that the state up to `step` is durable, if no `CheckpointManager` saves
+    it. Work after the last save counts as lost when a fault occurs (docs/hai-ledger.md)."""
     pulse.saved(step)
 
 
@@ -213,7 +216,7 @@ def suspended() -> NoReturn:
     """
     if threading.current_thread() is not threading.main_thread():
         raise TaskError(
-            "suspended() was called in a thread; call it in the main thread of the rank"
+            "suspended() was called outside the main thread; call it in the main thread of the rank"
         )
     _slot.acknowledge()
     sys.stdout.flush()

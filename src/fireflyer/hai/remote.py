@@ -1,8 +1,8 @@
 """A server on another machine, as the environment names it.
 
-FIREFLYER_SERVER      https://HOST:PORT; http:// for this machine alone: a token is sent with every request
-FIREFLYER_TOKEN_FILE  a file that holds the token, for others than its owner neither readable nor writable
-FIREFLYER_CA_FILE     certificates of an authority of one's own, in PEM; else the system's
+FIREFLYER_SERVER      https://HOST:PORT; http:// only for this machine: requests send a token
+FIREFLYER_TOKEN_FILE  file with the token; only its owner may be able to read or write it
+FIREFLYER_CA_FILE     certificates of a private authority, in PEM; default: the system's
 """
 
 import http.client
@@ -18,14 +18,14 @@ from fireflyer.errors import ConfigError
 
 
 class Remote(msgspec.Struct, frozen=True, kw_only=True):
-    """What the environment says."""
+    """Server and token file from the environment."""
 
     url: str
-    """Empty: the server of the home, with another token."""
+    """Server address; empty: the server of the home, with another token."""
     token: Path
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        """Not open yet.
+        """Returns an unopened connection.
 
         Raises:
             ConfigError: the certificates cannot be used.
@@ -45,10 +45,10 @@ class Remote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def from_environment() -> Remote | None:
-    """None where the environment names neither a server nor a token.
+    """Returns the settings; None if the environment names neither a server nor a token.
 
     Raises:
-        ConfigError: what it names cannot be used.
+        ConfigError: the named server or token file cannot be used.
     """
     url = os.environ.get("FIREFLYER_SERVER", "").rstrip("/")
     token = os.environ.get("FIREFLYER_TOKEN_FILE", "")
@@ -78,12 +78,14 @@ def _check_url(url: str) -> None:
     except ValueError:
         host = None
     if not host or parts.scheme not in ("http", "https") or parts.path or parts.query:
-        raise ConfigError("FIREFLYER_SERVER must be https://HOST:PORT")
+        raise ConfigError("invalid FIREFLYER_SERVER: expected https://HOST:PORT")
     if parts.username or parts.password:
-        raise ConfigError("FIREFLYER_SERVER holds no secrets: the token is in FIREFLYER_TOKEN_FILE")
+        raise ConfigError(
+            "FIREFLYER_SERVER must not contain a user or password: set FIREFLYER_TOKEN_FILE instead"
+        )
     if parts.scheme == "http" and not _here(host):
         raise ConfigError(
-            f"FIREFLYER_SERVER {url} would send the token readable over the network: use https://"
+            f"FIREFLYER_SERVER {url} would send the token unencrypted over the network: use https://"
         )
 
 

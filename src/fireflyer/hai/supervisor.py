@@ -4,18 +4,19 @@
     python -P -m fireflyer.hai.supervisor TASK NODE --guards SUPERVISOR
     python -P -m fireflyer.hai.supervisor TASK NODE --guard GUARD --fork-server PID
 
-Descriptor 3 is the listening socket; the names are for people who read `ps`. With a folder the engine is on
-another machine: it has to prove the secret of the part that lies there. The last two are started by a zygote
-(`hai.zygote`), which has forked the processes that are named; descriptor 4 is the socket to the fork server.
+Descriptor 3 is the listening socket; the names only make `ps` readable. With a folder the engine is
+on another machine, and must prove the secret that a file of that folder holds. A zygote
+(`hai.zygote`) starts the last two forms, after it has forked the named processes. Descriptor 4 is
+the socket to the fork server.
 
     guard ── supervisor ─┬─ fork server
-                         ├─ rank ── whatever it starts
+                         ├─ rank ── processes that it starts
                          └─ rank ...
 
-Guard and supervisor are subreapers and watch each other. When the supervisor dies, whatever it supervised
-becomes the guard's, which kills it to the last process before it goes. When the guard dies, the
-supervisor does the same. The listening socket is open in both and nowhere else: who connects and is
-refused or cut off without an answer knows that nothing of the task is left on the node.
+Guard and supervisor are subreapers and watch each other. When the supervisor dies, the guard adopts
+its descendants and kills all of them before it exits. When the guard dies, the supervisor does the
+same. The listening socket is open in both and in no other process. A connection refused or closed
+without an answer therefore proves that nothing of the task is left on the node.
 """
 
 import os
@@ -31,12 +32,12 @@ LISTENER, FORK_SERVER = 3, 4
 
 
 def main() -> None:
-    """Is the guard or the supervisor, as the arguments say; else both, one forking the other."""
+    """Runs as the guard or the supervisor, as the arguments say; otherwise forks to run both."""
     node, *rest = sys.argv[2:]
     forks = rest[0:1] == ["--guard"]
     os.closerange(
         FORK_SERVER + forks, 2**31 - 1
-    )  # what the server inherited from whoever started it
+    )  # closes descriptors that the server inherited from its starter
     os.set_inheritable(LISTENER, False)
     if forks:
         os.set_inheritable(FORK_SERVER, False)
@@ -55,14 +56,15 @@ def main() -> None:
 
 
 def supervise(guard: int, node: str, attempt: str = "", fork_server: int | None = None) -> NoReturn:
-    """Imports what the guard never needs."""
+    """Runs the supervisor; imports here what the guard never needs."""
     from fireflyer.hai.engines.supervise import Supervisor
 
     Supervisor(LISTENER, guard, node, attempt, fork_server).run()
 
 
 def stand_guard(supervisor: int) -> NoReturn:
-    """Who signals both leaves one to see to the rest."""
+    """Waits for the supervisor to end, then kills all descendants. Ignores SIGTERM, so a signal to
+    both processes leaves one to clean up."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.waitid(os.P_PID, supervisor, os.WEXITED)
     kill_descendants()

@@ -1,14 +1,15 @@
-"""The zygote: a process with the costly modules imported, from which a user's tasks get their fork servers.
+"""The zygote: a process with the costly modules imported, which forks the fork servers of a user's
+tasks.
 
     python -P -m fireflyer.hai.zygote MODULE... TITLE_ROOM
 
     zygote ··fork··> guard ── supervisor ── fork server ── ranks
 
-One lives beside an engine for each environment of tasks. For a task on a node it forks three processes, each
-a child of the one before. Guard and supervisor then execute their own small program and keep the third, which
-is a fork server with everything imported and all pages shared. So the second task with torch starts in the
-time of a fork. It leaves when the engine does, after IDLE_S without a task, and when a file that it has
-imported was changed: then the engine starts another.
+An engine has one zygote for each environment of tasks. For a task on a node the zygote forks three
+processes, each a child of the one before. Guard and supervisor then execute their own small
+program. The third is a fork server with everything imported and all pages shared, so a second task
+with torch starts in the time of a fork. The zygote exits with the engine, after IDLE_S without a
+task, or when a file that it imported has changed. The engine then starts another.
 """
 
 import fcntl
@@ -36,15 +37,15 @@ READY = b"ready"
 IDLE_S = 900.0
 
 MESSAGE_BYTES = 1 << 18
-"""The longest message."""
+"""Maximum size of a message."""
 
 FORK_SERVER_MODULE = "fireflyer.hai.forkserver"
 SUPERVISOR_MODULE = "fireflyer.hai.supervisor"
 
 
 def main(arguments: list[str]) -> RankSpec | None:
-    """Serves until it leaves (None); in a rank, returns what the rank is to run."""
-    os.closerange(CONTROL + 1, 2**31 - 1)  # what the server inherited from whoever started it
+    """Serves until the zygote exits (None); in a rank, returns the spec of that rank."""
+    os.closerange(CONTROL + 1, 2**31 - 1)  # descriptors that the server inherited
     control = socket.socket(fileno=CONTROL)
     control.set_inheritable(False)
     preload(arguments[:-1])
@@ -74,7 +75,7 @@ def main(arguments: list[str]) -> RankSpec | None:
 
 
 def _files() -> dict[str, tuple[int, int]]:
-    """What tells whether a file of a module has changed."""
+    """Returns the time and size of each imported file, to detect changes."""
     found: dict[str, tuple[int, int]] = {}
     for module in tuple(sys.modules.values()):
         path = getattr(module, "__file__", None)
@@ -88,13 +89,14 @@ def _files() -> dict[str, tuple[int, int]]:
 
 
 def _grow(tree: Tree, descriptors: list[int]) -> RankSpec | None:
-    """In the forked process: becomes the guard, forks the others. Returns in the fork server and ranks."""
+    """In the forked process: becomes the guard, forks the others. Returns in the fork server and
+    ranks."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
         set_child_subreaper()
         ours, theirs = socket.socketpair()
-        # Out of the way of what is overwritten.
+        # Moves the descriptors above those that are overwritten below.
         null, log, listener, ours_high = (
             fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
             for descriptor in (*descriptors, ours.fileno())

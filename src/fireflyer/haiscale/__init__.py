@@ -1,8 +1,9 @@
 """HaiScale: parallel training over HFReduce (paper section V).
 
 `ddp.DistributedDataParallel` replicates a module and averages its gradients while backward runs;
-`fsdp.FullyShardedDataParallel` shards it; `mesh` names the dimensions of a mesh of ranks.
-`record(model)` and `report(model)` tell where the time of its steps goes; `show(model)` prints that.
+`fsdp.FullyShardedDataParallel` shards it; `mesh` makes meshes of ranks with named dimensions.
+`record(model)` and `report(model)` measure how a step's time is spent; `show(model)` prints the
+report.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from fireflyer.extras import need_torch
 
 if TYPE_CHECKING:
-    from fireflyer.haiscale.recorder import Recorder as Recorder
-    from fireflyer.haiscale.reporting import Report as Report
-    from fireflyer.haiscale.reporting import peak_flops as peak_flops
-    from fireflyer.haiscale.reporting import record as record
-    from fireflyer.haiscale.reporting import report as report
-    from fireflyer.haiscale.reporting import show as show
+    from fireflyer.haiscale.reporting.recorder import Recorder as Recorder
+    from fireflyer.haiscale.reporting.report import Report as Report
+    from fireflyer.haiscale.reporting.report import peak_flops as peak_flops
+    from fireflyer.haiscale.reporting.report import record as record
+    from fireflyer.haiscale.reporting.report import report as report
+    from fireflyer.haiscale.reporting.report import show as show
 
 __all__ = ["Recorder", "Report", "peak_flops", "record", "report", "show"]
 
@@ -24,7 +25,7 @@ need_torch(__name__)
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        import fireflyer.haiscale.reporting as face
+        import fireflyer.haiscale.reporting.report as face
 
         return getattr(face, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

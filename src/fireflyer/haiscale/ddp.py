@@ -1,8 +1,8 @@
-"""Data-parallel training: gradients are averaged by HFReduce while backward, and the next forward, run.
+"""Data-parallel training: HFReduce averages gradients while backward and the next forward run.
 
-The idea of buckets filled in backward order is PyTorch's (Li et al., VLDB 2020); that of communication which
-goes on into the next forward, most urgent first, ByteScheduler's (Peng et al., SOSP 2019). Design:
-docs/haiscale.md.
+PyTorch's DDP introduced buckets filled in backward order (Li et al., VLDB 2020). ByteScheduler
+introduced communication that continues into the next forward, most urgent first (Peng et al., SOSP
+2019). Design: docs/haiscale.md.
 """
 
 import os
@@ -18,18 +18,18 @@ from torch.optim import Optimizer
 
 from fireflyer import allocator, hfreduce
 from fireflyer.errors import ConfigError, ShardsLost
-from fireflyer.haiscale import pending
-from fireflyer.haiscale.agreement import BufferCopy, check_alike, copy_from_first, described
-from fireflyer.haiscale.elastic import Elastic
-from fireflyer.haiscale.facts import Facts, bytes_to_send, wire_bytes
-from fireflyer.haiscale.leaving import Leaving
-from fireflyer.haiscale.reducer import FIRST, Options, Reducer, Times, let_go
-from fireflyer.haiscale.refusals import check_count, check_module, given
-from fireflyer.haiscale.states import share
-from fireflyer.haiscale.stepping import SplitOptimizer, check_holds
-from fireflyer.haiscale.wrapper import DDP_ARGUMENTS, Wrapper, check_arguments
+from fireflyer.haiscale.consistency import BufferCopy, check_alike, copy_from_first, described
+from fireflyer.haiscale.elastic.state_transfer import share
+from fireflyer.haiscale.elastic.training import Elastic
+from fireflyer.haiscale.gradients import deferred
+from fireflyer.haiscale.gradients.reducer import FIRST, Options, Reducer, Times, let_go
+from fireflyer.haiscale.gradients.split_optimizer import SplitOptimizer, check_holds
+from fireflyer.haiscale.gradients.suspend_vote import SuspendVote
+from fireflyer.haiscale.reporting.facts import Facts, bytes_to_send, wire_bytes
+from fireflyer.haiscale.torch_interface import DDP_ARGUMENTS, Wrapper, check_arguments
+from fireflyer.haiscale.validation import check_count, check_module, given
 from fireflyer.hfreduce import Wire
-from fireflyer.hfreduce.planned import PlannedHierarchy, Tree
+from fireflyer.hfreduce.backend.planned_hierarchy import PlannedHierarchy, Tree
 
 DEFAULT_BUCKET_BYTES = 2 << 20
 
@@ -37,46 +37,53 @@ DEFAULT_BUCKET_BYTES = 2 << 20
 class DistributedDataParallel(Wrapper):
     """Replicates `module` over the ranks of a group and averages gradients.
 
-    Without `optimizer`, every parameter's `.grad` is the average over the ranks when `loss.backward()`
-    returns. Parameters that a backward does not reach on some rank count as zero there; one that no rank
-    reached keeps `grad = None`.
+    Without `optimizer` (synchronous), every parameter's `.grad` is the average over the ranks when
+    `loss.backward()` returns. If a backward does not reach a parameter on some rank, that rank
+    contributes zero. If no rank reaches it, its `grad` stays None.
 
-    With `optimizer`, `backward` and `optimizer.step()` return before the gradients have arrived. A parameter
-    is waited for, and stepped with the settings that `optimizer.step()` found, when it is next used: by the
-    next forward, in a `state_dict`, by `print`. `.grad` can be read, and clipped, before `optimizer.step()`,
-    which waits for it; after it gradients are None.
+    With `optimizer` (deferred), `backward` and `optimizer.step()` return before the gradients have
+    arrived. The next use of a parameter (the next forward, `state_dict`, `print`) waits for its
+    gradient and steps it with the settings that `optimizer.step()` found. `.grad` can be read,
+    which waits, and clipped before `optimizer.step()`; after it gradients are None.
 
     Args:
-        module: float32, float64, bfloat16 or float16 parameters. Parameters and buffers are copied from the
-            group's first rank.
-        process_group: of backend "hfreduce"; the default group when None.
-        optimizer: of `torch.optim`, or any other that updates each parameter from its own gradient and state.
-            Parameters that it does not have keep their averages, for others to step.
-        wire: how gradients travel between hosts: "bf16", "fp16" or "int8" (see `hfreduce.Wire`); as they are
-            when None.
-        bucket_bytes: gradients are reduced in portions of about this size.
-        broadcast_buffers: copy the first rank's buffers to all before each forward in training mode.
-        static_graph: every backward reaches the same parameters: the ranks need not tell each other which.
+        module: module with float32, float64, bfloat16 or float16 parameters. Parameters and buffers
+            are copied from the group's first rank.
+        process_group: group of backend "hfreduce"; None means the default group.
+        optimizer: an optimizer of `torch.optim`, or any other that updates each parameter from its
+            own gradient and state. Parameters that it does not hold keep their averages for other
+            optimizers.
+        wire: format of gradients between hosts: "bf16", "fp16" or "int8" (see `hfreduce.Wire`);
+            None means their own dtype.
+        bucket_bytes: approximate size of the portions in which gradients are reduced.
+        broadcast_buffers: copy the first rank's buffers to all ranks before each forward in
+            training mode.
+        static_graph: every backward reaches the same parameters, so ranks need not exchange which.
         check_gradients: log the names of parameters whose local gradients are not finite.
-        levels: reduce along this tree, nested lists of the group's ranks such as [[0, 1], [2, 3]] (see
-            `hfreduce.planned.PlannedHierarchy`): the same bits on whatever hosts the ranks are.
-        elastic: go on without ranks that are lost, in the steps of `self.elastic`; needs `optimizer`, which
-            then steps as without it.
-        redivide, doors: see `elastic.Elastic`.
-        torchs: arguments of torch's DistributedDataParallel that mean nothing here, such as `device_ids`.
-        should_suspend: whether this rank was asked to leave, e.g. `hai.suspend_requested`; asked with each
-            synchronised backward, until one rank says yes. See `suspending`.
+        levels: reduce along this tree, nested lists of the group's ranks such as [[0, 1], [2, 3]]
+            (see `hfreduce.planned.PlannedHierarchy`). Results have the same bits wherever the ranks
+            run.
+        elastic: continue without lost ranks, in the steps of `self.elastic`. Needs `optimizer`,
+            which then steps synchronously.
+        redivide, doors: see `elastic.training.Elastic`.
+        torchs: arguments of torch's DistributedDataParallel that have no effect here, such as
+            `device_ids`.
+        should_suspend: returns whether this rank was asked to leave, e.g. `hai.suspend_requested`.
+            It is called with each synchronised backward until a rank's call returns true. See
+            `suspending`.
 
     Attributes:
         module: the wrapped module.
-        reducer: `reducer.times` has what was waited for; `reducer.stop()` ends data parallelism.
+        reducer: `reducer.times` holds times spent waiting; `reducer.stop()` ends data parallelism.
 
     Raises:
-        ConfigError: the group is not of the hfreduce backend, nothing requires a gradient, a module makes
-            sparse gradients or is a wrapper, the ranks' models or arguments differ, the optimizer cannot be
-            cut in parts, has no parameter of the module or steps for another wrapper, `levels` is no tree of
-            all ranks, or comes with a wire. From `forward`: the module was wrapped again.
-        CollectiveError, RankFailed: a reduction failed; raised by `backward`, or by whoever waits.
+        ConfigError: the group is not of the hfreduce backend; no parameter requires a gradient; a
+            module makes sparse gradients or is a wrapper; the ranks' models or arguments differ;
+            the optimizer cannot be split, has no parameter of the module or steps for another
+            wrapper; `levels` is not a tree of all ranks, or is combined with `wire`. From
+            `forward`: the module was wrapped again.
+        CollectiveError, RankFailed: a reduction failed; raised by `backward` or by the access that
+            waits.
     """
 
     def __init__(
@@ -111,13 +118,14 @@ class DistributedDataParallel(Wrapper):
         _check_module(module)
         if not isinstance(optimizer, Optimizer | None):
             raise ConfigError(
-                f"optimizer={given(optimizer)}: an optimizer on the module's parameters is taken"
+                f"invalid optimizer {given(optimizer)}: expected a torch optimizer of the module's "
+                "parameters"
             )
         if optimizer is not None:
             check_holds(optimizer, module)
         check_count("bucket_bytes", bucket_bytes, 1)
-        Wire(wire or "fp32")  # is there such a codec?
-        self._leaving = Leaving(should_suspend)
+        Wire(wire or "fp32")  # raises ConfigError for an unknown codec
+        self._leaving = SuspendVote(should_suspend)
         let_go(module.parameters())
         self.module = module
         self._group = group
@@ -131,7 +139,7 @@ class DistributedDataParallel(Wrapper):
             "elastic": elastic,
             "should_suspend": None if should_suspend is None else "given",
         }
-        meets = not (elastic and group.joined)  # else the members are in the middle of training
+        meets = not (elastic and group.joined)  # a joining rank finds the members in mid-training
         if meets:
             check_alike(module, group, self._alike)
         self._tree = None if levels is None else _planned(levels, group, wire)
@@ -139,17 +147,19 @@ class DistributedDataParallel(Wrapper):
         self._times = Times()
         self._optimizer = optimizer
         self._broadcast_buffers = broadcast_buffers
-        self._at_once = any(map(pending.reads_behind_python, module.modules()))
+        self._at_once = any(map(deferred.reads_behind_python, module.modules()))
         self._elastic: Elastic | None = None
         if elastic:
             if optimizer is None:
                 raise ConfigError("elastic=True needs the optimizer: optimizer=...")
             if levels is not None:
-                raise ConfigError("elastic=True and levels=: a planned tree is of given ranks")
+                raise ConfigError(
+                    "elastic=True and levels= exclude each other: a planned tree has fixed ranks"
+                )
             replica = Replica(self, optimizer)
             self._elastic = Elastic(replica, optimizer, group, redivide=redivide, doors=doors)
         elif redivide is not None or doors is not None:
-            raise ConfigError("redivide= and doors= are for elastic=True")
+            raise ConfigError("redivide= and doors= need elastic=True")
         self._crosses = optimizer is not None and not elastic
         if meets:
             copy_from_first([*module.parameters(), *module.buffers()], group)
@@ -157,10 +167,10 @@ class DistributedDataParallel(Wrapper):
 
     @property
     def elastic(self) -> Elastic:
-        """The steps, where `elastic=True`.
+        """Controller of elastic steps.
 
         Raises:
-            ConfigError: it is not.
+            ConfigError: the model was wrapped without `elastic=True`.
         """
         if self._elastic is None:
             raise ConfigError("this model was wrapped without elastic=True")
@@ -168,9 +178,11 @@ class DistributedDataParallel(Wrapper):
 
     @property
     def suspending(self) -> bool:
-        """Whether a rank was asked to leave: save and leave. Alike on all ranks between two backwards.
-        Crossing, what was said with one of them counts from the next one on. False where elastic ranks are
-        about to form anew, and without `should_suspend`."""
+        """True if a rank was asked to leave: save and leave. Between two backwards all ranks agree.
+
+        In deferred mode, an answer sent with one backward counts from the next backward on. False
+        while elastic ranks are about to form anew, and without `should_suspend`.
+        """
         return self._leaving.suspending and (self._elastic is None or self._elastic.whole)
 
     def _wrap(self) -> None:
@@ -195,7 +207,7 @@ class DistributedDataParallel(Wrapper):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_forward(self, compiles: bool) -> None:
-        """`compiles`: what is called next is compiled, or runs compiled."""
+        """Prepares a forward; `compiles` is true if the callee is compiled or runs compiled."""
         if torch.is_grad_enabled():
             self._follow_changes()
             self.reducer.before_forward()
@@ -215,8 +227,8 @@ class DistributedDataParallel(Wrapper):
         self.reducer.synchronise = wanted
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """That of `module`, by its names."""
-        if args or kwargs.get("destination") is not None:  # a module around this one collects
+        """Returns the state of `module`, under its own names."""
+        if args or kwargs.get("destination") is not None:  # an enclosing module collects states
             around: dict[str, Any] = super().state_dict(*args, **kwargs)
             return around
         state: dict[str, Any] = self.module.state_dict(**kwargs)
@@ -225,18 +237,18 @@ class DistributedDataParallel(Wrapper):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Takes what `state_dict` gave, or torch's wrapper, whose names begin with "module."."""
+        """Loads a state of this class, or of torch's wrapper, whose names begin with "module."."""
         own = set(self.module.state_dict())
         if not own.issuperset(state_dict) and all(key.startswith("module.") for key in state_dict):
             state_dict = {key.removeprefix("module."): value for key, value in state_dict.items()}
         return self.module.load_state_dict(state_dict, strict, assign)
 
     def settle(self) -> None:
-        """Returns when every gradient has arrived and every step that was asked for is done."""
+        """Waits until every gradient has arrived and every requested step is done."""
         self.reducer.settle()
 
     def facts(self) -> Facts:
-        """What `haiscale.report` asks; not collective."""
+        """Returns the figures that `haiscale.report` needs; not collective."""
         wire = self._options.wire
         flats = [bucket.flat for bucket in self.reducer.buckets]
         travels = [flat.numel() * wire_bytes(flat.dtype, wire) for flat in flats]
@@ -264,7 +276,7 @@ class DistributedDataParallel(Wrapper):
             self._buffer_copy.start(FIRST)
 
     def _follow_changes(self) -> None:
-        """Parameters that were added, frozen or thawed: the ranks must have done the same."""
+        """Adopts parameters that were added, frozen or thawed, provided all ranks changed alike."""
         now = [p for p in self.module.parameters() if p.requires_grad]
         if len(now) == len(self._trained) and all(map(_same, now, self._trained)):
             return
@@ -278,7 +290,9 @@ class DistributedDataParallel(Wrapper):
 
 def _planned(levels: Tree, group: ProcessGroup, wire: str | None) -> PlannedHierarchy:
     if wire is not None:
-        raise ConfigError(f"levels= and wire={wire!r}: a planned tree sends gradients as they are")
+        raise ConfigError(
+            f"levels= and wire={wire!r} exclude each other: a planned tree does not encode gradients"
+        )
     try:
         return PlannedHierarchy(levels, group)
     except ValueError as error:
@@ -286,22 +300,22 @@ def _planned(levels: Tree, group: ProcessGroup, wire: str | None) -> PlannedHier
 
 
 class Replica:
-    """A wrapped model as `elastic.Wrapper`: every rank has all of it."""
+    """A wrapped model as `elastic.training.Wrapper`: every rank holds the whole model."""
 
     def __init__(self, model: DistributedDataParallel, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
         self._buffers: list[torch.Tensor] = []
 
-    lost: ShardsLost | None = None  # every rank has everything
+    lost: ShardsLost | None = None  # every rank holds everything
 
     def described(self) -> list[str]:
         return described(self._model.module, self._model._alike)
 
     def drop(self) -> None:
-        """All that is under way is in the group that is formed anew."""
+        """Does nothing: all operations in flight are in the group that is formed anew."""
 
     def restored(self) -> None:
-        """Nothing is ever lost."""
+        """Does nothing: no values are ever lost."""
 
     def keep(self) -> None:
         self._drop_gradients()
@@ -331,7 +345,7 @@ class Replica:
         self._model.reducer.abandon()
         known = self._model._trained
         self._model._wrap()
-        self._model._trained = known  # a change that not all have followed yet is followed again
+        self._model._trained = known  # repeats a change that some ranks have not adopted yet
 
     def _drop_gradients(self) -> None:
         for parameter in self._model.module.parameters():
@@ -353,7 +367,7 @@ def _same(one: object, other: object) -> bool:
 
 
 def _check_module(module: nn.Module) -> None:
-    """Raises ConfigError for what cannot be trained so."""
+    """Raises ConfigError for a module that cannot be trained by data parallelism."""
     check_module(module, "DistributedDataParallel")
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if not trained:
@@ -366,4 +380,6 @@ def _check_module(module: nn.Module) -> None:
                 f"{name} is on the meta device: give the module memory and values first"
             )
         if not parameter.dtype.is_floating_point:
-            raise ConfigError(f"{name} is {parameter.dtype}: gradients of floating types only")
+            raise ConfigError(
+                f"{name} is {parameter.dtype}: only floating-point parameters can have gradients"
+            )

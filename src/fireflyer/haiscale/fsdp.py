@@ -1,7 +1,7 @@
-"""Sharded data-parallel training: parameters, gradients and optimizer state lie in pieces on all ranks.
+"""Sharded data-parallel training: ranks share out parameters, gradients and optimizer state.
 
-ZeRO's stages are Rajbhandari et al.'s (SC 2020); sharding itself is done by torch's `fully_shard` (Zhao et
-al., VLDB 2023). Design: docs/haiscale-fsdp.md.
+ZeRO's stages are by Rajbhandari et al. (SC 2020). torch's `fully_shard` does the sharding itself
+(Zhao et al., VLDB 2023). Design: docs/haiscale-fsdp.md.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecisionP
 from torch.optim import Optimizer
 
 from fireflyer.errors import CollectiveError, ConfigError, WireError
-from fireflyer.haiscale import pending, whole
-from fireflyer.haiscale.agreement import check_alike, copy_from_first
-from fireflyer.haiscale.elastic import Elastic
-from fireflyer.haiscale.elastic_shards import Shards
-from fireflyer.haiscale.facts import Facts
-from fireflyer.haiscale.gathering import Gatherer
-from fireflyer.haiscale.leaving import Leaving
+from fireflyer.haiscale.consistency import check_alike, copy_from_first
+from fireflyer.haiscale.elastic.sharded import Shards
+from fireflyer.haiscale.elastic.training import Elastic
+from fireflyer.haiscale.gradients import deferred
+from fireflyer.haiscale.gradients.reducer import Times
+from fireflyer.haiscale.gradients.split_optimizer import check_holds
+from fireflyer.haiscale.gradients.suspend_vote import SuspendVote
 from fireflyer.haiscale.mesh import (
     alone,
     checked,
@@ -38,17 +38,16 @@ from fireflyer.haiscale.mesh import (
     lay_out_anew,
     shard_mesh,
 )
-from fireflyer.haiscale.moments import Moments
-from fireflyer.haiscale.reducer import Times
-from fireflyer.haiscale.refusals import check_module
-from fireflyer.haiscale.resharding import Claim, Mover, Part, Plan
-from fireflyer.haiscale.sharded_comm import Channels, Gather, Label
-from fireflyer.haiscale.sharded_facts import Wires, costs_of, sent_by
-from fireflyer.haiscale.sharding import Sharding, Unit, connect, refuse_unknown
-from fireflyer.haiscale.stepping import check_holds
-from fireflyer.haiscale.unsharding import Seat, moved, put_on_blank, take_off
-from fireflyer.haiscale.wrapper import FSDP_ARGUMENTS, Wrapper, check_arguments
-from fireflyer.haiscale.wrapping import (
+from fireflyer.haiscale.reporting.facts import Facts
+from fireflyer.haiscale.sharding import full_state
+from fireflyer.haiscale.sharding.communication import Channels, Gather, Label
+from fireflyer.haiscale.sharding.costs import Wires, costs_of, sent_by
+from fireflyer.haiscale.sharding.gradients import Sharding, Unit, connect, refuse_unknown
+from fireflyer.haiscale.sharding.optimizer_state import Moments
+from fireflyer.haiscale.sharding.prefetch import Prefetcher
+from fireflyer.haiscale.sharding.reapply import ReshardedParameter, moved, put_on_blank, take_off
+from fireflyer.haiscale.sharding.redistribute import Claim, Mover, Part, Plan
+from fireflyer.haiscale.sharding.units import (
     AutoWrapPolicy,
     InitFunction,
     Settings,
@@ -60,6 +59,8 @@ from fireflyer.haiscale.wrapping import (
     shard,
     units_of,
 )
+from fireflyer.haiscale.torch_interface import FSDP_ARGUMENTS, Wrapper, check_arguments
+from fireflyer.haiscale.validation import check_module
 from fireflyer.hfreduce import ProcessGroupHFReduce
 
 __all__ = [
@@ -76,11 +77,11 @@ SUMMONED = "summon_full_params is open"
 
 @dataclass(frozen=True)
 class Moved:
-    """What `reshard` did.
+    """Result of `reshard`.
 
     Attributes:
-        steps: that the values have seen, on all ranks.
-        received: bytes that came to this rank from others.
+        steps: number of steps contained in the values, on all ranks.
+        received: bytes that this rank received from other ranks.
     """
 
     steps: int
@@ -90,58 +91,63 @@ class Moved:
 class FullyShardedDataParallel(Wrapper):
     """Shards `module` over the ranks of a group; trains as one process with the global batch would.
 
-    Without `optimizer`, make one on `parameters()` after wrapping; every `.grad` is the average over the
-    ranks, sharded like its parameter, when `loss.backward()` returns. A parameter that a backward does not
-    reach on some rank counts as zero there; one that no rank reached keeps `grad = None`.
+    Without `optimizer` (synchronous), make an optimizer on `parameters()` after wrapping. Every
+    `.grad` is the average over the ranks, sharded like its parameter, when `loss.backward()`
+    returns. If a backward does not reach a parameter on some rank, that rank contributes zero. If
+    no rank reaches it, its `grad` stays None.
 
-    With `optimizer`, `backward` and `self.optimizer.step()` return before the gradients have arrived. The
-    shards of a unit are waited for, and stepped with the settings that `step()` found, when they are next
-    used: before they are gathered for the next forward, in a `state_dict`, by `print`. `.grad` can be read
-    before `step()`, which waits for it; after it gradients are None.
+    With `optimizer` (deferred), `backward` and `self.optimizer.step()` return before the gradients
+    have arrived. The next use of a unit's shards (the gather for the next forward, `state_dict`,
+    `print`) waits for them and steps them with the settings that `step()` found. `.grad` can be
+    read before `step()`, which waits; after it gradients are None.
 
     Args:
-        module: parameters of floating types, on the CPU or the meta device; changed in place. Its units
-            must run on all ranks or on none.
-        process_group: of backend "hfreduce"; the default group when None.
-        optimizer: makes the optimizer from the list of sharded parameters, e.g. `partial(AdamW, lr=1e-3)`.
-        auto_wrap_policy: which parts become units of their own, by torch's policies
-            (`torch.distributed.fsdp.wrap`), or a set of their classes; the rest is one unit. None: one unit
-            for all.
-        reshard_after_forward: True: parameters are gathered again for backward (ZeRO-3), but for those of the
-            outermost unit. False: they are kept until then (ZeRO-2). A number: kept in so many parts.
-        mesh: (shard,) or (replicate, shard) instead of `process_group`; see `hybrid_mesh`. Or a function
-            that makes it (`mesh=hybrid_mesh`), which a rank that joins does not call.
-        backward_prefetch: gather the next unit of backward before (BACKWARD_PRE) or after (BACKWARD_POST) the
-            gradients of the present one are computed, or in its turn (None).
-        forward_prefetch: how many units are gathered ahead of their turn in forward; True: one.
-        mixed_precision: `param_dtype` is what parameters are gathered and computed as; a lower `reduce_dtype`
-            is how gradients travel between hosts; they are summed in the parameters' type.
-        wire: how gradients travel between hosts, before `reduce_dtype`: "bf16", "fp16" or "int8".
-        gather_dtype: how parameters travel in all-gathers: rounded to this type, computed with in their own.
-        cpu_offload: True or `CPUOffload(True)`: shards lie on the CPU. On a CPU they do so anyway; torch's
-            code path is taken.
+        module: module with parameters of floating types, on the CPU or the meta device; changed in
+            place. Its units must run on all ranks or on none.
+        process_group: group of backend "hfreduce"; None means the default group.
+        optimizer: makes an optimizer from the sharded parameters, e.g. `partial(AdamW, lr=1e-3)`.
+        auto_wrap_policy: choice of the parts that become units: a policy of
+            `torch.distributed.fsdp.wrap` or a set of module classes. The rest is one unit. None:
+            one unit.
+        reshard_after_forward: True: gather parameters again for backward (ZeRO-3), except those of
+            the outermost unit. False: keep them (ZeRO-2). A number: keep them in that many parts.
+        mesh: (shard,) or (replicate, shard) instead of `process_group`; see `hybrid_mesh`. Or a
+            function that makes the mesh (`mesh=hybrid_mesh`), which a joining rank does not call.
+        backward_prefetch: gather the next unit before (BACKWARD_PRE) or after (BACKWARD_POST) the
+            present unit's gradients are computed in backward, or in its turn (None).
+        forward_prefetch: number of units to gather ahead of their turn in forward; True means one.
+        mixed_precision: `param_dtype` is the type of gathered parameters and of computation. A
+            lower `reduce_dtype` is the type of gradients between hosts; they are summed in the
+            parameters' type.
+        wire: format of gradients between hosts: "bf16", "fp16" or "int8"; overrides `reduce_dtype`.
+        gather_dtype: type of parameters in all-gathers: they are rounded to it, and computed with
+            in their own type.
+        cpu_offload: True or `CPUOffload(True)`: keep shards on the CPU. On a CPU this only selects
+            torch's offload code path.
         broadcast_from_first: copy the first rank's parameters and buffers to all before sharding.
-        param_init_fn: gives values to a module whose own parameters and buffers were on the meta device;
-            default: `module.reset_parameters()`.
+        param_init_fn: sets the values of a module whose own parameters and buffers were on the meta
+            device; default: `module.reset_parameters()`.
         check_gradients: log the names of parameters whose local gradients are not finite.
-        backlog: at most so many units' unsharded gradients wait for the network.
-        joins: this rank comes new to others that train already: without communication and without memory
-            for values, until all call `reshard`.
-        elastic: go on without ranks that are lost, in the steps of `self.elastic`; needs `optimizer`, which
-            then steps as without it. The mesh must be of all ranks of the default group (`process_group`).
-        redivide, doors: see `elastic.Elastic`.
-        should_suspend, torchs: as DistributedDataParallel has them; see `suspending`.
+        backlog: maximum number of units whose unsharded gradients wait for the network.
+        joins: this rank joins ranks that train already. Until all ranks call `reshard` it has no
+            communication and no memory for values.
+        elastic: continue without lost ranks, in the steps of `self.elastic`. Needs `optimizer`,
+            which then steps synchronously. The mesh must contain all ranks of the default group
+            (`process_group`).
+        redivide, doors: see `elastic.training.Elastic`.
+        should_suspend, torchs: as for DistributedDataParallel; see `suspending`.
 
     Attributes:
         module: the sharded module.
-        optimizer: what `optimizer` made, or None.
-        times: what was waited for.
+        optimizer: the result of the `optimizer` argument, or None.
+        times: times spent waiting.
 
     Raises:
-        ConfigError: a group or mesh of another backend, nothing that requires a gradient, a parameter that
-            cannot be sharded or is shared between units, types that differ within a unit, ranks with
-            different models or arguments, an optimizer that cannot be cut in parts, or another setting.
-        CollectiveError, RankFailed: a collective failed; raised by `forward`, `backward`, or whoever waits.
+        ConfigError: wrong backend of a group or mesh; no parameter requires a gradient; a parameter
+            cannot be sharded or is shared between units; types differ within a unit; models or
+            arguments differ between ranks; an optimizer cannot be split; a setting is invalid.
+        CollectiveError, RankFailed: a collective failed; raised by `forward`, `backward` or a
+            waiting access.
     """
 
     def __init__(
@@ -175,7 +181,7 @@ class FullyShardedDataParallel(Wrapper):
         whole_group = _elastic_group(process_group, optimizer) if elastic else None
         joins = joins or (whole_group is not None and whole_group.joined)
         if elastic and joins:
-            mesh = process_group = None  # those who are there say how everything lies
+            mesh = process_group = None  # the members determine the layout
         check_module(module, type(self).__name__)
         alike = check_settings(
             backlog=backlog,
@@ -192,7 +198,7 @@ class FullyShardedDataParallel(Wrapper):
         settings = Settings(reshard_after_forward, mixed_precision, offload, param_init_fn)
         self._wires = Wires(wire, gather_dtype)
         self.module = module
-        self._at_once = any(map(pending.reads_behind_python, module.modules()))
+        self._at_once = any(map(deferred.reads_behind_python, module.modules()))
         self.times = Times()
         self._parts, self._settings = parts, settings
         self._prefetch = (forward_prefetch, backward_prefetch)
@@ -209,7 +215,7 @@ class FullyShardedDataParallel(Wrapper):
         self._wanted: int | None = None
         self._good, self._discarded = True, False
         if joins and (mesh is not None or process_group is not None):
-            raise ConfigError("joins=True: the group is told to reshard()")
+            raise ConfigError("joins=True excludes other groups: pass the group to reshard()")
         if joins:
             self._layout = alone()
             self._ranks = _place_in(self._layout.gather)
@@ -219,19 +225,19 @@ class FullyShardedDataParallel(Wrapper):
         self._units = _find_units(module, parts)
         self._channels = Channels(self._layout, wire)
         self._sharding = Sharding(self._units, self._channels, self.times, check_gradients, backlog)
-        self._sharding.leaving = Leaving(should_suspend)
+        self._sharding.leaving = SuspendVote(should_suspend)
         self._connect()
         if joins:
-            self._gatherer.closed = "this rank joins: reshard() comes first"
+            self._gatherer.closed = "this rank joins: call reshard() first"
         self._take_optimizer(optimizer, whole_group, redivide, doors)
 
     def _shard(
         self, mesh: DeviceMesh | None, process_group: ProcessGroup | None, copies: bool
     ) -> None:
-        """Lays out groups, compares models and arguments, and cuts the module's values. Collective.
+        """Lays out groups, compares models and arguments, and shards the values. Collective.
 
         Args:
-            copies: what has values gets the first rank's.
+            copies: copy the first rank's values to parameters and buffers that have values.
         """
         module, settings = self.module, self._settings
         self._layout = lay_out(mesh, process_group)
@@ -257,7 +263,7 @@ class FullyShardedDataParallel(Wrapper):
         redivide: Callable[[int, int], object] | None,
         doors: str | os.PathLike[str] | None,
     ) -> None:
-        """Makes it, for elastic steps or to be stepped unit by unit. `group`: see `_made_elastic`."""
+        """Makes the optimizer for elastic steps or steps by unit; `group`: see `_made_elastic`."""
         self.optimizer = None if make is None else _made(make, self.module)
         self._elastic = self._made_elastic(group, redivide, doors)
         if self._elastic is not None:
@@ -271,10 +277,10 @@ class FullyShardedDataParallel(Wrapper):
         redivide: Callable[[int, int], object] | None,
         doors: str | os.PathLike[str] | None,
     ) -> Elastic | None:
-        """`group`: None: the model is not elastic."""
+        """Makes the controller of elastic steps; returns None if `group` is None (not elastic)."""
         if group is None:
             if redivide is not None or doors is not None:
-                raise ConfigError("redivide= and doors= are for elastic=True")
+                raise ConfigError("redivide= and doors= need elastic=True")
             return None
         assert self.optimizer is not None
         shards = Shards(self, self.optimizer, group)
@@ -282,10 +288,10 @@ class FullyShardedDataParallel(Wrapper):
 
     @property
     def elastic(self) -> Elastic:
-        """The steps, where `elastic=True`.
+        """Controller of elastic steps.
 
         Raises:
-            ConfigError: it is not.
+            ConfigError: the model was wrapped without `elastic=True`.
         """
         if self._elastic is None:
             raise ConfigError("this model was wrapped without elastic=True")
@@ -293,7 +299,7 @@ class FullyShardedDataParallel(Wrapper):
 
     @property
     def suspending(self) -> bool:
-        """Whether a rank was asked to leave, as `DistributedDataParallel.suspending`."""
+        """True if a rank was asked to leave; see `DistributedDataParallel.suspending`."""
         return self._sharding.leaving.suspending and (self._elastic is None or self._elastic.whole)
 
     def _connect(self) -> None:
@@ -302,7 +308,7 @@ class FullyShardedDataParallel(Wrapper):
                 self.times, self._sharding.under_way, self._wires.parameters, unit.label
             )
             connect(unit, self._layout, self._sharding, gather)
-        self._gatherer = Gatherer(self.module, self._units, self._sharding, *self._prefetch)
+        self._gatherer = Prefetcher(self.module, self._units, self._sharding, *self._prefetch)
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -311,7 +317,7 @@ class FullyShardedDataParallel(Wrapper):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_forward(self, compiles: bool) -> None:
-        """`compiles`: what is called next is compiled, or runs compiled."""
+        """Prepares a forward; `compiles` is true if the callee is compiled or runs compiled."""
         self._gatherer.check_open()
         if torch.is_grad_enabled():
             self._sharding.before_forward()
@@ -332,19 +338,19 @@ class FullyShardedDataParallel(Wrapper):
         """Scales all gradients so that their common norm is at most `max_norm`. Collective.
 
         Returns:
-            The norm before, float64, alike on all ranks.
+            The norm before scaling, float64, equal on all ranks.
         """
         self.settle()
-        return whole.clip([*self.parameters()], self._layout, max_norm, norm_type)
+        return full_state.clip([*self.parameters()], self._layout, max_norm, norm_type)
 
     def settle(self) -> None:
-        """Returns when every gradient has arrived and every step that was asked for is done."""
+        """Waits until every gradient has arrived and every requested step is done."""
         self._sharding.settle()
 
     def stop(self) -> None:
-        """Ends sharded training: settles, gives back the groups that were made for this model, and to the
-        optimizer its own `step`. Values, `state_dict` and `reshard` remain. Groups are given back as well
-        when the module is collected.
+        """Settles, gives back the model's own groups, and restores the optimizer's own `step`.
+
+        Values, `state_dict` and `reshard` remain. Garbage collection gives groups back, too.
         """
         self._sharding.stop()
         self._gatherer.closed = "stop() was called"
@@ -352,7 +358,7 @@ class FullyShardedDataParallel(Wrapper):
         self._layout.give_back()
 
     def facts(self) -> Facts:
-        """What `haiscale.report` asks; not collective."""
+        """Returns the figures that `haiscale.report` needs; not collective."""
         rank, world, hosts = self._ranks
         costs = costs_of(self._units, self._layout, self._wires)
         return Facts(
@@ -373,18 +379,19 @@ class FullyShardedDataParallel(Wrapper):
         )
 
     def discard(self) -> bool:
-        """Drops a step that failed: what is under way, and gradients. Waits for nobody. Then `reshard`; where
-        the group is formed anew for that, afterwards.
+        """Drops a failed step: operations in flight and gradients. Waits for no other rank.
 
-        What runs in the groups of the layout ends with an error on all their ranks, but in the default group.
+        Then call `reshard`; if the group must be formed anew, form it between the two calls.
+        Operations in the layout's groups end with an error on all ranks, except in the default
+        group.
 
         Returns:
-            Whether this rank's shards are good. When crossing, updates may have been under way.
+            Whether this rank's shards are good. In deferred mode updates may have been in flight.
         """
         return self._discard(None)
 
     def _discard(self, kept: ProcessGroup | None) -> bool:
-        self._gatherer.closed = "a step was discarded: reshard() comes first"
+        self._gatherer.closed = "a step was discarded: call reshard() first"
         self._layout.end(kept)
         self._good = self._sharding.discard()
         self._discarded = True
@@ -401,27 +408,29 @@ class FullyShardedDataParallel(Wrapper):
     ) -> Moved:
         """Shards everything anew over the ranks of a group, from memory. Collective among them.
 
-        Every rank of the old layout that is in the group brings its part; others have none (`joins`). Values
-        come from the ranks with the most steps. The module, its sharded parameters, `optimizer` and whoever
-        knows them stay the same objects; gradients are dropped. Where it fails, every rank still has what it
-        had, and can `reshard` again with others.
+        Every rank of the old layout that is in the group contributes its part; other ranks have
+        none (`joins`). Values come from the ranks with the most steps. The module, its sharded
+        parameters and `optimizer` stay the same objects; gradients are dropped. After a failure
+        every rank still has its values, and can `reshard` with other ranks.
 
         Args:
-            process_group: of backend "hfreduce", and sound: where ranks were lost it has been formed anew;
-                the default group when None. It may be used for other things besides.
-            shards: so many ranks of a host share a copy that others replicate; default: as many as before,
-                if each host has a multiple of it, else one copy for all.
-            steps: how many this rank has done; None: what it holds is not good.
-            optimizers: those that the script made on the sharded parameters, the same on all ranks.
-            values: False: nothing is moved. Parameters are NaN and optimizers without state until they are
-                loaded, from a checkpoint.
+            process_group: working group of backend "hfreduce", formed anew if ranks were lost; None
+                means the default group. It may have other uses besides.
+            shards: number of ranks of a host that share a copy; other ranks replicate it. Default:
+                as many as before if each host has a multiple of it, else one copy over all ranks.
+            steps: number of steps that this rank has done; None if its values are not good.
+            optimizers: optimizers that the script made on the sharded parameters, the same on all
+                ranks.
+            values: False: move no values. Parameters are NaN and optimizers have no state until
+                both are loaded from a checkpoint.
 
         Returns:
-            How many steps are done now, on all ranks, and the bytes that came from others.
+            The number of steps done on all ranks now, and the bytes that came from other ranks.
 
         Raises:
-            ShardsLost: rows of a parameter are in no rank's memory; raised on all ranks. Nothing has changed.
-            ConfigError: ranks with different models or optimizers, or `shards` that do not fit.
+            ShardsLost: rows of a parameter are in no rank's memory; raised on all ranks. Nothing
+                has changed.
+            ConfigError: the ranks' models or optimizers differ, or `shards` does not fit.
             CollectiveError, RankFailed: a rank was lost meanwhile.
         """
         group = checked(process_group or dist.group.WORLD)
@@ -441,11 +450,11 @@ class FullyShardedDataParallel(Wrapper):
         plan = Plan.agree(claim, group)
         if values:
             plan.check({name: len(p) for name, p in self.module.named_parameters()})
-        seats = self._change_layout(group, plan.wanted)
+        resharded = self._relayout(group, plan.wanted)
         mover = Mover(plan, group, self._layout)
-        parts = moved(self.module, self._units, seats, moments, mover, values)
+        parts = moved(self.module, self._units, resharded, moments, mover, values)
         for parameter, part in parts:
-            seats[id(parameter)].fill(part)
+            resharded[id(parameter)].fill(part)
         for one in moments:
             one.settle(self._layout.mesh)
         self._channels = Channels(self._layout, self._wires.gradients)
@@ -460,14 +469,14 @@ class FullyShardedDataParallel(Wrapper):
             raise ConfigError(f"reshard: {SUMMONED}")
         if not isinstance(self._settings.reshard_after_forward, bool):
             raise ConfigError(
-                f"reshard: reshard_after_forward={self._settings.reshard_after_forward} is for one layout "
-                "only: use True or False"
+                f"reshard: reshard_after_forward={self._settings.reshard_after_forward} holds for one "
+                "layout only: use True or False"
             )
         if shards is not None and not fits(group, shards):
             raise ConfigError(f"reshard: shards={shards} does not divide the ranks of each host")
 
     def _come_to_rest(self, group: ProcessGroup) -> None:
-        """Nothing is under way and nothing gathered; a step that is half done is discarded."""
+        """Ends operations in flight, frees gathered parameters, discards an unfinished step."""
         if not self._discarded and not self._sharding.half_way():
             try:
                 self.settle()
@@ -478,8 +487,8 @@ class FullyShardedDataParallel(Wrapper):
         for unit in self._units:
             unit.group._to_sharded()
 
-    def _change_layout(self, group: ProcessGroup, wanted: int | None) -> dict[int, Seat]:
-        """The module is sharded anew, but its parameters still have their old parts. Collective."""
+    def _relayout(self, group: ProcessGroup, wanted: int | None) -> dict[int, ReshardedParameter]:
+        """Shards the module anew, while its parameters keep their old parts. Collective."""
         self._gatherer.closed = "reshard() has failed half way: call it again"
         self._channels.close()
         self._layout.give_up(group, self._discarded)
@@ -488,39 +497,39 @@ class FullyShardedDataParallel(Wrapper):
         self._wanted = wanted
         self._gatherer.release()
         kept = take_off(self._parts)
-        seats = put_on_blank(self._parts, self._layout, self._settings, kept)
+        resharded = put_on_blank(self._parts, self._layout, self._settings, kept)
         self._units = _find_units(self.module, self._parts)
-        return seats
+        return resharded
 
     def state_dict(  # type: ignore[override]
         self, *args: Any, full: bool = False, **kwargs: Any
     ) -> dict[str, Any]:
-        """That of `module`: DTensors, or with `full` whole tensors on every rank, which is collective."""
-        if args or kwargs.get("destination") is not None:  # a module around this one collects
+        """Returns the state of `module`: DTensors, or whole tensors with `full` (collective)."""
+        if args or kwargs.get("destination") is not None:  # an enclosing module collects states
             around: dict[str, Any] = super().state_dict(*args, **kwargs)
             return around
         state: dict[str, Any] = self.module.state_dict(**kwargs)
-        return whole.whole(state) if full else state
+        return full_state.whole(state) if full else state
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Takes what `state_dict` gave, sharded alike, or whole tensors."""
+        """Loads the result of `state_dict`, sharded the same way, or whole tensors."""
         self.settle()
-        parts = whole.cut(state_dict, self.module.state_dict())
+        parts = full_state.cut(state_dict, self.module.state_dict())
         return self.module.load_state_dict(parts, strict, assign)
 
     @contextlib.contextmanager
     def summon_full_params(
         self: nn.Module, module: nn.Module | None = None, *, writeback: bool = True
     ) -> Iterator[None]:
-        """Within, all sharded modules show whole parameters. Collective; no forward inside.
+        """Makes all sharded modules show whole parameters inside. Collective; no forward inside.
 
         Also `FullyShardedDataParallel.summon_full_params(module)`, for any module.
 
         Args:
-            module: a FullyShardedDataParallel, or a module that has some. Default: this one.
-            writeback: keep what is written to them: each rank keeps its part.
+            module: a FullyShardedDataParallel, or a module that contains some. Default: this one.
+            writeback: keep values written to the parameters; each rank keeps its part.
         """
         with contextlib.ExitStack() as stack:
             for part in (module or self).modules():
@@ -533,7 +542,7 @@ class FullyShardedDataParallel(Wrapper):
         self.settle()
         self._gatherer.closed = SUMMONED
         try:
-            with whole.summoned(self._units, writeback):
+            with full_state.summoned(self._units, writeback):
                 yield
         finally:
             self._gatherer.closed = ""
@@ -542,7 +551,7 @@ class FullyShardedDataParallel(Wrapper):
 def _place_in(
     group: ProcessGroupHFReduce,
 ) -> tuple[int, int, tuple[tuple[int, ...], ...]]:
-    """Rank, number of ranks, hosts."""
+    """Returns rank, number of ranks, and hosts."""
     return group.rank(), group.size(), group.hosts
 
 
@@ -572,7 +581,7 @@ def _find_units(module: nn.Module, parts: Sequence[Any]) -> list[Unit]:
 def _elastic_group(
     process_group: ProcessGroup | None, optimizer: MakeOptimizer | None
 ) -> ProcessGroupHFReduce:
-    """Of all ranks of an elastic model."""
+    """Returns the group of all ranks of an elastic model."""
     if optimizer is None:
         raise ConfigError("elastic=True needs the optimizer: optimizer=...")
     return checked(process_group or dist.group.WORLD)
@@ -581,11 +590,11 @@ def _elastic_group(
 def _made(make: MakeOptimizer, module: nn.Module) -> Optimizer:
     if not callable(make) or isinstance(make, Optimizer):
         raise ConfigError(
-            "optimizer= takes a function from sharded parameters to an optimizer, e.g. "
-            "functools.partial(AdamW, lr=1e-3): parameters are replaced by wrapping"
+            "invalid optimizer: expected a function that makes an optimizer of the sharded "
+            "parameters, e.g. functools.partial(AdamW, lr=1e-3): wrapping replaces parameters"
         )
     made = make([*module.parameters()])
     if not isinstance(made, Optimizer):
-        raise ConfigError(f"optimizer= made a {type(made).__name__}, not a torch optimizer")
+        raise ConfigError(f"optimizer= returned a {type(made).__name__}, not a torch optimizer")
     check_holds(made, module)
     return made

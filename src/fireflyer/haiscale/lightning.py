@@ -1,4 +1,4 @@
-"""Lightning trains over HFReduce: `Trainer(strategy=HaiScaleStrategy())`."""
+"""Lightning strategy over HFReduce: `Trainer(strategy=HaiScaleStrategy())`."""
 
 import os
 from datetime import timedelta
@@ -23,14 +23,14 @@ except ImportError as error:
 class HaiScaleStrategy(DDPStrategy):  # type: ignore[misc]  # untyped here
     """Lightning's DDPStrategy with HaiScale's DistributedDataParallel over the backend "hfreduce".
 
-    For modules on the CPU, with automatic optimization. Where RANK is in the environment (`fireflyer run`,
-    torchrun), the processes that are there are the ranks; give the Trainer their `devices` and `num_nodes`.
-    Else Lightning starts `devices` processes.
+    For modules on the CPU, with automatic optimization. If RANK is in the environment (`fireflyer
+    run`, torchrun), the existing processes are the ranks; give the Trainer their `devices` and
+    `num_nodes`. Otherwise Lightning starts `devices` processes.
 
     Args:
-        wire, bucket_bytes, broadcast_buffers, static_graph, check_gradients: as DistributedDataParallel has
-            them.
-        timeout: of the process group.
+        wire, bucket_bytes, broadcast_buffers, static_graph, check_gradients: as for
+            DistributedDataParallel.
+        timeout: timeout of the process group.
     """
 
     def __init__(
@@ -56,31 +56,31 @@ class HaiScaleStrategy(DDPStrategy):  # type: ignore[misc]  # untyped here
         }
 
     def configure_ddp(self) -> None:
-        """Wraps the module; `no_sync` of the wrapper is what Lightning accumulates gradients with.
+        """Wraps the module. Lightning accumulates gradients with the wrapper's `no_sync`.
 
         Raises:
-            ConfigError: manual optimization, a module that is not on the CPU, or what
-                DistributedDataParallel refuses.
+            ConfigError: optimization is manual, the module is not on the CPU, or
+                DistributedDataParallel rejects the module.
         """
         if not self.lightning_module.automatic_optimization:
             raise ConfigError("HaiScaleStrategy: use automatic optimization, or DDPStrategy")
         if self.root_device.type != "cpu":
             raise ConfigError(
-                f"HaiScaleStrategy is for modules on the CPU, not {self.root_device}: accelerator='cpu'"
+                f"HaiScaleStrategy needs modules on the CPU, not on {self.root_device}: use accelerator='cpu'"
             )
         self.model = DistributedDataParallel(self.lightning_module, **self._options)
 
     def reduce(
         self, tensor: Any, group: Any | None = None, reduce_op: ReduceOp | str | None = "mean"
     ) -> Any:
-        """In place, as DDPStrategy's. HFReduce refuses means of whole numbers; they are cut, as over gloo."""
+        """Reduces in place. Means of integers, which HFReduce refuses, are truncated as in gloo."""
         if not isinstance(tensor, Tensor) or tensor.is_floating_point() or reduce_op != "mean":
             return super().reduce(tensor, group, reduce_op)
         total = super().reduce(tensor, group, "sum")
         return total.copy_(total / dist.get_world_size(group))
 
     def teardown(self) -> None:
-        """Gives the module back as it was."""
+        """Restores the original module."""
         if isinstance(self.model, DistributedDataParallel):
             self.model.reducer.stop()
             self.model = self.lightning_module

@@ -2,13 +2,13 @@
 
     import torch.distributed as dist
     dist.init_process_group("hfreduce")      # a backend like any other, registered with torch;
-                                             # where FIREFLYER_JOIN is set, joins a group that runs
+                                             # joins a running group if FIREFLYER_JOIN is set
 
-    grads = hfreduce.empty(1_000_000)        # zero-copy memory: reduced where it lies
+    grads = hfreduce.empty(1_000_000)        # zero-copy memory: reduced in place
     hfreduce.allreduce(grads, op=dist.ReduceOp.AVG)
 
-The backend is registered by an entry point when torch is imported, and by importing this package's torch
-face. Importing this package alone does not import torch.
+An entry point registers the backend when torch is imported; importing `fireflyer.hfreduce.torch`
+registers it, too. Importing this package alone does not import torch.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -39,33 +39,33 @@ __all__ = [
 
 
 def register_backend() -> None:
-    """Makes `init_process_group("hfreduce")` known to torch. Called by torch's `torch.backends` entry point.
+    """Registers the backend "hfreduce" with torch. torch's `torch.backends` entry point calls this.
 
-    Never raises: an exception here would break `import torch` for everybody.
+    Never raises, because an exception here would break `import torch` in every program.
     """
     import sys
 
     distributed = sys.modules.get("torch.distributed")
     backend = getattr(distributed, "Backend", None)
     if backend is None or hasattr(backend, "HFREDUCE"):
-        return  # a torch built without distributed, or registered already
+        return  # torch was built without distributed, or the backend is registered already
     backend.register_backend("hfreduce", _create_group, extended_api=True, devices=["cpu", "cuda"])
     rendezvous = sys.modules.get("torch.distributed.rendezvous")
     handlers = getattr(rendezvous, "_rendezvous_handlers", {})
     if "env" in handlers:
-        from fireflyer.hfreduce import joining
+        from fireflyer.hfreduce.reform import join
 
-        joining.stand_in(handlers, distributed.Store)  # type: ignore[union-attr]
+        join.install_rendezvous_handler(handlers, distributed.Store)  # type: ignore[union-attr]
 
 
 def _create_group(options: Any, _backend_options: object) -> Any:
     from torch.distributed import GroupMember
 
-    from fireflyer.hfreduce import joining
+    from fireflyer.hfreduce.reform import join
     from fireflyer.hfreduce.torch import ProcessGroupHFReduce
 
-    if joining.wanted() and GroupMember.WORLD is None:  # it is to be the default group
-        return ProcessGroupHFReduce.join(joining.addresses(), options.timeout)
+    if join.wanted() and GroupMember.WORLD is None:  # this group becomes the default group
+        return ProcessGroupHFReduce.join(join.addresses(), options.timeout)
     return ProcessGroupHFReduce(
         options.store, options.group_rank, options.group_size, options.timeout
     )

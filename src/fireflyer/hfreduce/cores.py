@@ -1,4 +1,4 @@
-"""Which cores a rank may use, and whether its waiters may spin on them."""
+"""Cores that a rank may use, and the decision whether waiting threads may spin on them."""
 
 import os
 import re
@@ -12,7 +12,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 class HasCores(Protocol):
-    """What a rank's card says of its cores."""
+    """Fields of a rank's card about its cores."""
 
     @property
     def cpus(self) -> tuple[int, ...]: ...
@@ -25,45 +25,49 @@ class HasCores(Protocol):
 
 
 def chosen() -> tuple[int, ...]:
-    """FIREFLYER_HFREDUCE_CPUS, a list as in `0-3,8`: where the engine's own threads may run; () if unset.
+    """Returns the cores for the engine's threads, () if FIREFLYER_HFREDUCE_CPUS is unset.
+
+    The variable is a list such as `0-3,8`.
 
     Raises:
-        ConfigError: it is no such list, or names a core that this process may not use.
+        ConfigError: the value is not such a list, or names a core that this process may not use.
     """
     text = os.environ.get("FIREFLYER_HFREDUCE_CPUS", "").strip()
     cpus: set[int] = set()
     for part in text.split(",") if text else []:
         match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
         if match is None:
-            raise ConfigError(f"FIREFLYER_HFREDUCE_CPUS={text!r}: not a list of cores like 0-3,8")
+            raise ConfigError(
+                f"invalid FIREFLYER_HFREDUCE_CPUS {text!r}: expected a list of cores, e.g. 0-3,8"
+            )
         first, last = int(match[1]), int(match[2] or match[1])
         cpus.update(range(first, last + 1))
     if denied := cpus - os.sched_getaffinity(0):
         raise ConfigError(
-            f"FIREFLYER_HFREDUCE_CPUS={text!r}: this process may not use core {min(denied)}"
+            f"invalid FIREFLYER_HFREDUCE_CPUS {text!r}: this process may not use core {min(denied)}"
         )
     return tuple(sorted(cpus))
 
 
 def usable() -> tuple[int, ...]:
-    """The cores that this rank's collectives may run on."""
+    """Returns the cores that this rank's collectives may run on."""
     return chosen() or tuple(sorted(os.sched_getaffinity(0)))
 
 
 def spin_wanted() -> bool | None:
-    """FIREFLYER_HFREDUCE_SPIN: True for 1, False for 0, None if unset.
+    """Returns FIREFLYER_HFREDUCE_SPIN: True for 1, False for 0, None if unset.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the variable has another value.
     """
     text = os.environ.get("FIREFLYER_HFREDUCE_SPIN", "").strip()
     if text not in ("", "0", "1"):
-        raise ConfigError(f"FIREFLYER_HFREDUCE_SPIN={text!r}: neither 0 nor 1")
+        raise ConfigError(f"invalid FIREFLYER_HFREDUCE_SPIN {text!r}: expected 0 or 1")
     return None if not text else text == "1"
 
 
 def quota(root: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> float:
-    """The least CPU quota of this process's control groups, in cores; 0.0 where there is none."""
+    """Returns the lowest CPU quota of this process's control groups in cores; 0.0 if none."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -83,10 +87,11 @@ def quota(root: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")) -
 
 
 def may_spin(cards: Sequence[HasCores]) -> bool:
-    """Whether every rank of one machine has a core to itself: computed alike by all from their cards.
+    """Returns whether every rank of a machine has a core to itself. All its ranks compute the same.
 
     Args:
-        cards: of all ranks on that machine, in order of rank; the wish of the first counts.
+        cards: cards of all ranks on the machine, in order of rank; the first card's `spin`
+            overrides.
     """
     if cards[0].spin is not None:
         return cards[0].spin

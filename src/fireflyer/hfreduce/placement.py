@@ -1,4 +1,4 @@
-"""The control segment of a host's team, on the memory nodes that the paper's rules want."""
+"""Control segment of a host's team, placed on NUMA nodes as the paper's rules require."""
 
 import fcntl
 import functools
@@ -14,16 +14,17 @@ _SIOCGIFADDR = 0x8915
 
 
 def create_control(members: int, address: str) -> int:
-    """The descriptor of a control segment for so many ranks; the caller closes it.
+    """Creates the control segment of a host; returns its descriptor, which the caller closes.
 
-    Where the kernel forbids placement (containers without CAP_SYS_NICE often do) the segment lies
-    where it is first touched, and one warning says so.
+    If the kernel forbids placement (often in containers without CAP_SYS_NICE), pages lie where they
+    are first touched. One warning reports this.
 
     Args:
-        address: the IPv4 address of the network card that carries this host's payload.
+        members: number of ranks.
+        address: IPv4 address of the network card that carries this host's payload.
 
     Raises:
-        NoSpace: shared memory was refused.
+        NoSpace: the system refused the shared memory.
     """
     name, size = "fireflyer-control", native.control_bytes(members)
     placement = native.control_placement(members, interface_with(address))
@@ -39,8 +40,7 @@ def create_control(members: int, address: str) -> int:
 
 
 def interface_with(address: str) -> str:
-    """The network interface of this namespace that has an IPv4 address; FIREFLYER_IFNAME where it is
-    set; "" if there is none."""
+    """Returns FIREFLYER_IFNAME, else this namespace's interface with the address, else ""."""
     if name := os.environ.get("FIREFLYER_IFNAME"):
         return name
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -1,4 +1,4 @@
-"""The table of rules that choose the algorithm between hosts: its file, and how all ranks get the same.
+"""Table of rules that choose the algorithm between hosts: its file, and its way to all ranks.
 
     # Written by `fireflyer bench tune`.
     version = 1
@@ -7,13 +7,14 @@
 
     [[rules]]
     kind = "allreduce"     # or "broadcast", "reduce"
-    hosts = 4              # at least
-    bytes = 65536          # at most; left out: any number
+    hosts = 4              # minimum
+    bytes = 65536          # maximum; omitted: any number
     algorithm = "direct"   # see ALGORITHMS
-    lanes = 1              # at most; 0 or left out: as many as the smallest host has ranks
+    lanes = 1              # maximum; 0 or omitted: as many as the smallest host has ranks
 
-The first rule that applies counts; a call that none applies to follows the engine's own. The rank 0 of a
-group reads the file that FIREFLYER_HFREDUCE_TABLE names, and its card carries the rules to the others.
+The first rule that applies counts. If none applies, the engine's own rules decide. The group's rank
+0 reads the file named by FIREFLYER_HFREDUCE_TABLE, and its card carries the rules to the other
+ranks.
 """
 
 import json
@@ -29,7 +30,7 @@ import msgspec
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import ConfigError
-from fireflyer.hfreduce.topology import Card
+from fireflyer.hfreduce.rendezvous.topology import RankInfo
 
 VARIABLE = "FIREFLYER_HFREDUCE_TABLE"
 VERSION = 1
@@ -45,11 +46,11 @@ _FIELD = re.compile(r"field `(\w+)`")
 
 @dataclass(frozen=True)
 class Table:
-    """What a file says.
+    """Content of a table file.
 
     Attributes:
-        machine: where it was measured, in words.
-        hosts: on how many.
+        machine: description of the machine that was measured.
+        hosts: number of hosts of the measurement.
     """
 
     machine: str
@@ -73,10 +74,10 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load(path: str) -> Table:
-    """The table in a file.
+    """Reads the table in a file.
 
     Raises:
-        ConfigError: it cannot be read, or is no such table; names the file and the line.
+        ConfigError: the file cannot be read or is no such table; names the file and the line.
     """
     try:
         text = Path(path).read_text()
@@ -87,7 +88,7 @@ def load(path: str) -> Table:
 
 
 def parse(text: str, path: str) -> Table:
-    """The table in the text of the file at `path`.
+    """Parses the text of the table file at `path`.
 
     Raises:
         ConfigError: see `load`.
@@ -118,7 +119,7 @@ def parse(text: str, path: str) -> Table:
 
 
 def dump(table: Table) -> str:
-    """The text of a table's file; `parse` gives the table back."""
+    """Returns the text of a table's file, which `parse` converts back."""
     lines = [
         "# Written by `fireflyer bench tune`.",
         f"version = {VERSION}",
@@ -135,11 +136,11 @@ def dump(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def publish(card: Card) -> Card:
-    """The card of a rank 0, with the rules of the file that FIREFLYER_HFREDUCE_TABLE names.
+def publish(card: RankInfo) -> RankInfo:
+    """Returns rank 0's card with the rules of the file that FIREFLYER_HFREDUCE_TABLE names.
 
     Raises:
-        ConfigError: that names no table.
+        ConfigError: the variable names no valid table.
     """
     path = os.environ.get(VARIABLE)
     if not path:
@@ -151,14 +152,16 @@ def publish(card: Card) -> Card:
     return msgspec.structs.replace(card, rules=tuple(_packed(rule) for rule in rules))
 
 
-def spread(cards: Sequence[Card]) -> list[Card]:
-    """The cards with rank 0's rules in all of them, so that any of them can pass the rules on when
-    the group is formed anew."""
+def spread(cards: Sequence[RankInfo]) -> list[RankInfo]:
+    """Returns the cards with rank 0's rules in all of them.
+
+    So any rank can pass the rules on when the group is formed anew.
+    """
     return [msgspec.structs.replace(card, rules=cards[0].rules) for card in cards]
 
 
-def rules_of(card: Card) -> list[native.Rule]:
-    """What a card carries."""
+def rules_of(card: RankInfo) -> list[native.Rule]:
+    """Returns the rules that a card carries."""
     return [
         native.Rule(
             kind=native.Kind(kind),
@@ -187,7 +190,7 @@ def _rule(row: _Row) -> native.Rule:
 
 
 def _line(text: str, rule: int | None, key: str | None) -> int:
-    """The line of a key, of a rule where it is not there, or the first."""
+    """Returns the line of a key; else the line of its rule; else the first line."""
     found, section = 1, -1
     wanted = -1 if rule is None else rule
     for number, line in enumerate(text.splitlines(), 1):

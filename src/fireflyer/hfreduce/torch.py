@@ -1,4 +1,4 @@
-"""HFReduce for torch: zero-copy tensors, allreduce with its extras, and the process group."""
+"""HFReduce for torch: zero-copy tensors, collectives with extra options, and the process group."""
 
 import math
 from typing import Any
@@ -11,9 +11,9 @@ from torch.distributed import ProcessGroup, ReduceOp
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import ConfigError
 from fireflyer.hfreduce import register_backend
-from fireflyer.hfreduce.process_group import ProcessGroupHFReduce
-from fireflyer.hfreduce.tensors import op_named
-from fireflyer.hfreduce.uncompiled import uncompiled
+from fireflyer.hfreduce.backend.compiler_exclusion import uncompiled
+from fireflyer.hfreduce.backend.process_group import ProcessGroupHFReduce
+from fireflyer.hfreduce.backend.tensors import op_named
 from fireflyer.hfreduce.wire import Wire
 
 __all__ = [
@@ -29,18 +29,18 @@ __all__ = [
 
 @uncompiled
 def empty(*shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """An uninitialised CPU tensor in zero-copy memory: collectives reduce it where it lies.
+    """Returns an uninitialised CPU tensor in zero-copy memory, which collectives reduce in place.
 
-    Local, not collective: peers map the memory when they first meet it. It is given back when the tensor
-    dies.
+    The call is local, not collective. Peers map the memory when a collective first uses it. The
+    memory is released when the tensor is destroyed.
 
     Args:
         shape: sizes of the dimensions, as for `torch.empty`.
-        dtype: default `torch.get_default_dtype()`.
+        dtype: element type; default `torch.get_default_dtype()`.
 
     Raises:
-        NoSpace: shared memory was refused.
-        ValueError: a negative size.
+        NoSpace: the system refused the shared memory.
+        ValueError: a size is negative.
     """
     dtype = dtype or torch.get_default_dtype()
     if any(size < 0 for size in shape):
@@ -51,7 +51,7 @@ def empty(*shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
 
 
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """`empty` with the shape and dtype of `tensor`."""
+    """Returns a tensor as `empty` does, with the shape and dtype of `tensor`."""
     return empty(*tensor.shape, dtype=tensor.dtype)
 
 
@@ -67,30 +67,34 @@ def allreduce(
     label: int = 0,
     async_op: bool = False,
 ) -> Any:
-    """`torch.distributed.all_reduce`, in place, with what torch has no words for.
+    """Reduces `tensor` in place over all ranks: `torch.distributed.all_reduce` with more options.
 
     Args:
-        tensor: any shape; zero-copy if it came from `empty`, staged otherwise.
+        tensor: tensor of any shape; zero-copy if `empty` allocated it, staged otherwise.
         op: a `torch.distributed.ReduceOp`.
-        group: of backend "hfreduce"; the default group when None.
-        shared: leave `tensor` as it is and give back the result instead, which lies once a host and is
-            read by all its ranks: (n+1)S bytes are moved instead of 2nS. It must not be written.
-        wire: how sums travel between hosts: "bf16", "fp16", "int8", "fp32" (unrounded), or a `Wire`. Default:
-            the group's `wire`, else the tensor's dtype.
-        priority: among asynchronous operations that wait, higher ones run first; alike on all ranks. Such an
-            operation can be cancelled while it waits, by `cancel()` of its Work.
-        label: a number of the caller's for what is reduced. Ranks that call with different ones disagree, as
-            with different sizes, before a byte is added.
-        async_op: return a Work at once instead of waiting.
+        group: process group of backend "hfreduce"; None means the default group.
+        shared: leave `tensor` unchanged and return the result instead. The result is stored once
+            per host and all ranks of the host read it: the call moves (n+1)S bytes instead of 2nS.
+            The result must not be written.
+        wire: format of sums between hosts: "bf16", "fp16", "int8", "fp32" (unrounded), or a `Wire`.
+            Default: the group's `wire`, else the tensor's dtype.
+        priority: order among queued asynchronous operations: higher values run first. The value
+            must be the same on all ranks. If it is not 0, `cancel()` of the Work can cancel the
+            operation while it is queued.
+        label: caller-defined number that identifies the reduced data. Ranks that pass different
+            labels fail, as with different sizes, before any byte is added.
+        async_op: return a Work immediately instead of waiting.
 
     Returns:
-        With `async_op` a Work, whose `result()` is a list of one tensor. Else None, or the shared result.
+        A Work if `async_op` is set; its `result()` is a list of one tensor. Otherwise the shared
+        result, or None if `shared` is not set.
 
     Raises:
         RankFailed: a rank died or did not join within the timeout.
-        CollectiveError: the ranks do not call the same thing, or the group is broken.
-        ConfigError: the group is of another backend.
-        ValueError: a priority that is no integer of 32 bits, or a label that is none of 64 bits from 0 on.
+        CollectiveError: the ranks make different calls, or the group is broken.
+        ConfigError: the group has another backend.
+        ValueError: `priority` is not a 32-bit integer, or `label` is not an integer of 64 bits from
+            0 on.
     """
     pg = _checked(group, priority, label, "allreduce")
     codec = Wire(wire) if isinstance(wire, str) else wire
@@ -115,20 +119,21 @@ def reduce_scatter(
     label: int = 0,
     async_op: bool = False,
 ) -> Any:
-    """`torch.distributed.reduce_scatter_tensor`, with what torch has no words for.
+    """Reduces `source` and scatters the result: `reduce_scatter_tensor` of torch with more options.
 
     Args:
-        output: takes this rank's piece of the result.
-        source: as many equal pieces as ranks; not modified. Both are zero-copy if they came from `empty`.
-        op, group, wire, priority, label, async_op: as for `allreduce`. A `Wire` with error feedback belongs
-            to one size of `source`.
+        output: receives this rank's piece of the result.
+        source: as many equal pieces as ranks; not modified. Both tensors are zero-copy if `empty`
+            allocated them.
+        op, group, wire, priority, label, async_op: as for `allreduce`. A `Wire` with error feedback
+            belongs to one size of `source`.
 
     Returns:
-        With `async_op` a Work, else None.
+        A Work if `async_op` is set, else None.
 
     Raises:
-        RankFailed, CollectiveError, ConfigError: as `allreduce`.
-        ValueError: as `allreduce`, or sizes that do not fit.
+        RankFailed, CollectiveError, ConfigError: as for `allreduce`.
+        ValueError: as for `allreduce`, or the sizes do not fit.
     """
     pg = _checked(group, priority, label, "reduce_scatter")
     codec = Wire(wire) if isinstance(wire, str) else wire
@@ -150,19 +155,19 @@ def all_gather(
     label: int = 0,
     async_op: bool = False,
 ) -> Any:
-    """`torch.distributed.all_gather_into_tensor`, with a label.
+    """Gathers every rank's `source`: `torch.distributed.all_gather_into_tensor` with a label.
 
     Args:
-        output: takes everybody's `source`, side by side.
-        source: of one size on all ranks. Both are zero-copy if they came from `empty`.
+        output: receives the `source` of every rank, in order of rank.
+        source: same size on all ranks. Both tensors are zero-copy if `empty` allocated them.
         group, label, async_op: as for `allreduce`.
 
     Returns:
-        With `async_op` a Work, else None.
+        A Work if `async_op` is set, else None.
 
     Raises:
-        RankFailed, CollectiveError, ConfigError: as `allreduce`.
-        ValueError: an output that does not fit, or a label as for `allreduce`.
+        RankFailed, CollectiveError, ConfigError: as for `allreduce`.
+        ValueError: the size of `output` does not fit, or `label` is invalid as for `allreduce`.
     """
     pg = _checked(group, 0, label, "all_gather")
     opts = AllgatherOptions()
@@ -178,9 +183,9 @@ def _checked(
     group: ProcessGroup | None, priority: int, label: int, caller: str
 ) -> ProcessGroupHFReduce:
     if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
-        raise ValueError(f"priority={priority!r}: not an integer of 32 bits")
+        raise ValueError(f"invalid priority {priority!r}: expected a signed 32-bit integer")
     if not isinstance(label, int) or not 0 <= label < 2**64:
-        raise ValueError(f"label={label!r}: not an integer of 64 bits from 0 on")
+        raise ValueError(f"invalid label {label!r}: expected an unsigned 64-bit integer")
     group = group or dist.group.WORLD
     if not isinstance(group, ProcessGroupHFReduce):
         raise ConfigError(f"hfreduce.{caller} needs a process group of backend 'hfreduce'")

@@ -1,5 +1,4 @@
-"""What carries the bytes of collectives between hosts: FIREFLYER_HFREDUCE_TRANSPORT, alike on all
-ranks.
+"""Transport of collectives between hosts: FIREFLYER_HFREDUCE_TRANSPORT, the same on all ranks.
 
     tcp    sockets; the default
     ucx    UCX, the way to RDMA networks; needs libucp.so.0 (Debian: libucx0)
@@ -14,33 +13,36 @@ import msgspec
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import CollectiveError, ConfigError
-from fireflyer.hfreduce.topology import Card
+from fireflyer.hfreduce.rendezvous.topology import RankInfo
 
 VARIABLE = "FIREFLYER_HFREDUCE_TRANSPORT"
 _KINDS = {"tcp": native.Transport.TCP, "ucx": native.Transport.UCX}
 
 
-def publish(card: Card) -> Card:
-    """The card of a rank that starts with its group, with its choice; `agree` judges it."""
+def publish(card: RankInfo) -> RankInfo:
+    """Returns the card of a founding rank with its chosen transport, which `agree` checks."""
     chosen = os.environ.get(VARIABLE) or "tcp"
     return msgspec.structs.replace(card, transport=chosen, lack=_lack(chosen))
 
 
-def agree(cards: Sequence[Card]) -> None:
-    """Makes sure that all ranks have chosen alike, and have what they have chosen where it is needed.
-    Raises the same on every rank.
+def agree(cards: Sequence[RankInfo]) -> None:
+    """Checks that all ranks chose the same transport, and can use it if there are several hosts.
+
+    Raises the same error on every rank.
 
     Raises:
-        ConfigError: they have not, or one has chosen what does not exist.
+        ConfigError: the choices differ, a choice is unknown, or a rank lacks its choice.
     """
     first = cards[0].transport
     for rank, card in enumerate(cards):
         if card.transport not in _KINDS:
             known = " or ".join(_KINDS)
-            raise ConfigError(f"{VARIABLE}={card.transport} on rank {rank}: use {known}")
+            raise ConfigError(
+                f"invalid {VARIABLE} '{card.transport}' on rank {rank}: expected {known}"
+            )
         if card.transport != first:
             raise ConfigError(
-                f"{VARIABLE} must be alike on all ranks: {first} on rank 0, "
+                f"{VARIABLE} must be equal on all ranks: {first} on rank 0, "
                 f"{card.transport} on rank {rank}"
             )
     if len({card.host for card in cards}) == 1:
@@ -59,31 +61,36 @@ def _lack(chosen: str) -> str:
     return ""
 
 
-def unsettled(card: Card) -> Card:
-    """The card of a newcomer."""
+def unsettled(card: RankInfo) -> RankInfo:
+    """Returns the card of a newcomer, which has chosen no transport."""
     return msgspec.structs.replace(card, transport="")
 
 
-def spread(cards: Sequence[Card]) -> list[Card]:
-    """The cards of a group formed anew, with its transport in those of newcomers, too: one of them
-    may be the first some day."""
+def spread(cards: Sequence[RankInfo]) -> list[RankInfo]:
+    """Returns the cards of a group formed anew, with its transport also in newcomers' cards.
+
+    A newcomer may become the first rank later.
+    """
     ours = next(card.transport for card in cards if card.transport)
     return [msgspec.structs.replace(card, transport=card.transport or ours) for card in cards]
 
 
-def follow(cards: Sequence[Card]) -> None:
-    """What a newcomer checks of the group that it has become a member of.
+def follow(cards: Sequence[RankInfo]) -> None:
+    """Checks a newcomer's settings against the group that it has become a member of.
 
     Raises:
-        ConfigError: this process wants another transport than the group has, or lacks that one.
+        ConfigError: this process is set to another transport than the group's, or cannot use the
+            group's.
     """
     wanted, theirs = os.environ.get(VARIABLE), spread(cards)[0].transport
     if wanted and wanted != theirs:
-        raise ConfigError(f"{VARIABLE}={wanted}, but the group to join uses {theirs}")
+        raise ConfigError(
+            f"{VARIABLE} is {wanted!r}, but the group to join uses {theirs!r}: unset it or set {theirs}"
+        )
     if lack := _lack(theirs):
         raise ConfigError(f"the group to join uses {theirs}: {lack}")
 
 
-def kind_of(card: Card) -> native.Transport:
-    """Of the group that the card's rank is a member of."""
+def kind_of(card: RankInfo) -> native.Transport:
+    """Returns the transport of the group that the card's rank is a member of."""
     return _KINDS[card.transport]

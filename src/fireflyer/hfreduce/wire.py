@@ -1,4 +1,4 @@
-"""How sums travel between hosts."""
+"""Formats of sums on their way between hosts."""
 
 from typing import Any
 
@@ -17,24 +17,25 @@ _SUMS = (native.ReduceOp.SUM, native.ReduceOp.AVG)
 
 
 class Wire:
-    """A codec for the leg between hosts; inside a host nothing changes. Error bounds: docs/hfreduce.md.
+    """Codec for the transfer between hosts only. Error bounds: docs/hfreduce.md.
 
     Args:
-        codec: "bf16", "fp16" (2 bytes an element), "int8" (blocks of 256 with one scale, 1.02 bytes),
-            or "fp32": partial sums of 16-bit and 8-bit types travel unrounded.
-        stochastic: round at random, so that errors cancel over many calls instead of adding up.
-        error_feedback: what a call rounds away is added to the next one (Seide et al., 2014). The object
-            then belongs to one tensor, whose size must stay the same.
+        codec: "bf16", "fp16" (2 bytes per element), "int8" (blocks of 256 with one scale, 1.02
+            bytes), or "fp32". With "fp32", partial sums of 16-bit and 8-bit types travel unrounded.
+        stochastic: round stochastically, so that errors cancel over many calls instead of adding
+            up.
+        error_feedback: add the rounding error of a call to the next call (Seide et al., 2014). The
+            object then belongs to one tensor, whose size must stay the same.
 
     Raises:
-        ConfigError: no such codec.
+        ConfigError: the codec is unknown.
     """
 
     def __init__(
         self, codec: str, *, stochastic: bool = False, error_feedback: bool = False
     ) -> None:
         if codec not in _CODECS:
-            raise ConfigError(f"no wire codec {codec!r}: use {', '.join(_CODECS)}")
+            raise ConfigError(f"invalid wire codec {codec!r}: expected one of {', '.join(_CODECS)}")
         self.codec = codec
         self.stochastic = stochastic
         self.error_feedback = error_feedback
@@ -44,14 +45,14 @@ class Wire:
     def options(
         self, dtype: torch.dtype, count: int, op: native.ReduceOp, rank: int
     ) -> dict[str, Any]:
-        """For the engine: what differs from the default for a call on `count` elements.
+        """Returns the engine's options that differ from the default for a call on `count` elements.
 
         Raises:
-            ConfigError: error feedback for a tensor of another size.
+            ConfigError: error feedback is on and the tensor has another size than before.
         """
         narrow = dtype.is_floating_point and dtype != torch.float64
         if op not in _SUMS or not narrow:
-            return {}  # other reductions are exact, and so they stay
+            return {}  # other reductions are exact and stay exact
         options: dict[str, Any] = {"wire": _CODECS[self.codec]}
         self._calls += 1
         if self.stochastic:

@@ -1,4 +1,4 @@
-"""Several hosts on one machine: network namespaces joined by shaped cables, with byte counters."""
+"""Several hosts on one machine: network namespaces joined by shaped links, with byte counters."""
 
 from fireflyer.lab.hosts import Host, Lab, remove_stale
 

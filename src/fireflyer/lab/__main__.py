@@ -1,4 +1,4 @@
-"""`fireflyer lab --hosts 4 --rate 1gbit -- COMMAND`: the command once on each host of a lab."""
+"""`fireflyer lab --hosts 4 --rate 1gbit -- COMMAND`: runs a command once on each host of a lab."""
 
 import subprocess
 import sys
@@ -17,23 +17,24 @@ _output = threading.Lock()
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def main(
     command: Annotated[
-        list[str] | None, typer.Argument(help="What to run on each host, after --.")
+        list[str] | None, typer.Argument(help="Command to run on each host, after --.")
     ] = None,
-    hosts: Annotated[int, typer.Option(help="How many hosts.")] = 4,
+    hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 4,
     rate: Annotated[str | None, typer.Option(help='Speed of each cable, e.g. "1gbit".')] = None,
     fallback: Annotated[
-        bool, typer.Option("--fallback", help="Loopback addresses where there is no root.")
+        bool, typer.Option("--fallback", help="Use loopback addresses if there are no namespaces.")
     ] = False,
     clean: Annotated[
-        bool, typer.Option("--clean", help="Remove what labs of dead processes left.")
+        bool,
+        typer.Option("--clean", help="Remove the namespaces of labs whose processes have died."),
     ] = False,
 ) -> None:
-    """Runs a command on every host of a lab; its RANK is the host, WORLD_SIZE their number.
+    """Run a command on every host of a lab; its RANK is the host, WORLD_SIZE the number of hosts.
 
-    Ends with the worst of the commands' statuses.
+    Exits with the worst status of the commands.
     """
     if not clean and not command:
-        raise typer.BadParameter("write the command to run after --, or --clean")
+        raise typer.BadParameter("give a command after --, or --clean")
     if clean:
         for name in remove_stale():
             typer.echo(f"removed {name}")
@@ -41,10 +42,12 @@ def main(
 
 
 def run(command: list[str], hosts: int, rate: str | None, fallback: bool) -> int:
-    """The worst exit status of the command run once on each host; 128 + n where signal n ended one."""
+    """Runs a command once on each host; returns the worst exit status, 128 + n after signal n."""
     with Lab(hosts, rate, fallback=fallback) as lab:
         if not lab.isolated:
-            typer.echo("no namespaces here: loopback addresses, no shaping, no counters", err=True)
+            typer.echo(
+                "no namespaces: using loopback addresses without shaping and counters", err=True
+            )
         port = lab.hosts[0].free_port()
         processes = []
         copiers = []

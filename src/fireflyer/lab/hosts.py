@@ -1,4 +1,4 @@
-"""Lab: several hosts on one machine."""
+"""Hosts of a lab on one machine."""
 
 import itertools
 import json
@@ -26,20 +26,20 @@ T = TypeVar("T")
 
 
 def parse_rate(rate: str) -> int:
-    """Bits a second of "1gbit", "200mbit" or "64kbit".
+    """Returns the bits per second of "1gbit", "200mbit" or "64kbit".
 
     Raises:
-        LabError: if the text is no such rate.
+        LabError: if the text is not a rate.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate.strip().lower())
     bits = int(float(match[1]) * _UNITS[match[2]]) if match else 0
     if bits <= 0:
-        raise LabError(f'rate {rate!r} is no rate: write e.g. "1gbit" or "200mbit"')
+        raise LabError(f'invalid rate {rate!r}: expected e.g. "1gbit" or "200mbit"')
     return bits
 
 
 class Host:
-    """One host. Counters and `enter` need namespaces: on loopback they raise LabError."""
+    """Host of a lab. Counters and `enter` need namespaces: on loopback they raise LabError."""
 
     def __init__(self, index: int, address: str, interface: str, namespace: str | None) -> None:
         self.index = index
@@ -55,24 +55,24 @@ class Host:
 
     @property
     def tx_bytes(self) -> int:
-        """Bytes that the host's network card has sent, Ethernet headers included."""
+        """Bytes that the host's network interface has sent, Ethernet headers included."""
         return self._counters()[8]
 
     @property
     def rx_bytes(self) -> int:
-        """Bytes that the host's network card has received, Ethernet headers included."""
+        """Bytes that the host's network interface has received, Ethernet headers included."""
         return self._counters()[0]
 
     def enter(self) -> None:
-        """Moves the calling thread into the host: for a child process, right after its fork."""
+        """Moves the calling thread into the host; for a child process right after its fork."""
         namespaces.enter(self._isolated("be entered"))
 
     def call(self, function: Callable[[], T]) -> T:
-        """Calls a function inside the host, in a thread; sockets that it makes belong to the host."""
+        """Calls a function inside the host, in a thread; its sockets belong to the host."""
         return function() if self.namespace is None else namespaces.inside(self.namespace, function)
 
     def free_port(self) -> int:
-        """A TCP port that nobody on the host listens on now."""
+        """Returns a TCP port that has no listener on the host now."""
 
         def bind() -> int:
             with socket.socket() as probe:
@@ -89,7 +89,7 @@ class Host:
             device, _, numbers = line.partition(":")
             if device.strip() == self.interface:
                 return [int(number) for number in numbers.split()]
-        raise LabError(f"{self.name} has no interface {self.interface} any more")
+        raise LabError(f"{self.name} no longer has the interface {self.interface}")
 
     def _isolated(self, what: str) -> str:
         if self.namespace is None:
@@ -100,11 +100,11 @@ class Host:
 
 
 class Lab:
-    """Hosts joined by one switch, as a context manager; `with` it everything of it goes.
+    """Hosts joined by one switch, as a context manager; leaving it removes everything.
 
-    Each host is a network namespace with one card, eth0, on a bridge, each cable shaped to `rate`
-    in both directions. A process belongs to the host whose namespace it is in, whatever its group
-    or parent. Not safe for several threads.
+    Each host is a network namespace with one interface, eth0, on a bridge. Each link is shaped to
+    `rate` in both directions. A process belongs to the host of its namespace, regardless of its
+    group or parent. Not thread-safe.
     """
 
     def __init__(
@@ -115,23 +115,24 @@ class Lab:
         fallback: bool = False,
         queue_ms: float = 50.0,
     ) -> None:
-        """
+        """Stores the settings; entering the context sets the lab up.
+
         Args:
-            hosts: how many, 1 to 250.
-            rate: of each cable, e.g. "1gbit"; None leaves them as fast as they are.
-            queue_ms: what may wait at each end of a shaped cable, by the time that it takes to send;
-                more is dropped.
-            fallback: where namespaces cannot be made, use 127.0.x.y addresses: no shaping, no
-                counters, no cables to cut.
+            hosts: number of hosts, 1 to 250.
+            rate: rate of each link, e.g. "1gbit"; None leaves the links unshaped.
+            queue_ms: queue at each end of a shaped link, as the time to send it; excess packets are
+                dropped.
+            fallback: if namespaces cannot be created, use 127.0.x.y addresses: no shaping, no
+                counters, no links to cut.
 
         Raises:
-            LabError: if the arguments cannot work; entering raises it if the lab cannot be set up.
+            LabError: if the arguments are invalid; entering raises it if the lab cannot be set up.
         """
         if not 1 <= hosts <= _MAX_HOSTS:
-            raise LabError(f"{hosts} hosts: a lab has 1 to {_MAX_HOSTS}")
+            raise LabError(f"invalid number of hosts {hosts}: expected 1 to {_MAX_HOSTS}")
         self._bits = None if rate is None else parse_rate(rate)
         if queue_ms <= 0:
-            raise LabError(f"a queue of {queue_ms:g} ms: it must be above 0")
+            raise LabError(f"invalid queue of {queue_ms:g} ms: expected a time above 0")
         self._fallback, self._queue_ms = fallback, queue_ms
         self._count = hosts
         self._number = next(_numbers)
@@ -164,11 +165,11 @@ class Lab:
 
     @property
     def isolated(self) -> bool:
-        """Whether the hosts are namespaces, with counters and cables, not loopback addresses."""
+        """True if the hosts are namespaces, with counters and links, and not loopback addresses."""
         return self._switch is not None
 
     def close(self) -> None:
-        """Ends every process of every host and removes the hosts; in a forked child it does nothing."""
+        """Kills every process of every host, removes the hosts; does nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         try:
@@ -189,13 +190,13 @@ class Lab:
         stdout: _Stream = None,
         stderr: _Stream = None,
     ) -> subprocess.Popen[bytes]:
-        """Starts a command on a host, in a session of its own.
+        """Starts a command on a host, in its own session.
 
         Args:
             env: added to this process's environment.
 
         Raises:
-            LabError: if there is no such command.
+            LabError: if the command does not exist.
         """
         place = self.hosts[host]
         environment = {**os.environ, **(env or {})}
@@ -222,10 +223,10 @@ class Lab:
         env: Mapping[str, str] | None = None,
         timeout_s: float = 60.0,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Runs a command on a host to its end; its output is captured.
+        """Runs a command on a host until it ends, and captures its output.
 
         Raises:
-            LabError: if there is no such command, or it takes longer than `timeout_s` (it is killed).
+            LabError: if the command does not exist, or exceeds `timeout_s` (it is killed).
         """
         process = self.popen(
             host,
@@ -246,10 +247,10 @@ class Lab:
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
     def job_env(self, host: int, port: int) -> dict[str, str]:
-        """What a distributed program started once a host finds in its environment.
+        """Returns the environment of a distributed program with one process per host.
 
         Args:
-            port: of the rendezvous on host 0; `hosts[0].free_port()` finds one.
+            port: port of the rendezvous on host 0; `hosts[0].free_port()` finds one.
         """
         place = self.hosts[host]
         return {
@@ -257,7 +258,7 @@ class Lab:
             "FIREFLYER_LAB_HOSTS": str(len(self.hosts)),
             "FIREFLYER_NODE": place.name,
             "FIREFLYER_IFNAME": place.interface,
-            # gloo's own choice is the address of the host name, which only the real machine has.
+            # gloo would choose the address of the host name, which only the real machine has.
             "GLOO_SOCKET_IFNAME": place.interface,
             "MASTER_ADDR": self.hosts[0].address,
             "MASTER_PORT": str(port),
@@ -266,33 +267,36 @@ class Lab:
         }
 
     def kill(self, host: int) -> None:
-        """SIGKILL to every process of a host, none of which outlives another; returns when none is left."""
+        """Kills every process of a host with SIGKILL; returns when none is left.
+
+        No process sees the end of another, because all are stopped first.
+        """
         self._end(self.hosts[host])
 
     def freeze(self, host: int) -> None:
-        """SIGSTOP to every process of a host; returns when all stand still. Its cables stay up."""
+        """Stops all processes of a host (SIGSTOP) and waits for that. Its link stays up."""
         namespaces.stop_all(lambda: self._members(self.hosts[host]))
 
     def thaw(self, host: int) -> None:
-        """SIGCONT to every process of a host."""
+        """Continues every process of a host with SIGCONT."""
         namespaces.send(self._members(self.hosts[host]), signal.SIGCONT)
 
     def cut(self, host: int) -> None:
-        """Pulls a host's cable: the card loses its carrier, no byte passes in either direction."""
+        """Cuts a host's link: the interface loses its carrier in both directions."""
         self._cable(host, "down")
 
     def mend(self, host: int) -> None:
-        """Plugs a host's cable in again."""
+        """Restores a host's link."""
         self._cable(host, "up")
 
     def switched(self, host: int) -> tuple[int, int]:
-        """Packets on their way to a host so far: that the switch sent, that it dropped for want of room.
+        """Returns the numbers of packets to a host that the switch has sent and has dropped.
 
         Raises:
-            LabError: without namespaces, or if the cables are not shaped.
+            LabError: without namespaces, or if the links are not shaped.
         """
         if self._switch is None or self._bits is None:
-            raise LabError("only the switch of a shaped lab with namespaces counts packets")
+            raise LabError("packet counters need a lab with namespaces and a rate")
         told = namespaces.tool(
             "tc", "-n", self._switch, "-s", "-j", "qdisc", "show", "dev", f"p{host}"
         )
@@ -301,7 +305,7 @@ class Lab:
 
     def _cable(self, host: int, state: str) -> None:
         if self._switch is None:
-            raise LabError("hosts on loopback have no cables: this needs namespaces")
+            raise LabError("loopback hosts have no cables: use a lab with namespaces")
         namespaces.tool(
             "ip", "-n", self._switch, "link", "set", f"p{self.hosts[host].index}", state
         )
@@ -314,14 +318,14 @@ class Lab:
         )
 
     def _end(self, host: Host) -> None:
-        # A process that was started here but has not entered its namespace yet is found by its session.
+        # A new process that has not entered its namespace yet is found by its session.
         processes = self._processes.get(host.index, [])
         sessions = {process.pid for process in processes}
 
         def alive() -> set[int]:
             return namespaces.in_sessions(sessions) | self._members(host)
 
-        namespaces.stop_all(alive)  # as without power: none sees another one's end
+        namespaces.stop_all(alive)  # like a power loss: no process sees another one's end
         namespaces.end_all(alive)
         for process in processes:
             process.wait()
@@ -352,7 +356,8 @@ class Lab:
     def _shape(self, namespace: str, device: str) -> None:
         if self._bits is None:
             return
-        # The bucket must hold what passes between two looks of the shaper, or the rate is missed.
+        # The bucket must hold the bytes between two wake-ups of the shaper, or the rate is not
+        # reached.
         burst = max(256 << 10, self._bits // 8 // 500)
         namespaces.tool(
             *("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf"),
@@ -360,7 +365,7 @@ class Lab:
         )
 
     def _catch_sigterm(self) -> None:
-        """SIGTERM ends the program through the `with` block, unless the program handles it itself."""
+        """Makes SIGTERM leave the `with` block, unless the program handles SIGTERM itself."""
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self._old_sigterm = signal.signal(signal.SIGTERM, _leave)
@@ -376,7 +381,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def remove_stale() -> list[str]:
-    """Ends what runs in labs of dead processes and removes them; returns the namespaces' names.
+    """Kills the processes in labs of dead owners, removes the labs, returns the namespaces.
 
     Raises:
         LabError: without root or iproute2.

@@ -1,8 +1,8 @@
-"""Network namespaces: made, entered, listed by owner, and removed with every process inside.
+"""Network namespaces: creating, entering, listing by owner, and removing with all processes inside.
 
-A lab's namespaces are named `fflab-<pid>-<start>-<n>-<role>` after the process that owns them, so that
-any process can tell which belong to a dead owner. The host's own namespace is never changed: bridge
-and cables live in a namespace of their own, the "switch".
+A lab's namespaces are named `fflab-<pid>-<start>-<n>-<role>` after the process that owns them, so
+that any process can tell which belong to a dead owner. The machine's own namespace never changes:
+bridge and links live in a separate namespace, the "switch".
 """
 
 import ctypes
@@ -28,13 +28,16 @@ T = TypeVar("T")
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in ticks since boot; None if it is dead. Pids are reused, the pair is not."""
+    """Returns the start of a process in ticks since boot; None if it is dead.
+
+    Pids are reused, but the pair of pid and start is unique.
+    """
     fields = _stat_fields(pid)
     return int(fields[19]) if fields and fields[0] not in "ZX" else None
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/<pid>/stat from `state` on; [] if there is no such process."""
+    """Returns the fields of /proc/<pid>/stat from `state` on; [] if the process does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -43,12 +46,12 @@ def _stat_fields(pid: int) -> list[str]:
 
 
 def namespace_name(number: int, role: str) -> str:
-    """The name of this process's `number`-th lab's namespace for a role: "switch" or "h<host>"."""
+    """Returns the namespace name of a role ("switch" or "h<host>") in the `number`-th lab."""
     return f"fflab-{os.getpid()}-{start_time(os.getpid())}-{number}-{role}"
 
 
 def why_not() -> str | None:
-    """What keeps this process from making namespaces; None if nothing does."""
+    """Returns the reason that prevents this process from creating namespaces; None if it can."""
     if os.geteuid() != 0:
         return "namespaces need root"
     for program in ("ip", "tc"):
@@ -58,10 +61,10 @@ def why_not() -> str | None:
 
 
 def tool(*argv: str, lines: Iterable[str] = ()) -> str:
-    """Runs ip or tc, with `lines` as its batch; what it prints.
+    """Runs ip or tc, with `lines` as its batch; returns its output.
 
     Raises:
-        LabError: with its own words if it fails.
+        LabError: with the tool's own message if it fails.
     """
     text = "".join(f"{line}\n" for line in lines)
     done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
@@ -83,7 +86,7 @@ def enter(name: str) -> None:
 
 
 def inside(name: str, function: Callable[[], T]) -> T:
-    """Calls `function` in a namespace, in a thread of its own; sockets that it makes stay there."""
+    """Calls `function` in a namespace, in a separate thread; sockets that it creates stay there."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -103,7 +106,7 @@ def inside(name: str, function: Callable[[], T]) -> T:
 
 
 def make(name: str) -> None:
-    """Makes a namespace without IPv6, whose unasked-for packets would blur the byte counters."""
+    """Creates a namespace without IPv6, whose automatic packets would disturb the counters."""
     tool("ip", "netns", "add", name)
 
     def quiet() -> None:
@@ -116,7 +119,7 @@ def make(name: str) -> None:
 
 
 def remove(names: Iterable[str]) -> None:
-    """Kills what runs in the namespaces and removes them; those that are gone already are fine."""
+    """Kills the processes in the namespaces and removes them; missing namespaces are ignored."""
     present = [name for name in names if (NETNS / name).exists()]
     end_all(lambda: members(present))
     for name in present:
@@ -124,7 +127,7 @@ def remove(names: Iterable[str]) -> None:
 
 
 def stale() -> list[str]:
-    """Names of the labs' namespaces whose owner is dead."""
+    """Returns the names of lab namespaces with a dead owner."""
     found = []
     for name in sorted(os.listdir(NETNS)) if NETNS.exists() else []:
         match = _NAME.fullmatch(name)
@@ -134,7 +137,7 @@ def stale() -> list[str]:
 
 
 def members(names: Iterable[str]) -> set[int]:
-    """Pids of the processes in any of the namespaces, however they got there; never this process."""
+    """Returns the pids of all processes in the namespaces, except this process."""
     wanted = {
         (status.st_dev, status.st_ino) for status in map(os.stat, (NETNS / name for name in names))
     }
@@ -142,7 +145,7 @@ def members(names: Iterable[str]) -> set[int]:
 
 
 def in_sessions(sessions: set[int]) -> set[int]:
-    """Pids of the live processes in any of the sessions."""
+    """Returns the pids of the live processes in any of the sessions."""
     found = set()
     for pid in _pids():
         fields = _stat_fields(pid)
@@ -163,21 +166,21 @@ def _network_of(pid: int) -> tuple[int, int] | None:
     try:
         status = os.stat(f"/proc/{pid}/ns/net")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None  # gone; or shielded even from root, so nothing that a lab started
+        return None  # gone; or protected even from root, so not started by a lab
     return status.st_dev, status.st_ino
 
 
 def end_all(alive: Callable[[], set[int]]) -> None:
-    """SIGKILL to what `alive` finds, until it finds nothing.
+    """Sends SIGKILL to the processes that `alive` returns, until it returns none.
 
     Raises:
-        LabError: if something does not die.
+        LabError: if a process does not die.
     """
     _until_none(alive, signal.SIGKILL, "end")
 
 
 def stop_all(alive: Callable[[], set[int]]) -> None:
-    """SIGSTOP to what `alive` finds, until all of it stands still."""
+    """Sends SIGSTOP to the processes that `alive` returns, until all are stopped."""
     _until_none(
         lambda: {pid for pid in alive() if _stat_fields(pid)[:1] not in ([], ["T"])},
         signal.SIGSTOP,
@@ -186,7 +189,7 @@ def stop_all(alive: Callable[[], set[int]]) -> None:
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:
-    """A signal to each process that still lives."""
+    """Sends a signal to each process that is still alive."""
     for pid in pids:
         try:
             os.kill(pid, number)

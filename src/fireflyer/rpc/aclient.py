@@ -1,4 +1,4 @@
-"""The asyncio face of `rpc.client`: the same calls, errors and retries on the caller's loop."""
+"""Asyncio version of `rpc.client`: the same calls, errors and retries on the caller's loop."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """Of one loop. One connection, made when it is first needed and again when it is lost."""
+    """Client of one loop. Its connection is made when first needed and again when it is lost."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class AsyncClient:
         policy: Policy | None = None,
         pushes: Mapping[str, Push] | None = None,
     ) -> None:
-        """As `Client`'s; pushes are taken on the loop."""
+        """Takes the arguments of `Client`; callbacks for pushes run on the loop."""
         self._servers = Servers(addresses)
         self._secret, self._role = secret, role
         self._policy = policy or Policy()
@@ -50,7 +50,7 @@ class AsyncClient:
         *,
         deadline_s: float = 30.0,
     ) -> T:
-        """As `Client.call`."""
+        """Calls a method, as `Client.call`."""
         now = asyncio.get_running_loop().time
         attempts = Attempts(self._policy, method, now(), deadline_s, self._chance)
         while True:
@@ -65,7 +65,7 @@ class AsyncClient:
                 await asyncio.sleep(pause)
 
     async def close(self) -> None:
-        """Calls under way raise PeerLost."""
+        """Closes the client. Calls in flight raise PeerLost."""
         self._closed = True
         if self._line:
             self._line.end(PeerLost("this client was closed"))
@@ -108,13 +108,13 @@ class AsyncClient:
         if line is None:
             return
         self._servers.leave(line.address, error)
-        line.end(PeerLost(f"the connection to {line.address} was given up: {error}"))
+        line.end(PeerLost(f"dropped the connection to {line.address}: {error}"))
 
 
 async def _connect(
     address: Address, secret: Secret, role: int, pushes: Mapping[str, Push]
 ) -> "_Line":
-    """A proved connection. Raises PeerLost, ProtocolMismatch."""
+    """Returns an authenticated connection. Raises PeerLost, ProtocolMismatch."""
     loop = asyncio.get_running_loop()
     handshake = Handshake("client", secret, role)
 
@@ -131,13 +131,13 @@ async def _connect(
     try:
         await line.proved
     except BaseException:
-        line.end(PeerLost("the connection was given up"))
+        line.end(PeerLost("dropped the connection"))
         raise
     return line
 
 
 class _Line(asyncio.Protocol):
-    """One connection.
+    """Connection to a server.
 
     Attributes:
         proved: done when the handshake is.
@@ -173,7 +173,7 @@ class _Line(asyncio.Protocol):
             self.exchange.forget(number)
 
     def end(self, error: FireflyerError) -> None:
-        """Every waiting call gets the error. Any number of times."""
+        """Fails every waiting call with the error. Any number of times."""
         if self.broken:
             return
         self.broken = error

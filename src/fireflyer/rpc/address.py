@@ -9,7 +9,7 @@ from fireflyer.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens: `path` of a Unix socket, or `host` and `port`."""
+    """Address of a server: `path` of a Unix socket, or `host` and `port`."""
 
     host: str = ""
     port: int = 0
@@ -17,7 +17,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """Raises ConfigError for what is no address."""
+        """Parses an address; raises ConfigError if it is invalid."""
         if text.startswith("unix:"):
             if not text[5:]:
                 raise ConfigError("the address unix: lacks the path of its socket")
@@ -38,7 +38,7 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        """Whether only processes of this machine reach it; a name other than localhost does not count."""
+        """True if only processes of this machine reach it; of names, only localhost counts."""
         if self.path or self.host == "localhost":
             return True
         try:
@@ -47,7 +47,7 @@ class Address:
             return False
 
     def connect(self, timeout_s: float) -> socket.socket:
-        """A connected socket with this time-out. Raises OSError."""
+        """Returns a connected socket with this timeout. Raises OSError."""
         if self.path:
             line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             line.settimeout(timeout_s)
@@ -63,7 +63,7 @@ class Address:
 
 
 def tune(line: socket.socket) -> None:
-    """No waiting for more bytes; a peer whose machine vanished is noticed within half a minute."""
+    """Disables Nagle's delay; keepalives detect a vanished machine within half a minute."""
     if line.family == socket.AF_UNIX:
         return
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,7 +1,8 @@
-"""The client of control connections for synchronous callers; `rpc.aclient` is its asyncio face.
+"""Synchronous client of control connections; `rpc.aclient` is its asyncio version.
 
-One connection, made when it is first needed and again when it is lost. Calls of many threads share it:
-each sends for itself, and one thread of the connection reads and wakes them.
+A client has one connection, made when it is first needed and again when it is lost. Calls of many
+threads share it: each thread sends its own request. One thread of the connection reads and wakes
+the callers.
 """
 
 import contextlib
@@ -31,10 +32,12 @@ READ = 1 << 18
 
 
 class Client:
-    """Thread-safe. Close it, or use it as a context manager.
+    """Client of one server, or of several equal ones. Thread-safe. Close it, or use it as a context
+    manager.
 
-    It belongs to its process: a forked child shares the connection and the numbers of calls with its parent,
-    so that it would take the other's answers. There `close` lets go of the child's part alone.
+    It belongs to its process: a forked child shares the connection and the numbers of calls with
+    its parent, so that it would take the parent's answers. In a child, `close` releases only the
+    child's part.
     """
 
     def __init__(
@@ -45,15 +48,16 @@ class Client:
         *,
         policy: Policy | None = None,
         pushes: Mapping[str, Push] | None = None,
-        strangers: Mapping[int, str] | None = None,
+        unexpected_roles: Mapping[int, str] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """
+        """Connects at the first call.
+
         Args:
             addresses: of servers that are equal, or of which one is primary.
-            pushes: by topic, what takes the body of a push; called by the connection's thread, where it
-                must neither wait nor call this client.
-            strangers: by role, servers that cannot be meant, and what to say of such an address: a
+            pushes: by topic, the callback that takes the body of a push. The connection's thread
+                runs it; it must neither wait nor call this client.
+            unexpected_roles: by role, servers that cannot be meant, and the message for such an address: a
                 ProtocolMismatch.
         """
         self._process = os.getpid()
@@ -61,7 +65,7 @@ class Client:
         self._secret, self._role = secret, role
         self._policy = policy or Policy()
         self._pushes = dict(pushes or {})
-        self._strangers = dict(strangers or {})
+        self._unexpected_roles = dict(unexpected_roles or {})
         self._clock = clock or SystemClock()
         self._chance = random.Random()
         self._lock = threading.Lock()
@@ -77,15 +81,15 @@ class Client:
         again: Any = None,
         deadline_s: float = 30.0,
     ) -> T:
-        """What the server answers, as `result` (None: nothing is expected).
+        """Calls a method and returns the server's answer, as `result` (None: no value is expected).
 
-        A call that fails in a way that may pass is made again until the deadline: what must not happen
-        twice needs a number of its own in the body. `again`: the body from the second time on, when
-        copies of the first may still be on their way; None: the same.
+        Retries errors that may pass until the deadline: a call that must not be executed twice
+        needs an idempotency key in its body. `again`: body from the second attempt on, when copies
+        of the first may still be in flight; None: the same.
 
         Raises:
             DeadlineExceeded, PeerLost, ProtocolMismatch: of the connection.
-            FireflyerError: what the server raised.
+            FireflyerError: raised by the server.
             ValueError: in a forked child.
         """
         self.check_process()
@@ -103,8 +107,8 @@ class Client:
                 body = body if again is None else again
 
     def close(self) -> None:
-        """Calls under way raise PeerLost."""
-        if not self.here:  # whoever held the lock is not here to release it
+        """Closes the client. Calls in flight raise PeerLost."""
+        if not self.here:  # no thread here can release a lock held at the fork
             if self._line:
                 self._line.let_go()
             return
@@ -116,7 +120,7 @@ class Client:
 
     @property
     def here(self) -> bool:
-        """Whether this is the process that made it."""
+        """True in the process that made the client."""
         return self._process == os.getpid()
 
     def check_process(self) -> None:
@@ -147,7 +151,7 @@ class Client:
             raise
 
     def _connected(self, limit_s: float) -> "_Line":
-        """The connection; threads that come while it is being made wait for it."""
+        """Returns the connection; other threads wait while it is being made."""
         with self._lock:
             if self._closed.is_set():
                 raise _final(PeerLost("this client was closed"))
@@ -156,7 +160,14 @@ class Client:
             address = self._servers.current
             try:
                 self._line = _Line(
-                    *(address, self._secret, self._role, self._pushes, self._strangers, limit_s)
+                    *(
+                        address,
+                        self._secret,
+                        self._role,
+                        self._pushes,
+                        self._unexpected_roles,
+                        limit_s,
+                    )
                 )
             except FireflyerError as error:
                 self._line = None
@@ -169,11 +180,11 @@ class Client:
             self._servers.leave(line.address, error)
             if self._line is line:
                 self._line = None
-        line.close(PeerLost(f"the connection to {line.address} was given up: {error}"))
+        line.close(PeerLost(f"dropped the connection to {line.address}: {error}"))
 
 
 class _Line:
-    """One proved connection and its reading thread."""
+    """Authenticated connection and its reader thread."""
 
     def __init__(
         self,
@@ -181,14 +192,14 @@ class _Line:
         secret: Secret,
         role: int,
         pushes: Mapping[str, Push],
-        strangers: Mapping[int, str],
+        unexpected_roles: Mapping[int, str],
         limit_s: float,
     ) -> None:
         """Connects. Raises PeerLost, DeadlineExceeded, ProtocolMismatch."""
         self.address = address
         self.broken: FireflyerError | None = None
         self.exchange = Exchange(pushes)
-        self._lock = threading.Lock()  # of the exchange and `broken`
+        self._lock = threading.Lock()  # guards the exchange and `broken`
         self._sending = threading.Lock()
         try:
             self._socket = address.connect(limit_s)
@@ -197,7 +208,7 @@ class _Line:
         except OSError as error:
             raise PeerLost(f"no connection to {address}: {error.strerror or error}") from None
         try:
-            first = self._prove(secret, role, strangers)
+            first = self._prove(secret, role, unexpected_roles)
             self._socket.settimeout(None)
         except BaseException:
             self._socket.close()
@@ -223,7 +234,7 @@ class _Line:
             ) from None
 
     def close(self, error: FireflyerError) -> None:
-        """Every waiting call gets the error. By any thread, any number of times."""
+        """Fails every waiting call with the error. By any thread, any number of times."""
         with self._lock:
             if self.broken:
                 return
@@ -234,10 +245,10 @@ class _Line:
         _call_all(calls)
 
     def let_go(self) -> None:
-        """In a forked child: the connection stays the parent's."""
+        """Closes a forked child's copy; the connection stays the parent's."""
         self._socket.close()
 
-    def _prove(self, secret: Secret, role: int, strangers: Mapping[int, str]) -> bytes:
+    def _prove(self, secret: Secret, role: int, unexpected_roles: Mapping[int, str]) -> bytes:
         handshake = Handshake("client", secret, role)
         try:
             self._socket.sendall(handshake.opening)
@@ -252,14 +263,14 @@ class _Line:
             raise DeadlineExceeded(f"{self.address} does not answer the handshake") from None
         except OSError as error:
             raise PeerLost(f"{self.address}: {error.strerror or error}") from None
-        if said := strangers.get(handshake.peer_role):
+        if said := unexpected_roles.get(handshake.peer_role):
             raise Mismatch(f"{self.address} {said}")
         return handshake.rest
 
     def _send(self, out: bytearray, limit_s: float) -> None:
-        """Sends a whole frame. One that could not be sent whole ends the connection."""
+        """Sends a whole frame. A frame that could not be sent whole ends the connection."""
         if not self._sending.acquire(timeout=limit_s):
-            error: FireflyerError = DeadlineExceeded(f"{self.address} does not read")
+            error: FireflyerError = DeadlineExceeded(f"{self.address} does not read its requests")
             self.close(PeerLost(str(error)))
             raise error
         try:
@@ -294,7 +305,7 @@ class _Line:
 
 
 class _Waiting:
-    """One caller, until its answer comes."""
+    """Caller that waits for its answer."""
 
     __slots__ = ("_lock", "_outcome")
 
@@ -316,7 +327,7 @@ class _Waiting:
 
 
 def _final(error: FireflyerError) -> FireflyerError:
-    """An error that no policy tries again."""
+    """Makes an error final, so that no policy retries it."""
     error.retryable = False
     return error
 

@@ -1,4 +1,4 @@
-"""The requests that are under way on one connection. Not thread-safe: the shell locks."""
+"""Requests in flight on one connection. Not thread-safe: the shell locks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from fireflyer.rpc.frames import FrameBuffer
 from fireflyer.rpc.messages import framed, parse_failure, parse_reply
 
 Sink = Callable[[msgspec.Raw | FireflyerError], None]
-"""Takes the body of an answer, or what came in its place; called once."""
+"""Callback for the body of an answer, or for the error in its place; called once."""
 Push = Callable[[msgspec.Raw], None]
 
 
@@ -29,7 +29,7 @@ class Exchange:
         self.received = 0
 
     def request(self, method: str, body: Any, left_s: float, sink: Sink) -> tuple[int, bytearray]:
-        """The number of a new request and its frame; `sink` gets its answer."""
+        """Returns the number of a new request and its frame; `sink` gets its answer."""
         number = self._last + 1
         out = framed((number, method, max(1, int(left_s * 1000)), body))
         self._last = number
@@ -37,14 +37,14 @@ class Exchange:
         return number, out
 
     def forget(self, number: int) -> None:
-        """Nobody waits for that answer any more; it may still come."""
+        """Drops the callback of a request; its answer may still come."""
         self._sinks.pop(number, None)
 
     def feed(self, data: bytes) -> list[Callable[[], None]]:
-        """What to call for what came, in order.
+        """Returns the callbacks for the received bytes, in order.
 
         Raises:
-            ProtocolMismatch: if that is no reply.
+            ProtocolMismatch: a frame is no reply.
         """
         calls: list[Callable[[], None]] = []
         for payload in self._frames.feed(data):
@@ -56,7 +56,7 @@ class Exchange:
                     calls.append(_bound(push, reply.body))
                 continue
             if reply.id > self._last:
-                raise ProtocolMismatch("an answer came to what was never asked")
+                raise ProtocolMismatch("received an answer to an unknown request")
             sink = self._sinks.pop(reply.id, None)
             if sink:
                 outcome = reply.body if reply.what else parse_failure(reply.body)
@@ -64,7 +64,7 @@ class Exchange:
         return calls
 
     def lost(self, error: FireflyerError) -> list[Callable[[], None]]:
-        """What to call when the connection is gone: every sink gets an error of its own."""
+        """Returns the callbacks for a lost connection: every sink gets an error of its own."""
         sinks, self._sinks = list(self._sinks.values()), {}
         return [_bound(sink, type(error)(str(error))) for sink in sinks]
 

@@ -1,6 +1,6 @@
 """Frames on a byte stream: a u32 little-endian length, then that many bytes.
 
-The payload is for the caller to encode (msgspec structs). A length above the limit is refused before
+The caller encodes the payload (msgspec structs). A length above the limit is rejected before
 anything is allocated for it.
 """
 
@@ -15,10 +15,10 @@ PREFIX = 4
 
 
 def frame(payload: bytes) -> bytes:
-    """The payload with its length before it.
+    """Returns the payload with its length before it.
 
     Raises:
-        ValueError: if it is longer than FRAME_LIMIT.
+        ValueError: the payload is longer than FRAME_LIMIT.
     """
     if len(payload) > FRAME_LIMIT:
         raise ValueError(f"a frame of {len(payload)} bytes is over the limit of {FRAME_LIMIT}")
@@ -26,10 +26,10 @@ def frame(payload: bytes) -> bytes:
 
 
 def length(prefix: bytes | bytearray) -> int:
-    """The length that a prefix announces.
+    """Returns the length that a prefix announces.
 
     Raises:
-        ProtocolMismatch: if it is over the limit.
+        ProtocolMismatch: the length is over the limit.
     """
     announced = int.from_bytes(prefix[:PREFIX], "little")
     if announced > FRAME_LIMIT:
@@ -41,16 +41,16 @@ def length(prefix: bytes | bytearray) -> int:
 
 
 class FrameBuffer:
-    """Cuts received bytes into frames; for sockets that a selector serves."""
+    """Buffer that cuts received bytes into frames; for sockets that a selector serves."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The payloads that `data` completes, in order.
+        """Yields the payloads that `data` completes, in order.
 
         Raises:
-            ProtocolMismatch: if a length is over the limit.
+            ProtocolMismatch: a length is over the limit.
         """
         self._data += data
         while len(self._data) >= PREFIX:
@@ -63,5 +63,5 @@ class FrameBuffer:
 
     @property
     def partial(self) -> bool:
-        """Whether a frame has begun and is not complete."""
+        """True if a frame has begun and is not complete."""
         return bool(self._data)

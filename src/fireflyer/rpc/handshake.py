@@ -1,4 +1,4 @@
-"""The first bytes of a connection, as docs/fs3-wire.md has them: pure, bytes in, bytes out.
+"""First bytes of a connection, as in docs/fs3-wire.md: pure, bytes in, bytes out.
 
     client                                server
     hello: magic, version, role, nonce ->
@@ -6,7 +6,8 @@
     proof                              ->
                                        <- proof, or as many zero bytes: another secret
 
-The client proves first: a server shows nothing made with the secret to whom has not proved it.
+The client proves first: a server shows nothing made with the secret to a client that has not proved
+it.
 """
 
 import secrets
@@ -21,7 +22,7 @@ _HELLO = struct.Struct(f"<4sHH{NONCE_BYTES}s")
 HELLO_BYTES = _HELLO.size
 
 VERSION = 0x0200
-"""Major number in the upper byte; equal major numbers talk."""
+"""Protocol version, major number in the upper byte; sides with equal major numbers talk."""
 
 ANOTHER_SECRET = "the other side has another secret"
 NO_SECRET = "the other side has a secret, and no secret was given here"
@@ -29,12 +30,12 @@ REFUSAL = bytes(PROOF_BYTES)
 
 
 class Handshake:
-    """One side of it.
+    """One side of a handshake.
 
     Attributes:
-        opening: what a client sends at once.
+        opening: bytes that a client sends at once.
         done: both sides have proved.
-        rest: what came after the peer's part.
+        rest: bytes behind the peer's part.
         peer_role, peer_version: from its hello.
     """
 
@@ -47,7 +48,7 @@ class Handshake:
         version: int = VERSION,
         nonce: bytes | None = None,
     ) -> None:
-        """`side` is "client" or "server"; a nonce is given by tests only."""
+        """`side` is "client" or "server"; only tests give a nonce."""
         self._side = side
         self._secret = secret
         self._version = version
@@ -62,10 +63,10 @@ class Handshake:
         self.peer_version = 0
 
     def feed(self, data: bytes) -> bytes:
-        """Takes received bytes and returns what to send.
+        """Takes received bytes and returns the bytes to send.
 
         Raises:
-            ProtocolMismatch: close the connection; `refusal(error)` is the last thing to send.
+            ProtocolMismatch: close the connection; `refusal()` is the last thing to send.
         """
         self._data += data
         answer = b""
@@ -81,7 +82,7 @@ class Handshake:
         return answer
 
     def refusal(self) -> bytes:
-        """What to send before closing: of a server that has a hello of this protocol, its answer."""
+        """Returns the bytes to send before closing: a server answers a hello of this protocol."""
         if self._side == "client" or not self._peer_hello:
             return b""
         if self.peer_version >> 8 != self._version >> 8:
@@ -105,7 +106,7 @@ class Handshake:
         self._data = b""
         peer = b"server" if self._side == "client" else b"client"
         if not self._secret.proven(given, peer, self._peer_hello, self._hello):
-            alone = self._side == "client" and not self._secret  # the peer's is none of ours
+            alone = self._side == "client" and not self._secret  # the peer has one, this side none
             raise ProtocolMismatch(NO_SECRET if alone else ANOTHER_SECRET)
         self.done = True
         if self._side == "client":

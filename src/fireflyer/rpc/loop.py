@@ -1,4 +1,4 @@
-"""An asyncio loop in a thread of its own, for programs that are synchronous."""
+"""Asyncio loop in a thread of its own, for synchronous programs."""
 
 import asyncio
 import errno
@@ -11,11 +11,11 @@ from fireflyer.log import get_logger
 T = TypeVar("T")
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 EVERY_S = 10.0
-"""How often a lack that keeps connections out is logged."""
+"""Seconds between log lines about a lack that keeps connections out."""
 
 
 class LoopThread:
-    """Runs from construction to `close`; a context manager. Thread-safe."""
+    """Loop that runs from construction to `close`; a context manager. Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -24,15 +24,15 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs it on the loop and waits for what it returns."""
+        """Runs a coroutine on the loop and returns its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def call_soon(self, act: Callable[..., object], *arguments: Any) -> None:
-        """Calls it on the loop and does not wait."""
+        """Calls a function on the loop without waiting."""
         self._loop.call_soon_threadsafe(act, *arguments)
 
     def close(self) -> None:
-        """Cancels what runs and ends the thread."""
+        """Cancels running tasks and ends the thread."""
         if self._loop.is_closed():
             return
         self.run(_cancel_others())
@@ -56,8 +56,11 @@ async def _cancel_others() -> None:
 
 
 class _Complaints:
-    """The loop's exception handler. Asyncio tries again each second, hundreds of times, to accept
-    connections for which there is no descriptor, and would log each try."""
+    """Exception handler of the loop, which logs a lack of descriptors only now and then.
+
+    Without a descriptor asyncio retries to accept connections each second, hundreds of times. It
+    would log each try.
+    """
 
     def __init__(self) -> None:
         self._quiet_until = 0.0

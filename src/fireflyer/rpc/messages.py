@@ -1,6 +1,6 @@
-"""What frames of a control connection hold: msgpack arrays, and errors that keep their kind.
+"""Contents of control frames: msgpack arrays, and errors that keep their class.
 
-request  [id, method, deadline in ms, body]      id from 1, unique among those under way
+request  [id, method, deadline in ms, body]      id from 1, unique among those in flight
 answer   [id, true, body]
 error    [id, false, [kind, message, fields]]
 push     [0, topic, body]
@@ -16,7 +16,7 @@ from fireflyer.rpc.frames import FRAME_LIMIT, PREFIX
 
 T = TypeVar("T")
 UNREADABLE = (msgspec.DecodeError, ValueError, OverflowError, RecursionError)
-"""What decoding raises: wrong structure; text that is no UTF-8; numbers and depths beyond any use."""
+"""Errors of decoding: wrong structure; text that is not UTF-8; excessive numbers and depths."""
 LONGEST_DEADLINE_MS = 24 * 3600 * 1000
 
 
@@ -28,7 +28,7 @@ class Request(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Reply(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """An answer (`what` is True), an error (False) or a push (its topic)."""
+    """Answer (`what` is True), error (False) or push (its topic)."""
 
     id: int
     what: bool | str
@@ -36,7 +36,7 @@ class Reply(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Failure(msgspec.Struct, array_like=True):
-    """An error on the wire: the name of its class, what it says, its attributes."""
+    """Error on the wire: the name of its class, its message, its attributes."""
 
     kind: str
     message: str
@@ -50,11 +50,11 @@ _failures = msgspec.msgpack.Decoder(Failure)
 
 
 def framed(message: object) -> bytearray:
-    """A message as one frame.
+    """Encodes a message as one frame.
 
     Raises:
-        ProtocolMismatch: if it is larger than a frame may be.
-        TypeError: if something in it cannot be encoded.
+        ProtocolMismatch: the message is larger than a frame may be.
+        TypeError: something in it cannot be encoded.
     """
     out = bytearray(PREFIX)
     _encoder.encode_into(message, out, PREFIX)
@@ -68,37 +68,37 @@ def framed(message: object) -> bytearray:
 
 
 def parse_request(payload: bytes) -> Request:
-    """Raises ProtocolMismatch for anything else."""
+    """Decodes a request; raises ProtocolMismatch for anything else."""
     try:
         request = _requests.decode(payload)
     except UNREADABLE as error:
-        raise ProtocolMismatch(f"what came is no request: {type(error).__name__}") from None
+        raise ProtocolMismatch(f"received an invalid request: {type(error).__name__}") from None
     if request.id < 1 or not 0 <= request.deadline_ms <= LONGEST_DEADLINE_MS:
-        raise ProtocolMismatch("a request has a number or deadline that cannot be")
+        raise ProtocolMismatch("received a request with an invalid number or deadline")
     return request
 
 
 def parse_reply(payload: bytes) -> Reply:
-    """Raises ProtocolMismatch for anything else."""
+    """Decodes a reply; raises ProtocolMismatch for anything else."""
     try:
         reply = _replies.decode(payload)
     except UNREADABLE as error:
-        raise ProtocolMismatch(f"what came is no answer: {type(error).__name__}") from None
+        raise ProtocolMismatch(f"received an invalid answer: {type(error).__name__}") from None
     if (reply.id == 0) != isinstance(reply.what, str):
-        raise ProtocolMismatch("what came is neither an answer nor a push")
+        raise ProtocolMismatch("received a message that is neither an answer nor a push")
     return reply
 
 
 def parse_body(body: msgspec.Raw, kind: type[T]) -> T:
-    """Raises ProtocolMismatch where it is not of that type."""
+    """Decodes a body; raises ProtocolMismatch if it is not of type `kind`."""
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except UNREADABLE as error:
-        raise ProtocolMismatch(f"a body does not fit: {error}") from None
+        raise ProtocolMismatch(f"received an invalid body: {error}") from None
 
 
 def failure(error: FireflyerError) -> Failure:
-    """The error for the wire: attributes that cannot cross are left out."""
+    """Returns the error for the wire, without attributes that cannot be encoded."""
     fields = {}
     for name, value in error.fields().items():
         if name.startswith("_"):
@@ -112,11 +112,11 @@ def failure(error: FireflyerError) -> Failure:
 
 
 def parse_failure(body: msgspec.Raw) -> FireflyerError:
-    """The error that the other side raised, of the same class; WireError where there is none here."""
+    """Returns the peer's error, of the same class; WireError if this side lacks the class."""
     try:
         said = _failures.decode(body)
     except UNREADABLE:
-        return ProtocolMismatch("an error came that cannot be read")
+        return ProtocolMismatch("received an invalid error")
     kind = _kinds().get(said.kind)
     if kind is None:
         return WireError(f"{said.kind}: {said.message}")

@@ -1,4 +1,4 @@
-"""When a call that failed is made again: the one place for it."""
+"""Decides when a failed call is retried: the one place for it."""
 
 import random
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from fireflyer.errors import ConfigError, DeadlineExceeded, FireflyerError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """Retries of one caller. Pauses double from one failure to the next."""
+    """Retry policy of one caller. Pauses double from one failure to the next."""
 
     attempt_s: float = 5.0
-    """How long one attempt may take, before another is made."""
+    """Seconds that one attempt may take, before another is made."""
     pause_s: float = 0.02
-    """The first pause; each is drawn between half of its value and all of it."""
+    """First pause in seconds; each pause is drawn between half of its value and all of it."""
     longest_pause_s: float = 1.0
     final: tuple[type[FireflyerError], ...] = ()
-    """Errors that may pass, but that the caller is told at once."""
+    """Errors that may pass, but that are raised at once."""
 
     def __post_init__(self) -> None:
         if not 0 < self.pause_s <= self.longest_pause_s or self.attempt_s <= 0:
@@ -24,9 +24,9 @@ class Policy:
 
 
 class Attempts:
-    """The attempts of one call. Pure: the time is an argument.
+    """Attempts of one call. Pure: the time is an argument.
 
-    Only errors that are `retryable` lead to another attempt, and only if it begins before the deadline.
+    Only `retryable` errors lead to another attempt, and only if it begins before the deadline.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class Attempts:
         self._chance = chance
 
     def time_for_one(self, now: float) -> float:
-        """Seconds that the next attempt may take.
+        """Returns the seconds that the next attempt may take.
 
         Raises:
-            DeadlineExceeded: if none are left.
+            DeadlineExceeded: no time is left.
         """
         left = self._deadline - now
         if left <= 0:
@@ -52,10 +52,10 @@ class Attempts:
         return min(left, self._policy.attempt_s)
 
     def pause_after(self, error: FireflyerError, now: float) -> float:
-        """Seconds to wait before the next attempt.
+        """Returns the seconds to wait before the next attempt.
 
         Raises:
-            FireflyerError: `error` itself, if there is to be none.
+            FireflyerError: `error` itself, if there is no next attempt.
         """
         pause = self._pause * self._chance.uniform(0.5, 1.0)
         self._pause = min(2 * self._pause, self._policy.longest_pause_s)

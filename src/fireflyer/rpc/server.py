@@ -1,6 +1,6 @@
-"""The server of control connections, on an asyncio loop. `rpc.loop` gives synchronous callers one.
+"""Server of control connections, on an asyncio loop. `rpc.loop` gives synchronous callers one.
 
-Everything here runs on that loop's thread but the handlers registered as `blocking`.
+Everything here runs on that loop's thread, except handlers that are `blocking` or `on_many`.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from fireflyer.errors import ConfigError, DeadlineExceeded, FireflyerError, Wire
 from fireflyer.errors import ProtocolMismatch as Mismatch
 from fireflyer.log import get_logger
 from fireflyer.rpc.address import Address, tune
+from fireflyer.rpc.batching import Batcher
 from fireflyer.rpc.frames import FrameBuffer
-from fireflyer.rpc.gather import Gatherer
 from fireflyer.rpc.handshake import Handshake
 from fireflyer.rpc.messages import Request, failure, framed, parse_body, parse_request
 from fireflyer.rpc.proof import Secret
@@ -29,30 +29,30 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What one server takes from others."""
+    """Limits of what one server accepts."""
 
     unproved: int = 128
-    """Connections that have not proved the secret; the oldest goes when there are more."""
+    """Maximum number of unauthenticated connections; beyond it the oldest is closed."""
     handshake_s: float = 5.0
-    """Time to prove it."""
+    """Seconds to prove the secret."""
     requests: int = 1024
-    """Under way on one connection; while there are as many, nothing more is read from it."""
+    """Requests in flight on one connection; at this number nothing more is read from it."""
     unsent_bytes: int = 64 << 20
-    """That a subscriber may leave unread before its connection is closed."""
+    """Bytes that a subscriber may leave unread before its connection is closed."""
     threads: int = 8
-    """For blocking handlers."""
+    """Threads for blocking handlers."""
     lane_threads: int = 2
-    """For each lane of a handler of many: one waits, for a disk say, while the other works."""
+    """Threads for each lane of a handler of many: one may wait for a disk while the other works."""
 
 
 @dataclass(slots=True)
 class Call:
-    """What a handler learns of a request beside its body."""
+    """Context of a request, beside its body."""
 
     connection: "Connection"
     method: str
     deadline: float
-    """On the loop's clock."""
+    """Deadline on the loop's clock."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class _Method:
 
 @dataclass(slots=True, eq=False)
 class _Gathered:
-    """A request that waits for a handler of many."""
+    """Request that waits for a handler of many."""
 
     call: Call
     method: _Method
@@ -73,21 +73,21 @@ class _Gathered:
     body: Any
 
     def cancel(self) -> None:
-        """Its client is gone; what it asked for is done all the same."""
+        """Does nothing: the client is gone, and its request is executed all the same."""
 
 
 class Server:
-    """Listens, proves, dispatches. One instance listens once."""
+    """Listener that authenticates connections and dispatches requests. An instance listens once."""
 
     def __init__(self, secret: Secret, role: int, limits: Limits | None = None) -> None:
         self._secret, self._role = secret, role
         self.limits = limits or Limits()
         self._methods: dict[str, _Method] = {}
         self._listeners: list[asyncio.Server] = []
-        self._unproved: dict[Connection, None] = {}  # in the order of their coming
+        self._unproved: dict[Connection, None] = {}  # in the order of arrival
         self._proved: set[Connection] = set()
         self._pool: ThreadPoolExecutor | None = None
-        self._gatherers: dict[tuple[str, Hashable], Gatherer[_Gathered]] = {}
+        self._gatherers: dict[tuple[str, Hashable], Batcher[_Gathered]] = {}
         self._paths: list[str] = []
         self.on_close: Callable[[Connection], None] | None = None
 
@@ -99,10 +99,11 @@ class Server:
         *,
         blocking: bool = False,
     ) -> None:
-        """Answers `method` with what `handler(call, body)` returns.
+        """Answers `method` with the result of `handler(call, body)`.
 
-        A coroutine function runs as a task that is cancelled at the deadline; a blocking one in a thread;
-        any other on the loop itself, where it must not wait. FireflyerErrors go to the caller as they are.
+        A coroutine function runs as a task that is cancelled at the deadline; a blocking handler in
+        a thread; any other on the loop itself, where it must not wait. FireflyerErrors go to the
+        caller as they are.
         """
         plain = "blocking" if blocking else "plain"
         mode = "async" if inspect.iscoroutinefunction(handler) else plain
@@ -115,24 +116,27 @@ class Server:
         handler: Callable[[Sequence[T]], Sequence[Any]],
         lane: Callable[[T], Hashable],
     ) -> None:
-        """Answers `method` with what `handler(bodies)` returns, one outcome or FireflyerError for each body.
+        """Answers `method` with the results of `handler(bodies)`: an outcome or FireflyerError per
+        body.
 
-        It gets all requests of a lane that came while others of the lane were handled, in a thread. Where it
-        raises what is no FireflyerError it is called again with each body alone.
+        The handler runs in a thread. It gets all requests of a lane that came while others of the
+        lane were handled. If it raises anything but a FireflyerError, it is called again with each
+        body alone.
         """
         self._methods[method] = _Method(handler, body, "many", lane)
 
     async def listen(self, address: str) -> Address:
-        """Starts to listen and returns the address, with its port where 0 was asked for.
+        """Starts to listen and returns the address, with its actual port if 0 was requested.
 
         Raises:
-            ConfigError: if it cannot be had, or is reachable from elsewhere and there is no secret.
+            ConfigError: the address is not available, or is reachable from elsewhere without a
+                secret.
         """
         wanted = Address.parse(address)
         if not self._secret and not wanted.is_local:
             raise ConfigError(
-                f"{wanted} can be reached from other machines, and there is no secret: give a file "
-                "with one, or listen on 127.0.0.1"
+                f"cannot listen on {wanted} without a secret, because other machines can reach it: give "
+                "a secret file, or listen on 127.0.0.1"
             )
         loop = asyncio.get_running_loop()
         try:
@@ -152,7 +156,7 @@ class Server:
         return Address(wanted.host, listener.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Stops listening and closes all connections; handlers under way are cancelled."""
+        """Stops listening and closes all connections; handlers in flight are cancelled."""
         for listener in self._listeners:
             listener.close()
         for connection in [*self._unproved, *self._proved]:
@@ -168,17 +172,17 @@ class Server:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def push(self, topic: str, body: Any) -> None:
-        """To every proved connection."""
+        """Pushes to every authenticated connection."""
         out = framed((0, topic, body))
         for connection in list(self._proved):
             connection.send(out)
 
     @property
     def connections(self) -> "frozenset[Connection]":
-        """The proved ones."""
+        """Authenticated connections."""
         return frozenset(self._proved)
 
-    # What connections tell their server.
+    # Called by connections.
 
     def handshake(self) -> Handshake:
         return Handshake("server", self._secret, self._role)
@@ -195,13 +199,13 @@ class Server:
         return self._pool
 
     def gather(self, item: _Gathered) -> None:
-        """Leaves a request to a lane of its method."""
+        """Passes a request to a lane of its method."""
         assert item.method.lane is not None
         key = (item.call.method, item.method.lane(item.body))
         gatherer = self._gatherers.get(key)
         if gatherer is None:
             loop = asyncio.get_running_loop()
-            gatherer = self._gatherers[key] = Gatherer(
+            gatherer = self._gatherers[key] = Batcher(
                 lambda items: _handle_many(loop, items), self.limits.lane_threads, f"rpc {key[0]}"
             )
         gatherer.add(item)
@@ -224,11 +228,11 @@ class Server:
 
 
 class Connection(asyncio.Protocol):
-    """One client.
+    """Connection of a client.
 
     Attributes:
-        role: the client's, once it has proved.
-        state: for handlers, which remember there whose connection it is.
+        role: the client's, once it has proved the secret.
+        state: for handlers, which record the connection's owner there.
     """
 
     def __init__(self, server: Server) -> None:
@@ -239,12 +243,12 @@ class Connection(asyncio.Protocol):
         self._frames = FrameBuffer()
         self._running: dict[int, asyncio.Future[Any] | _Gathered] = {}
         self._out: list[bytes | bytearray] = []
-        self._full = False  # the transport holds more than it wants
+        self._full = False  # the transport's buffer is over its limit
         self.role = 0
         self.state: Any = None
 
     def push(self, topic: str, body: Any) -> None:
-        """Sends it to this client alone; one that is gone gets nothing."""
+        """Pushes to this client alone; nothing is sent to a client that is gone."""
         self.send(framed((0, topic, body)))
 
     def abort(self) -> None:
@@ -253,11 +257,11 @@ class Connection(asyncio.Protocol):
         self._server.closed(self)
 
     def send(self, out: bytes | bytearray) -> None:
-        """Sends with whatever else this turn of the loop has for the client."""
+        """Sends bytes, together with all others of this turn of the loop for the client."""
         if self._transport is None or self._transport.is_closing():
             return
         if self._transport.get_write_buffer_size() > self._server.limits.unsent_bytes:
-            log.warning("a client does not read what it is sent: its connection is closed")
+            log.warning("closed the connection of a client that does not read its answers")
             self.abort()
             return
         if not self._out:
@@ -290,7 +294,7 @@ class Connection(asyncio.Protocol):
                 for payload in self._frames.feed(data):
                     self._begin(parse_request(payload))
         except Mismatch as error:
-            log.info("a connection is closed: %s", error)
+            log.info("closed a connection: %s", error)
             if self._handshake:
                 self._transport.write(self._handshake.refusal())
             self._transport.close()
@@ -316,7 +320,7 @@ class Connection(asyncio.Protocol):
     # Requests
 
     def _prove(self, data: bytes) -> bytes:
-        """Returns what came after the handshake, if that is done now."""
+        """Feeds the handshake; once it is done, returns the bytes that followed it."""
         handshake = self._handshake
         assert handshake
         assert self._transport
@@ -333,7 +337,7 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, request: Request) -> None:
         if request.id in self._running:
-            raise Mismatch("two requests under way have one number")
+            raise Mismatch("two requests in flight have the same number")
         loop = asyncio.get_running_loop()
         limit_s = request.deadline_ms / 1000
         call = Call(self, request.method, loop.time() + limit_s)
@@ -366,7 +370,7 @@ class Connection(asyncio.Protocol):
         self._pace()
 
     def gathered(self, number: int, frame: bytes | bytearray) -> None:
-        """The answer to a request of a handler of many is ready."""
+        """Sends the answer to a request of a handler of many."""
         if self._running.pop(number, None) is not None:
             self.send(frame)
         self._pace()
@@ -375,7 +379,7 @@ class Connection(asyncio.Protocol):
         self.send(_reply(number, outcome))
 
     def _pace(self) -> None:
-        """Reads no more from a client that has too much under way, or does not read itself."""
+        """Pauses reading while the client has too much in flight, or does not read itself."""
         if self._transport is None or self._transport.is_closing():
             return
         if self._full or len(self._running) >= self._server.limits.requests:
@@ -385,7 +389,7 @@ class Connection(asyncio.Protocol):
 
 
 def _reply(number: int, outcome: Any) -> bytearray:
-    """The frame of an answer, or of an error."""
+    """Returns the frame of an answer, or of an error."""
     try:
         if not isinstance(outcome, FireflyerError):
             return framed((number, True, outcome))
@@ -398,11 +402,11 @@ def _reply(number: int, outcome: Any) -> bytearray:
 
 
 def _handle_many(loop: asyncio.AbstractEventLoop, items: Sequence[_Gathered]) -> None:
-    """In a thread of a gatherer; what waited for one too long is not begun."""
+    """Handles requests in a gatherer's thread; requests past their deadline are not begun."""
     now = loop.time()
     late = [item for item in items if now >= item.call.deadline]
     timely = [item for item in items if now < item.call.deadline] if late else items
-    error = DeadlineExceeded("the server had no time for it")
+    error = DeadlineExceeded("the deadline passed before the server began the request")
     frames = [(item, _reply(item.number, error)) for item in late]
     frames += [
         (item, _reply(item.number, outcome))
@@ -418,7 +422,7 @@ def _send_all(frames: Sequence[tuple[_Gathered, bytearray]]) -> None:
 
 
 def _outcomes(items: Sequence[_Gathered]) -> Sequence[Any]:
-    """What the handler returns for each, or the errors to answer with."""
+    """Returns the handler's result for each request, or the errors to answer with."""
     if not items:
         return []
     first = items[0]
@@ -434,7 +438,7 @@ def _outcomes(items: Sequence[_Gathered]) -> Sequence[Any]:
 
 
 def _outcome(call: Call, method: _Method, body: Any) -> Any:
-    """What the handler returns, or the error to answer with."""
+    """Returns the handler's result, or the error to answer with."""
     try:
         return method.handler(call, body)
     except FireflyerError as error:
@@ -444,9 +448,11 @@ def _outcome(call: Call, method: _Method, body: Any) -> Any:
 
 
 def _in_time(now: Callable[[], float], call: Call, method: _Method, body: Any) -> Any:
-    """In a thread; what waited for one too long is not begun."""
+    """Runs a handler in a thread; a request past its deadline is not begun."""
     if now() >= call.deadline:
-        return DeadlineExceeded(f"{call.method}: the server had no time for it")
+        return DeadlineExceeded(
+            f"{call.method}: the deadline passed before the server began the request"
+        )
     return _outcome(call, method, body)
 
 

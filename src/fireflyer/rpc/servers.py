@@ -1,4 +1,4 @@
-"""Which of several equal servers a client talks to. Not thread-safe: the shell locks."""
+"""Choice of one of several equal servers. Not thread-safe: the shell locks."""
 
 from collections.abc import Sequence
 
@@ -7,10 +7,10 @@ from fireflyer.rpc.address import Address
 
 
 class Servers:
-    """The addresses of servers of which one answers, or any does."""
+    """Addresses of servers of which one answers, or any does."""
 
     def __init__(self, addresses: str | Sequence[str]) -> None:
-        """Raises ConfigError where there is none, or it is no address."""
+        """Raises ConfigError if there is no address, or if one is invalid."""
         texts = [addresses] if isinstance(addresses, str) else addresses
         self._all = [Address.parse(text) for text in texts]
         if not self._all:
@@ -22,7 +22,7 @@ class Servers:
         return self._all[self._at]
 
     def leave(self, address: Address, error: Exception) -> None:
-        """It did not work out with `address`: the one that the error names is next, or the next one."""
+        """Switches from a failed server to the one that the error names, or to the next address."""
         if address != self.current:
             return  # another call has left it already
         if isinstance(error, NotPrimary) and error.address:

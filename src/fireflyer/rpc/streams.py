@@ -1,4 +1,7 @@
-"""Frames on asyncio streams; apart from `frames`, which processes without asyncio (10 MB) import."""
+"""Frames on asyncio streams.
+
+Separate from `frames`, which processes without asyncio (10 MB) import.
+"""
 
 import asyncio
 
@@ -7,11 +10,11 @@ from fireflyer.rpc.frames import PREFIX, length
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The next payload, or None where the stream ends between two frames.
+    """Returns the next payload, or None if the stream ends between two frames.
 
     Raises:
-        PeerLost: if it ends or breaks inside a frame.
-        ProtocolMismatch: if the length is over the limit.
+        PeerLost: the stream ends or breaks inside a frame.
+        ProtocolMismatch: the length is over the limit.
     """
     try:
         prefix = await reader.readexactly(PREFIX)

@@ -1,4 +1,7 @@
-"""Named byte files under one root: a local directory or an fsspec URL. protocol.py says what they promise."""
+"""Named byte files under one root: a local directory or an fsspec URL.
+
+protocol.py defines the guarantees.
+"""
 
 from fireflyer.storage.directory import DirectoryStorage
 from fireflyer.storage.protocol import TEMPORARY_SUFFIX, Chunk, Range, Storage, read_each

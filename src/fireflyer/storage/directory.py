@@ -1,4 +1,4 @@
-"""A local or mounted directory as a storage."""
+"""Storage in a local or mounted directory."""
 
 import contextlib
 import errno
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _LARGE_CHUNK = 1 << 20
-"""A file whose first chunk is as large as this is written past the page cache."""
+"""Size of the first chunk from which on a file is written past the page cache."""
 
 
 class DirectoryStorage:
-    """A local (or mounted) directory.
+    """Local (or mounted) directory.
 
     `write` = temporary name, fsync, rename, fsync of the directory. `create` needs hard links.
     """
@@ -39,7 +39,7 @@ class DirectoryStorage:
             self._make_directory(self.root)
         except FileExistsError as error:
             place = Path(error.filename)
-            what = "a link to nothing" if place.is_symlink() else "no directory"
+            what = "a link to nothing" if place.is_symlink() else "not a directory"
             raise StorageError(f"cannot make directory {self.root}: {place} is {what}") from error
         except OSError as error:
             raise failure_of("make directory", self.root, error) from error
@@ -178,7 +178,7 @@ class DirectoryStorage:
             try:
                 return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             except FileNotFoundError:
-                continue  # another process removed the directory, empty, since it was made or seen
+                continue  # another process removed the empty directory meanwhile
 
     @staticmethod
     def _sync_directory(path: Path) -> None:
@@ -216,6 +216,6 @@ def _write_large(fd: int, chunks: Iterable[Chunk]) -> None:
 
 
 def _discard(temporary: Path) -> None:
-    # The error that led here matters more than one of tidying up.
+    # The error that led here matters more than a cleanup error.
     with contextlib.suppress(OSError):
         temporary.unlink()

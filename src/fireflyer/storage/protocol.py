@@ -1,9 +1,9 @@
-"""The storage protocol: named byte files under one root, reached through a local directory or any fsspec URL.
+"""Storage protocol: named byte files under one root, in a local directory or at any fsspec URL.
 
-A name is relative and "/"-separated, e.g. "step-000000000100/data.bin". What a writing call has
-returned from survives a crash; what it has not returned from is invisible under its final name.
-Several threads and processes may use one root; two writers of one name must not run at once
-except through `create`.
+A name is relative and "/"-separated, e.g. "step-000000000100/data.bin". The effect of a completed
+write call survives a crash. An incomplete write is invisible under the final name. Several threads
+and processes may use one root; two writers of one name must not run at once except through
+`create`.
 """
 
 import errno
@@ -19,34 +19,39 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TEMPORARY_SUFFIX = ".tmp"
-"""Ends the names of files that are being written; a killed writer leaves them behind."""
+"""Suffix of files that are being written; a killed writer leaves such files behind."""
 
 Chunk = bytes | bytearray | memoryview
 """Contiguous bytes to write."""
 
 Range = tuple[str, int, int]
-"""Name, first byte, byte behind the last."""
+"""Name, first byte, end byte (exclusive)."""
 
 _counter = itertools.count()
 
 
 class Storage(Protocol):
-    """What checkpoints and datasets need of a place that holds bytes.
+    """Byte storage for checkpoints and datasets.
 
-    Every call raises StorageError (NoSpace when the place is full), naming the file.
+    Every call raises StorageError (NoSpace if the store is full), naming the file.
     """
 
     def size(self, name: str) -> int | None:
-        """Bytes in the file; None when there is no such file."""
+        """Returns the size of the file in bytes; None if the file does not exist."""
         ...
 
     def stamp(self, name: str) -> str:
-        """Changes whenever the contents of the file do (an ETag, the time of the last change); "" if the
-        place tells nothing of the kind, or there is no such file."""
+        """Returns a tag that changes with the content of the file (an ETag or modification time).
+
+        It is "" if the store has no such tag, or if the file does not exist.
+        """
         ...
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Bytes [offset, offset + length) of a file; fewer at its end, all when `length` is None."""
+        """Returns `length` bytes of a file at `offset`, fewer at its end.
+
+        Without `length` it returns all bytes from `offset` on.
+        """
         ...
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
@@ -58,8 +63,11 @@ class Storage(Protocol):
         ...
 
     def read_many(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
-        """What `read` gives for each range, all in one request where the place can; a range that could
-        not be read has its error in its place, an `Unavailable` if it is worth repeating."""
+        """Returns what `read` returns for each range, in one request if the store supports that.
+
+        The result holds the error of a range that cannot be read; `Unavailable` if a retry makes
+        sense.
+        """
         ...
 
     def read_checked(
@@ -69,42 +77,45 @@ class Storage(Protocol):
 
         Args:
             names: files.
-            segments: int64[n, 4], C order: index of the name, offset, bytes (at most 4 MiB), address of
-                writable memory that stays valid during the call.
+            segments: int64[n, 4], C order: index of the name, offset, bytes (at most 4 MiB),
+                address of writable memory that stays valid during the call.
             crcs: uint32[n].
 
         Raises:
-            Corrupted: a CRC does not hold or a file ends too early. `segment` is the index of the first one
-                found; any memory may have been written to.
-            StorageError: likewise, of a file that cannot be read.
+            Corrupted: a CRC does not match or a file ends too early. `segment` is the index of the
+                first such segment found; any of the memory may have been written to.
+            StorageError: a file cannot be read; `segment` likewise.
         """
         ...
 
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
-        """Makes a file of these chunks, replacing an older one: afterwards it is whole and durable; after a
-        failure the older one is unchanged and nothing else is left. Chunks must not change before it returns:
-        writing goes on while the next one is being waited for."""
+        """Writes these chunks as a file and replaces an existing file.
+
+        On return the file is complete and durable. After a failure an existing file is unchanged
+        and nothing else is left. Chunks must not change before `write` returns, because it writes a
+        chunk while it waits for the next.
+        """
         ...
 
     def create(self, name: str, data: bytes) -> bool:
-        """Like `write`, but returns False, changing nothing, if the name exists already."""
+        """Writes like `write`; if the name exists, returns False and changes nothing."""
         ...
 
     def list(self, name: str = "") -> list[str]:
-        """Sorted names of the files and directories directly in a directory; [] if it does not exist."""
+        """Returns the sorted names of the entries of a directory; [] if it does not exist."""
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Gives a file another name, replacing what is there."""
+        """Renames a file, replacing an existing file."""
         ...
 
     def delete(self, name: str) -> None:
-        """Removes a file or an empty directory; leaves a directory that is not empty. No error if absent."""
+        """Removes a file or an empty directory; ignores a missing or non-empty directory."""
         ...
 
 
 def read_each(storage: Storage, ranges: Sequence[Range]) -> list[bytes | StorageError]:
-    """`read_many` for a place that knows no request for several ranges."""
+    """Implements `read_many` for a store without multi-range requests."""
     answers: list[bytes | StorageError] = []
     for name, start, end in ranges:
         try:
@@ -115,10 +126,10 @@ def read_each(storage: Storage, ranges: Sequence[Range]) -> list[bytes | Storage
 
 
 def checked_name(name: str) -> str:
-    """The name.
+    """Returns the name unchanged.
 
     Raises:
-        ValueError: if it could lead out of the root.
+        ValueError: if the name could lead out of the root.
     """
     parts = name.split("/")
     if name and (name.startswith("/") or any(part in ("", ".", "..") for part in parts)):
@@ -129,12 +140,12 @@ def checked_name(name: str) -> str:
 
 
 def temporary_name(name: str) -> str:
-    """One that nobody else writes to, to be renamed to `name`."""
+    """Returns a unique temporary name, to be renamed to `name`."""
     return f"{name}.{os.getpid()}-{next(_counter)}{TEMPORARY_SUFFIX}"
 
 
 def failure_of(action: str, path: object, error: OSError) -> StorageError:
-    """An error of the system as one of ours."""
+    """Converts an operating-system error to a StorageError or NoSpace."""
     reason = error.strerror or str(error) or type(error).__name__
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(f"cannot {action} {path}: {reason}; free some space and try again")

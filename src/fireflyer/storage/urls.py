@@ -1,4 +1,4 @@
-"""Storages by URL: any file system that fsspec knows; and what a path or URL stands for."""
+"""Storage by path or URL: local directories, installed packages, and any file system of fsspec."""
 
 import ctypes
 import importlib.metadata
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ENTRY_POINTS = "fireflyer.storage"
-"""Group of entry points: the scheme of a URL -> what makes a Storage of such a URL."""
+"""Group of entry points: URL scheme -> factory of a Storage from such a URL."""
 
 _PERMANENT = (
     *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError),
@@ -32,7 +32,7 @@ _PERMANENT = (
 )
 
 _PASSING = (408, 425, 429)
-"""HTTP statuses below 500 after which the same request may succeed."""
+"""HTTP statuses below 500 that are worth a retry."""
 _GONE = (404, 410)
 _PAST_THE_END = 416
 
@@ -41,17 +41,18 @@ _STAMPS = (
     *("mtime", "Last-Modified", "LastModified", "last_modified", "modificationTime", "modified"),
     *("updated", "created", "ino"),
 )
-"""What drivers of fsspec call the version of a file, or the time of its last change."""
+"""Names under which fsspec drivers report a file's version or modification time."""
 
 _BATCH_BYTES = 32 << 20
-"""What a checked read by fsspec asks for at a time."""
+"""Bytes that a checked read requests from fsspec at a time."""
 
 
 def open_storage(place: str | os.PathLike[str]) -> Storage:
-    """The storage of a path or URL.
+    """Opens the storage of a path or URL.
 
-    A directory, made if missing, for a path or file:// URL; what an installed package offers for the URL's
-    scheme as an entry point of the group `fireflyer.storage` (a function of the URL: fs3://); else fsspec's.
+    A path or file:// URL gives a directory, created if missing. Otherwise an installed package may
+    handle the scheme through an entry point of the group `fireflyer.storage`, a function of the URL
+    (fs3://). All other URLs are fsspec's.
     """
     text = os.fspath(place)
     scheme, is_url, rest = text.partition("://")
@@ -61,11 +62,11 @@ def open_storage(place: str | os.PathLike[str]) -> Storage:
 
 
 def storage_at(url: str) -> Storage:
-    """Open the storage of a URL: an installed package's for its scheme, else fsspec's. Make nothing.
+    """Opens the storage of a URL by an installed package or by fsspec; creates nothing.
 
     Raises:
-        ConfigError: the URL cannot be one of its scheme.
-        Unavailable: nobody answers there.
+        ConfigError: the URL is invalid for its scheme.
+        Unavailable: no server answers.
     """
     for offered in _offered(url.partition("://")[0]):
         try:
@@ -77,11 +78,11 @@ def storage_at(url: str) -> Storage:
 
 
 def split_url(url: str, *, directory: bool = False) -> tuple[str, str]:
-    """Divide the URL of a file, or of a `directory`, into that of a storage and the name in it.
+    """Splits the URL of a file, or of a `directory`, into the URL of a storage and a name in it.
 
-    A scheme that an installed package offers names a cluster and a path in it: fs3://HOST:PORT/PATH, or
-    fs3:///PATH for the cluster of the environment. The storage is then the whole cluster, so that files of
-    all its directories share a client. Of any other scheme it is the directory.
+    A scheme of an installed package names a cluster and a path in it: fs3://HOST:PORT/PATH, or
+    fs3:///PATH for the cluster of the environment. The storage is then the whole cluster, so that
+    files of all its directories share a client. For any other scheme the storage is the directory.
     """
     scheme, _, rest = url.partition("://")
     if _offered(scheme):
@@ -98,15 +99,16 @@ def _offered(scheme: str) -> importlib.metadata.EntryPoints:
 
 
 class FsspecStorage:
-    """Any file system that fsspec knows, by URL.
+    """Any file system of fsspec, by URL.
 
-    A whole file appears at once where the file system's own move or put does so (object stores,
-    memory); `create` checks and then writes, so it cannot arbitrate between racing writers.
-    Pickles by its URL; a forked child connects anew.
+    A whole file appears atomically if the file system's own move or put is atomic (object stores,
+    memory). `create` checks and then writes, so it cannot arbitrate between racing writers. Pickles
+    by its URL; a forked child reconnects.
     """
 
     def __init__(self, url: str) -> None:
-        """
+        """Connects to the file system.
+
         Raises:
             ConfigError: if fsspec does not know the URL's scheme, or lacks the package for it.
         """
@@ -114,7 +116,7 @@ class FsspecStorage:
         self._connect()
 
     def _connect(self) -> None:
-        import fsspec.core  # only here: most programs never need it
+        import fsspec.core  # deferred: most programs never need it
 
         try:
             self._system, root = fsspec.core.url_to_fs(self._url)
@@ -126,7 +128,7 @@ class FsspecStorage:
     @property
     def _fs(self) -> Any:
         if self._process != os.getpid():
-            self._connect()  # connections and the event loop stay with the parent
+            self._connect()  # the parent keeps its connections and event loop
         return self._system
 
     def __reduce__(self) -> tuple[type["FsspecStorage"], tuple[str]]:
@@ -146,22 +148,22 @@ class FsspecStorage:
             if (cause := _hidden(error)) is None:
                 return None
             raise _unread(path, cause, "open") from error
-        except Exception as error:  # drivers raise their own
+        except Exception as error:  # drivers raise their own classes
             raise _unread(path, error) from error
         if size is None:
-            raise StorageError(f"cannot read {path}: its server does not tell its size")
+            raise StorageError(f"cannot read {path}: its server does not report the size")
         return int(size)
 
     def stamp(self, name: str) -> str:
         path = self._path(name)
         try:
-            self._fs.invalidate_cache(path)  # what an earlier listing said
+            self._fs.invalidate_cache(path)  # drop earlier listings
             info = self._fs.info(path)
         except FileNotFoundError as error:
             if (cause := _hidden(error)) is None:
                 return ""
             raise _unread(path, cause, "open") from error
-        except Exception as error:  # drivers raise their own
+        except Exception as error:  # drivers raise their own classes
             raise _unread(path, error) from error
         told = [f"{field}={info[field]}" for field in _STAMPS if info.get(field)]
         return f"{info.get('size')} {' '.join(told)}" if told else ""
@@ -170,7 +172,7 @@ class FsspecStorage:
         end = None if length is None else offset + length
         try:
             return bytes(self._fs.cat_file(self._path(name), start=offset, end=end))
-        except Exception as error:  # drivers raise their own
+        except Exception as error:  # drivers raise their own classes
             raise _unread(self._path(name), error) from error
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
@@ -204,7 +206,7 @@ class FsspecStorage:
                     raise
 
     def _place(self, name: str, row: list[int], crc: int, answer: bytes | StorageError) -> None:
-        """Puts the bytes of one row of `read_checked` to their place."""
+        """Checks the bytes of one row of `read_checked` and copies them to their place."""
         _, offset, size, address = row
         if isinstance(answer, StorageError):
             raise answer
@@ -213,7 +215,7 @@ class FsspecStorage:
             raise Corrupted(f"{self._path(name)} ends at byte {end}, inside a needed range")
         if crc32(answer) != crc:
             where = f"bytes {offset} to {offset + size}"
-            raise Corrupted(f"{self._path(name)}: the CRC32 of {where} does not hold")
+            raise Corrupted(f"{self._path(name)}: the CRC32 of {where} does not match")
         ctypes.memmove(address, answer, size)
 
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
@@ -245,7 +247,7 @@ class FsspecStorage:
             if (cause := _hidden(error)) is None:
                 return []
             raise _unread(path, cause, "list") from error
-        except Exception as error:  # drivers raise their own
+        except Exception as error:  # drivers raise their own classes
             raise _unread(path, error, "list") from error
 
     def rename(self, old: str, new: str) -> None:
@@ -271,7 +273,7 @@ class FsspecStorage:
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status that a driver's error carries, each in its way."""
+    """Returns the HTTP status in a driver's error; drivers differ in where they put it."""
     answer = getattr(error, "response", None)
     told = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
     for value in (
@@ -284,7 +286,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def _unread(path: str, error: BaseException, action: str = "read") -> StorageError:
-    """A driver's error as one of ours. What says nothing of a missing file or right may pass."""
+    """Converts a driver's error to a StorageError; unknown errors count as transient."""
     if not isinstance(error, Exception):
         raise error
     reason = str(error) or type(error).__name__
@@ -302,7 +304,10 @@ def _unread(path: str, error: BaseException, action: str = "read") -> StorageErr
 
 
 def _hidden(missing: FileNotFoundError) -> Exception | None:
-    """What a driver (that of HTTP: any failure) reports as a missing file; None if it is missing."""
+    """Returns the real cause of a driver's FileNotFoundError; None if the file is missing.
+
+    The HTTP driver reports any failure as a missing file.
+    """
     cause = missing.__cause__
     if not isinstance(cause, Exception):
         return None
@@ -314,7 +319,7 @@ def _hidden(missing: FileNotFoundError) -> Exception | None:
 
 
 def _batches(segments: "NDArray[np.int64]") -> Iterator[tuple[int, int]]:
-    """Ranges of rows of about `_BATCH_BYTES` in all."""
+    """Yields ranges of rows of about `_BATCH_BYTES` in total each."""
     first = filled = 0
     for index, size in enumerate(segments[:, 2].tolist()):
         if filled and filled + size > _BATCH_BYTES:

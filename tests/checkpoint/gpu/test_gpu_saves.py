@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.checkpoint.gpu.cases import CASES
-from tests.hfreduce.device_memory import has_gpu
+from tests.hfreduce.devices.device_memory import has_gpu
 
 DEADLINE_S = 110
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.fs3.manager.store import Store
+from tests.waiting import LIMIT_S
 
 from fireflyer.fs3.client import Client, Settings, connect
 from fireflyer.fs3.client.metadata import METHOD
@@ -28,7 +29,6 @@ from fireflyer.rpc.proof import Secret
 from fireflyer.rpc.server import Server
 
 SECRET = b"the secret of this cluster"
-LIMIT_S = 60.0
 CHUNK = 16 << 10
 
 

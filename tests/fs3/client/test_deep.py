@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.fs3.client.conftest import Cluster
 
-from fireflyer.cli import fs_changing, fs_looking
+from fireflyer.cli.fs import impl_changes, impl_queries
 from fireflyer.errors import FileError
 from fireflyer.fs3 import survey
 from fireflyer.fs3.client import Client
@@ -22,7 +22,7 @@ TREES = 3
 @pytest.fixture
 def deep(fs: Client, calm: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     """/t: trees below each other, with a file of 6,000 bytes at the bottom. Verbs find this cluster."""
-    for module in (fs_changing, fs_looking):
+    for module in (impl_changes, impl_queries):
         monkeypatch.setattr(module, "attach", lambda *_, **__: calm.connect())
     fs.makedirs("/t" + f"/{NAME}" * LEVELS)
     with fs.open("/t" + f"/{NAME}" * LEVELS + "/file", "xb") as file:
@@ -32,7 +32,7 @@ def deep(fs: Client, calm: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator
         fs.rename("/t", "/u" + f"/{NAME}" * LEVELS + "/x")
         fs.rename("/u", "/t")
     yield fs
-    fs_changing.rm(None, ["/t"], recursive=True, force=True)
+    impl_changes.rm(None, ["/t"], recursive=True, force=True)
 
 
 def test_walks_reach_the_bottom(deep: Client, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,12 +46,12 @@ def test_walks_reach_the_bottom(deep: Client, capsys: pytest.CaptureFixture[str]
     assert (checked.files, checked.bytes) == (1, 6000)
     assert not checked.damages
     assert not checked.unvisited
-    assert fs_looking.du(None, ["/t"], json=True) == 0
+    assert impl_queries.du(None, ["/t"], json=True) == 0
     (usage,) = json.loads(capsys.readouterr().out)
     assert (usage["bytes"], usage["files"], usage["directories"]) == (6000, 1, directories)
-    assert fs_looking.find(None, "/t", "file", "f", json=False) == 0
+    assert impl_queries.find(None, "/t", "file", "f", json=False) == 0
     assert capsys.readouterr().out == found[-1].path + "\n"
-    fs_changing.rm(None, ["/t"], recursive=True, force=False)
+    impl_changes.rm(None, ["/t"], recursive=True, force=False)
     assert deep.listdir("/") == []
 
 
@@ -72,14 +72,14 @@ def test_what_cannot_be_listed_is_told(
         checked = survey.check(deep, "/t", lambda _: None)
         assert [one.path for one in checked.unvisited] == [path]
         verbs: list[Callable[[], int]] = [
-            lambda: fs_looking.du(None, ["/t"], json=False),
-            lambda: fs_looking.find(None, "/t", None, None, json=True),
+            lambda: impl_queries.du(None, ["/t"], json=False),
+            lambda: impl_queries.find(None, "/t", None, None, json=True),
         ]
         for verb in verbs:
             assert verb() == 1
             assert f"{path}: {os.strerror(13)}" in capsys.readouterr().err
         with pytest.raises(PermissionError) as failed:
-            fs_changing.rm(None, ["/t"], recursive=True, force=False)
+            impl_changes.rm(None, ["/t"], recursive=True, force=False)
         assert failed.value.filename == path
 
 

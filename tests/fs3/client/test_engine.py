@@ -132,7 +132,7 @@ def test_what_no_batch_can_be() -> None:
     memory = bytearray(10)
     with pytest.raises(ValueError, match="file 1"):
         Batch.of_buffers(files, [], [(1, 0, memory)])
-    with pytest.raises(ValueError, match="bytes -1"):
+    with pytest.raises(ValueError, match="offset -1"):
         Batch(files, np.array([(0, -1, 10, 0)], np.int64))
     with pytest.raises(ValueError, match="beyond the last chunk"):
         Batch.of_buffers(files, [], [(0, 4096 << 32, memory)])
@@ -140,7 +140,7 @@ def test_what_no_batch_can_be() -> None:
         FileMap(9, 5000, [CHAIN])
     with pytest.raises(IndexError):
         Batch.of_buffers(files, [5], [(1, 0, memory)])
-    with pytest.raises(ValueError, match="no piece 3"):
+    with pytest.raises(ValueError, match="invalid piece 3"):
         question().again(3)
     batch = Batch.of_buffers(files, [5], [(0, 2, memory), (0, 9, memory)])
     assert batch.counts == [3, 0]

@@ -141,7 +141,7 @@ def test_connecting_needs_the_secret(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(ProtocolMismatch, match="another secret"):
         connect(cluster.address, secret_file=wrong)
     wrong.chmod(0o644)
-    with pytest.raises(ConfigError, match="others may read"):
+    with pytest.raises(ConfigError, match="other users can read"):
         connect(cluster.address, secret_file=wrong)
     with pytest.raises(ConfigError, match="not an address"):
         connect("nowhere", secret_file=cluster.secret_file)

@@ -11,7 +11,7 @@ from tests.fs3 import frames
 from tests.fs3.client.conftest import CHUNK, Cluster
 from tests.fs3.client.test_faults import damage
 
-from fireflyer.fs3 import local
+from fireflyer.fs3 import same_node
 from fireflyer.fs3.client import Client, Settings
 
 
@@ -119,7 +119,7 @@ def test_without_its_socket_a_node_is_reached_by_its_address(cluster: Cluster) -
 def test_without_a_proof_nothing_is_served(calm: Cluster) -> None:
     (path,) = sockets(calm.folder("n0"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-        line.settimeout(30)
+        line.settimeout(120)
         line.connect(str(path))
         entry = frames.READ.pack(1, 0, 1, 1, 0, 10, 0)
         line.sendall(frames.HEAD.pack(frames.MAGIC, 1, 1, 1, len(entry), 0, 0, 5) + entry)
@@ -129,13 +129,13 @@ def test_without_a_proof_nothing_is_served(calm: Cluster) -> None:
 
 
 def test_whose_machine_a_socket_is_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = local.advertised("/a/b.sock")
-    assert local.reached(told) == "unix:/a/b.sock"
-    assert local.reached("") == local.advertised("") == ""
+    told = same_node.advertised("/a/b.sock")
+    assert same_node.reached(told) == "unix:/a/b.sock"
+    assert same_node.reached("") == same_node.advertised("") == ""
     other = tmp_path / "boot_id"
     other.write_text("another\n")
-    monkeypatch.setattr(local, "BOOT_ID", other)
-    assert local.reached(told) == ""
-    monkeypatch.setattr(local, "BOOT_ID", tmp_path / "none")
-    assert local.advertised("/a/b.sock") == local.reached(":/a/b.sock") == ""
-    assert local.new_socket(tmp_path / ("d" * 200)) == ""
+    monkeypatch.setattr(same_node, "BOOT_ID", other)
+    assert same_node.reached(told) == ""
+    monkeypatch.setattr(same_node, "BOOT_ID", tmp_path / "none")
+    assert same_node.advertised("/a/b.sock") == same_node.reached(":/a/b.sock") == ""
+    assert same_node.new_socket(tmp_path / ("d" * 200)) == ""

@@ -192,7 +192,7 @@ class Comparison(RuleBasedStateMachine):
             return
         if handle.append and any(h.appends for h in self.handles if h.node is handle.node):
             if not handle.appends:
-                with pytest.raises(FileError, match="appended to there"):
+                with pytest.raises(FileError, match="another open file appends to it"):
                     handle.file.write(b"")
                 return
         elif handle.append:

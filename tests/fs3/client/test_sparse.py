@@ -14,10 +14,10 @@ from tests.fs3.client.conftest import CHUNK, SECRET, Cluster
 
 from fireflyer._native.fs3 import Kind
 from fireflyer._native.fs3.client import Batch
-from fireflyer.fs3 import survey, sweep, transfer
+from fireflyer.fs3 import cleanup, survey, transfer
+from fireflyer.fs3.cleanup import Cleanup
 from fireflyer.fs3.client import Client, File, data
 from fireflyer.fs3.meta.inode import Inode
-from fireflyer.fs3.sweep import Sweep
 from fireflyer.rpc.proof import Secret
 
 TERA = 1 << 40
@@ -73,10 +73,10 @@ def held(cluster: Cluster) -> int:
 
 
 @contextlib.contextmanager
-def swept(cluster: Cluster, patch: pytest.MonkeyPatch) -> Iterator[Sweep]:
+def swept(cluster: Cluster, patch: pytest.MonkeyPatch) -> Iterator[Cleanup]:
     """A sweep that does nothing by itself, and has done all that there was to do."""
-    patch.setattr(sweep, "EVERY_S", 3600.0)
-    made = Sweep(cluster.service.execute, cluster.address, Secret(SECRET), 10**12)
+    patch.setattr(cleanup, "EVERY_S", 3600.0)
+    made = Cleanup(cluster.service.execute, cluster.address, Secret(SECRET), 10**12)
     while made.round():
         pass
     yield made
@@ -248,8 +248,8 @@ def test_a_large_file_leaves_others_their_turn(
     with swept(calm, monkeypatch) as sweeping:
         before, counts.removed = held(calm), 0
         monkeypatch.setattr(data, "REMOVED_AT_ONCE", 8)
-        monkeypatch.setattr(sweep, "CHUNKS_A_TURN", 16)
-        monkeypatch.setattr(sweep, "TURN_S", 3600.0)
+        monkeypatch.setattr(cleanup, "CHUNKS_A_TURN", 16)
+        monkeypatch.setattr(cleanup, "TURN_S", 3600.0)
         for path, chunks in (("/large", 40), ("/small", 2)):
             with fs.open(path, "xb") as file:
                 file.write(bytes(chunks * CHUNK))

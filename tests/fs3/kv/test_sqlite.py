@@ -124,23 +124,19 @@ def test_a_lock_of_another_program_is_unavailable(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_a_file_that_may_not_be_written_is_a_storage_error(tmp_path: Path) -> None:
+def test_a_file_that_may_not_be_written_is_a_storage_error(public_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
-    os.chmod(tmp_path, 0o755)
-    for above in tmp_path.parents:
-        if above.stat().st_uid == os.geteuid() and above != Path("/") and above != Path("/tmp"):
-            os.chmod(above, 0o755)
-    SqliteEngine(tmp_path / "kv.sqlite").close()
+    SqliteEngine(public_path / "kv.sqlite").close()
 
     def body() -> None:
-        os.chmod(tmp_path / "kv.sqlite.lock", 0o666)
-        os.chmod(tmp_path / "kv.sqlite", 0o444)
+        os.chmod(public_path / "kv.sqlite.lock", 0o666)
+        os.chmod(public_path / "kv.sqlite", 0o444)
         os.setuid(65534)
         with pytest.raises(StorageError, match="check its owner and its mode"):
-            SqliteEngine(tmp_path / "kv.sqlite")
+            SqliteEngine(public_path / "kv.sqlite")
         with pytest.raises(StorageError, match="cannot be opened"):
-            SqliteEngine(tmp_path / "other.sqlite")
+            SqliteEngine(public_path / "other.sqlite")
 
     _, status = os.waitpid(fork_child(body), 0)
     assert status == 0

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from fireflyer.fs3.manager.designs import Field, balanced_design, round_robin
+from fireflyer.fs3.manager.block_designs import Field, balanced_design, round_robin
 from fireflyer.fs3.manager.placement import Placement, place, report
 
 

@@ -27,7 +27,6 @@ from fireflyer.rpc.server import Server
 
 TIMES = Times(lease_s=1.0)
 SECRET = Secret(b"the secret of these tests")
-LIMIT_S = 60.0
 
 
 class Running:
@@ -292,13 +291,15 @@ def test_a_node_of_another_file_system_is_refused_and_named(
     old, new = link(start(Store()).address), link(start(Store()).address)
     me = old.register("a", "a:1", 1, identity="its folder")
     assert new.register("b", "b:1", 1).node == me.node
-    with pytest.raises(ConfigError, match=rf"node number 1 is of file system {me.cluster[:8]}"):
+    with pytest.raises(
+        ConfigError, match=rf"node number 1 belongs to file system {me.cluster[:8]}"
+    ):
         new.heartbeat(me, NodeLease(me.lease_s), time.monotonic(), {})
     assert new.status().heard == {}
     with pytest.raises(ConfigError) as refused:
         new.register("a", "a:1", 1, identity="its folder", cluster=me.cluster, holds=True)
     assert new.status().troubles == [f"node a is refused: {refused.value}"]
-    assert f"a process is refused: {refused.value}" in caplog.messages
+    assert f"refused a process: {refused.value}" in caplog.messages
     new.register("a", "a:1", 1, identity="an empty folder")
     assert new.status().troubles == []
 

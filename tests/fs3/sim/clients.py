@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.fs3.sim.calling import Caller
-from tests.fs3.sim.chunk_history import ChunkOp
+from tests.fs3.sim.history.chunk_history import ChunkOp
 from tests.fs3.sim.messages import BLOCK, Read, Report, Write, good
 from tests.fs3.sim.world import Network, World
 

@@ -4,10 +4,10 @@ end."""
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.fs3.sim.chunk_history import ChunkOp, check_chunk, explain, unwritten
 from tests.fs3.sim.clients import CHAIN, Attempt, Client
 from tests.fs3.sim.faults import EIO, NO_FAULT, Nemesis
-from tests.fs3.sim.linearize import UNKNOWN
+from tests.fs3.sim.history.chunk_history import ChunkOp, check_chunk, explain, unwritten
+from tests.fs3.sim.history.linearize import UNKNOWN
 from tests.fs3.sim.managing import (
     BrokenInvariant,
     Manager,

@@ -13,9 +13,9 @@ from unittest import mock
 
 import msgspec
 from tests.fs3.sim.fibers import Fiber, Killed
-from tests.fs3.sim.linearize import UNKNOWN
+from tests.fs3.sim.history.linearize import UNKNOWN
+from tests.fs3.sim.history.meta_history import READS, Failed, MetaOp, check_meta
 from tests.fs3.sim.managing import BrokenInvariant
-from tests.fs3.sim.meta_history import READS, Failed, MetaOp, check_meta
 from tests.fs3.sim.world import Answering, Network, Process, Weather, World
 
 from fireflyer.errors import FileError, FireflyerError

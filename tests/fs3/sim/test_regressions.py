@@ -4,10 +4,10 @@ every target serving the same, and every answer explained."""
 from collections.abc import Callable
 
 import pytest
-from tests.fs3.sim.chunk_history import ChunkOp
 from tests.fs3.sim.clients import CHAIN, Attempt, Habits
 from tests.fs3.sim.cluster import Cluster, Machine
-from tests.fs3.sim.linearize import UNKNOWN
+from tests.fs3.sim.history.chunk_history import ChunkOp
+from tests.fs3.sim.history.linearize import UNKNOWN
 from tests.fs3.sim.profiles import Profile
 from tests.fs3.sim.storage import INODE
 from tests.fs3.sim.world import World

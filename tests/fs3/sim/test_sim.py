@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests import draws
-from tests.fs3.sim.mutations import MUTANTS, Mutant
+from tests.fs3.sim.mutation.mutations import MUTANTS, Mutant
 from tests.fs3.sim.profiles import FAMILIES, KINDS, Profile
 from tests.fs3.sim.simulate import HISTORIES, Result, chunk_history, history, many
 

@@ -20,9 +20,9 @@ from fireflyer.errors import FireflyerError
 from fireflyer.fs3.client import Client, Settings
 from fireflyer.fs3.client.data import layout_of
 from fireflyer.fs3.client.settings import find_secret
-from fireflyer.fs3.find import attach, find
+from fireflyer.fs3.data_connections import dial
+from fireflyer.fs3.discovery import attach, find
 from fireflyer.fs3.layout import chains_of
-from fireflyer.fs3.lines import dial
 from fireflyer.fs3.manager.chains import Public
 from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.routing import SLOTS
@@ -122,7 +122,7 @@ class Replicas:
             address = self._link.address(node)
             assert address
             self._lines[node] = dial(address, self._secret, Role.CLIENT)
-            self._lines[node].settimeout(30.0)
+            self._lines[node].settimeout(120)
         return self._lines[node]
 
     def close(self) -> None:

@@ -11,14 +11,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.hai.engine.conftest import DEADLINE_S, SECRET, Stage
+from tests.hai.engine.conftest import SECRET, Stage
 from tests.hai.slurm.cluster import NODES, Cluster
+from tests.waiting import LIMIT_S
 
 from fireflyer.hai.engines import Engine
 from fireflyer.hai.engines.local import LocalEngine
 from fireflyer.hai.engines.messages import Request
 from fireflyer.hai.engines.parts import ROLE, Announcement
-from fireflyer.hai.engines.slurm import SlurmEngine
+from fireflyer.hai.engines.slurm.engine import SlurmEngine
 from fireflyer.rpc import FrameBuffer, frame
 from fireflyer.rpc.handshake import Handshake
 from fireflyer.rpc.proof import Secret
@@ -32,7 +33,7 @@ class SlurmStage(Stage):
     def __init__(self, folder: Path, cluster: Cluster) -> None:
         super().__init__(folder)
         self.cluster = cluster
-        self.deadline_s = 3 * DEADLINE_S
+        self.deadline_s = 3 * LIMIT_S
 
     def engine(self, nodes: int = 4, preload: tuple[str, ...] = ()) -> SlurmEngine:
         """A partition has the nodes it has."""
@@ -67,7 +68,7 @@ class SlurmStage(Stage):
         text = (self.folder / self.task / f"{node}.address").read_bytes()
         where = msgspec.json.decode(text, type=Announcement)
         handshake = Handshake("client", Secret(SECRET.encode()), ROLE)
-        stream = socket.create_connection((where.host, where.port), DEADLINE_S)
+        stream = socket.create_connection((where.host, where.port), LIMIT_S)
         stream.sendall(handshake.opening)
         while not handshake.done:
             stream.sendall(handshake.feed(stream.recv(4096)))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.hai.engine.conftest import Stage
 
-from fireflyer import pulse
+from fireflyer import heartbeat
 from fireflyer.hai.engines import NodeObserved
 from fireflyer.hai.faults.observations import Network, OutOfMemory
 
@@ -38,7 +38,7 @@ def test_a_hung_gang_is_failed_with_its_stacks_saved(stage: Stage, start: str) -
         for rank in (0, 1):
             assert "in stuck_here" in stacks(s, rank)
             assert f"process {pids[rank]}\n  thread {pids[rank]} " in stacks(s, rank)
-            told = pulse.read(gang.directory / f"{rank}.pulse")
+            told = heartbeat.read(gang.directory / f"{rank}.pulse")
             assert told is not None
             assert told.step == 3
         assert not any(s.alive(pid) for pid in pids.values())

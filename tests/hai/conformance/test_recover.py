@@ -125,7 +125,7 @@ def test_a_gang_that_was_never_launched_is_lost(stage: Stage) -> None:
         events, end = await s.ended(engine)
         assert (events, end.outcome) == ([], "lost")
         assert end.reason == "; ".join(
-            f"{node} holds nothing of the attempt" for node in gang.nodes
+            f"{node} has no processes of the attempt" for node in gang.nodes
         )
 
     stage.play(scene)

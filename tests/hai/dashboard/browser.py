@@ -12,7 +12,7 @@ DRIVER = Path("/usr/bin/chromedriver")
 
 PHONE, DESKTOP = (360, 740), (1280, 800)
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 def missing() -> str:

@@ -64,7 +64,7 @@ class Visitor:
             sent["Content-Type"] = "application/x-www-form-urlencoded"
             if "origin" not in headers and "sec_fetch_site" not in headers:
                 sent["Origin"] = f"http://{self.host}"
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             connection.request(method, path, body, sent)
             answer = connection.getresponse()

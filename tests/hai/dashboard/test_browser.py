@@ -71,7 +71,7 @@ def test_a_link_signs_in_and_is_gone(browser: Browser, server: Server, root: str
     browser.until_text("label", "Token")
     assert browser.driver.current_url == f"{root}/sign-in?next=/dashboard/map"
     browser.open(link)
-    browser.until_text("[role=alert]", "a code is taken once")
+    browser.until_text("[role=alert]", "a code works once")
 
 
 def test_a_link_signs_in_where_the_page_is_open_already(
@@ -85,7 +85,7 @@ def test_a_link_signs_in_where_the_page_is_open_already(
     browser.find(".out button").click()
     browser.until_text("label", "Token")
     browser.open(first)
-    browser.until_text("[role=alert]", "a code is taken once")
+    browser.until_text("[role=alert]", "a code works once")
     assert "code=" not in browser.driver.current_url
     browser.complaints()  # of the 401
     browser.open(second)
@@ -140,7 +140,7 @@ def test_a_log_grows_pauses_and_goes_on_with_the_next_attempt(
 def watched(browser: Browser, server: Server, root: str, says: TaskSpec) -> str:
     """The file of the log of a first task whose page is open and follows it."""
     server.client.submit(says)
-    view = server.client.wait("t1", {"running"}, 30)
+    view = server.client.wait("t1", {"running"}, 120)
     enter(browser, server)
     browser.open(f"{root}/tasks/t1")
     browser.until_text("#log-note", "Live.")
@@ -190,7 +190,7 @@ def test_suspend_and_stop_by_buttons(
     browser: Browser, server: Server, root: str, spec: MakeSpec
 ) -> None:
     server.client.submit(spec("hold"))
-    server.client.wait("t1", {"running"}, 30)
+    server.client.wait("t1", {"running"}, 120)
     enter(browser, server)
     browser.open(f"{root}/tasks/t1")
     browser.find("#suspend").click()
@@ -266,7 +266,7 @@ def test_a_page_says_that_the_server_is_gone(
     browser: Browser, server: Server, root: str, spec: MakeSpec, page: str
 ) -> None:
     server.client.submit(spec("hold"))
-    server.client.wait("t1", {"running"}, 30)
+    server.client.wait("t1", {"running"}, 120)
     port = server.client.server().port
     enter(browser, server)
     browser.open(root + page)
@@ -307,7 +307,7 @@ def test_a_task_that_starts_gets_its_log_and_its_ranks(
     browser: Browser, server: Server, root: str, spec: MakeSpec
 ) -> None:
     server.client.submit(spec("hold", nodes=2))
-    server.client.wait("t1", {"running"}, 30)
+    server.client.wait("t1", {"running"}, 120)
     server.client.submit(spec("say", "at last"))
     enter(browser, server)
     browser.open(f"{root}/tasks/t2")
@@ -329,9 +329,9 @@ def test_nothing_is_wider_than_the_window(
     client = server.client
     long = (HOSTILE + RIGHT_TO_LEFT + "x" * 200)[:200]
     client.submit(spec("fail", "9", max_restarts=2))
-    client.wait("t1", {"failed"}, 30)
+    client.wait("t1", {"failed"}, 120)
     client.submit(spec("say", "w" * 3000 + "\n", name=long, nodes=2, labels={"l" * 60: "v" * 200}))
-    client.wait("t2", {"running"}, 30)
+    client.wait("t2", {"running"}, 120)
     client.submit(spec("hold", "a" * 500, name="y" * 200))
     client.drain("n1", "z" * 190, None)
     enter(browser, server)
@@ -348,7 +348,7 @@ def test_two_users_see_their_own(
 ) -> None:
     ada, bob = (Somebody(server, tmp_path, name, "submit") for name in ("ada", "bob"))
     ada.client.submit(spec("say", "secret", name="adas work", nodes=2))
-    ada.client.wait("t1", {"running"}, 30)
+    ada.client.wait("t1", {"running"}, 120)
     bob.client.submit(spec("hold", name="bobs work"))
     for person, own, other in ((ada, "adas work", "bobs work"), (bob, "bobs work", "adas work")):
         browser.open(f"{root}/sign-in")
@@ -373,7 +373,7 @@ def test_pages_work_without_scripts(
     browser = Browser(tmp_path, scripts=False)
     try:
         server.client.submit(spec("say", "what it says"))
-        server.client.wait("t1", {"running"}, 30)
+        server.client.wait("t1", {"running"}, 120)
         browser.open(root)
         browser.find("#token").send_keys(server.client.dashboard_link().partition("#code=")[2])
         browser.find("[data-sign-in] button").click()
@@ -383,7 +383,7 @@ def test_pages_work_without_scripts(
             assert browser.driver.current_url.endswith(target)
         assert browser.find("#log").text == "what it says"
         browser.find("#suspend").click()
-        server.client.wait("t1", {"suspended"}, 30)
+        server.client.wait("t1", {"suspended"}, 120)
         browser.find("footer a").click()
         assert browser.find("#state .badge").text == "suspended"
     finally:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fireflyer.hai.dashboard import clustermap, tail, words
+from fireflyer.hai.dashboard import cluster_map, tail, text_filters
+from fireflyer.hai.dashboard.event_text import told
 from fireflyer.hai.dashboard.timeline import ATTEMPTS, MOST_BARS, timeline
-from fireflyer.hai.dashboard.told import told
 from fireflyer.hai.ledger import segments
 from fireflyer.hai.model import Event, NodeView, TaskSpec
 from fireflyer.hai.server.logs import LogFile
@@ -59,7 +59,7 @@ def test_a_timeline_has_no_gaps_and_an_attempt_for_each_start() -> None:
         ["starting", "useful"], ["starting", "useful", "suspended"], ["starting", "useful", "suspended"],
     ]  # fmt: skip
     assert [mark.title for mark in line.marks] == [
-        "suspend was asked for", "resumed", "makes room for others", "resumed",
+        "suspend requested", "resumed", "preempted for other tasks", "resumed",
     ]  # fmt: skip
     assert set(line.causes) == {"queue", "starting", "useful", "suspended"}
     assert all(0 < x <= 100 for x, _ in line.ticks)
@@ -94,7 +94,7 @@ def test_the_map_is_zones_leaves_and_cells_in_order() -> None:
     )
     nodes.append(NodeView(name="p", gpus=8, free=2, tasks=("t2", "t3"), leaf="leaf0", zone="z0"))
     nodes.append(NodeView(name="w", tasks=("t4",), leaf="leaf0", zone="z0"))
-    zones = clustermap.zones(nodes, {"t3"})
+    zones = cluster_map.zones(nodes, {"t3"})
     assert [(zone.name, [leaf.name for leaf in zone.leaves]) for zone in zones] == [
         ("z0", ["leaf0", "leaf1"]), ("z1", ["leaf0", "leaf1"]),
     ]  # fmt: skip
@@ -105,16 +105,16 @@ def test_the_map_is_zones_leaves_and_cells_in_order() -> None:
         ("full", "", 26, False),
     ]  # fmt: skip
     assert [cell.name for cell in zones[1].leaves[0].cells] == ["n2", "n10"]
-    (only,) = clustermap.zones(nodes, set(), "leaf1")[1].leaves
+    (only,) = cluster_map.zones(nodes, set(), "leaf1")[1].leaves
     assert [cell.name for cell in only.cells] == ["n3", "n11"]
 
 
 def test_more_nodes_than_can_be_drawn_are_sums() -> None:
-    nodes = [NodeView(name=f"n{i}", leaf=f"l{i // 40}") for i in range(clustermap.MOST_CELLS + 40)]
-    (zone,) = clustermap.zones(nodes, set())
+    nodes = [NodeView(name=f"n{i}", leaf=f"l{i // 40}") for i in range(cluster_map.MOST_CELLS + 40)]
+    (zone,) = cluster_map.zones(nodes, set())
     assert all(leaf.cells == () for leaf in zone.leaves)
     assert sum(leaf.counts["free"] for leaf in zone.leaves) == len(nodes)
-    (zone,) = clustermap.zones(nodes, set(), "l3")
+    (zone,) = cluster_map.zones(nodes, set(), "l3")
     assert [len(leaf.cells) for leaf in zone.leaves] == [40]
 
 
@@ -161,7 +161,7 @@ def test_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
     ],
 )
 def test_what_steers_a_terminal_is_left_out(text: str, shown: str) -> None:
-    assert words.log_text(text) == shown
+    assert text_filters.log_text(text) == shown
 
 
 def test_words() -> None:
@@ -173,15 +173,15 @@ def test_words() -> None:
         7500: "2 h 5 min",
         90_000: "1 d 1 h",
     }
-    assert {seconds: words.span(seconds) for seconds in spans} == spans
-    assert words.span(-5) == "0.0 s"
-    assert words.short("a\n\x1b\u202eb") == "a\\n\\x1b\\u202eb"
-    assert words.short("x" * 10_000) == "x" * 59 + "…"
-    assert words.percent(1, 0) == "0 %"
-    assert words.percent(9995, 10_000) == "100 %"
-    assert words.percent(1, 10_000) == "< 0.1 %"
-    assert words.clock(0) == "1970-01-01 00:00:00 UTC"
-    assert words.title(TaskSpec(script="/a/train.py", cwd="/")) == "train.py"
+    assert {seconds: text_filters.span(seconds) for seconds in spans} == spans
+    assert text_filters.span(-5) == "0.0 s"
+    assert text_filters.short("a\n\x1b\u202eb") == "a\\n\\x1b\\u202eb"
+    assert text_filters.short("x" * 10_000) == "x" * 59 + "…"
+    assert text_filters.percent(1, 0) == "0 %"
+    assert text_filters.percent(9995, 10_000) == "100 %"
+    assert text_filters.percent(1, 10_000) == "< 0.1 %"
+    assert text_filters.clock(0) == "1970-01-01 00:00:00 UTC"
+    assert text_filters.title(TaskSpec(script="/a/train.py", cwd="/")) == "train.py"
 
 
 EXITED = {"rank": 1, "node": "n0", "code": 7, "signal": None, "suspended": False}
@@ -206,11 +206,11 @@ BEAT = {"first": 1000.25, "last": 2000, "step": -1, "saved": 0.0, "saved_step": 
         ("rank_exited", {**EXITED, "suspended": True, "code": 0}, ["rank 1 on n0: suspended"]),
         (
             "rank_exited", {**EXITED, "code": None, "signal": 9, "lost": True},
-            ["rank 1 on n0: signal 9; the others go on"],
+            ["rank 1 on n0: signal 9; the other ranks continue"],
         ),
         (
             "rank_exited", {**EXITED, "code": None, "lost": True},
-            ["rank 1 on n0: gone with its node; the others go on"],
+            ["rank 1 on n0: lost with its node; the other ranks continue"],
         ),
         ("leased", {"generation": 2, "members": ["a", "b"], "token": "x"}, ["generation 2: a, b"]),
         ("gang_ended", {"outcome": "finished", "reason": ""}, ["finished"]),

@@ -51,7 +51,7 @@ def test_where_no_browser_is_it_says_so(
 
 
 def test_without_a_server_there_is_no_link(tmp_path: Path) -> None:
-    from fireflyer.cli import dashboarding
+    from fireflyer.cli.dashboard import impl
 
     with pytest.raises(PeerLost, match="start one with `fireflyer up`"):
-        dashboarding.show(tmp_path, open_browser=False)
+        impl.show(tmp_path, open_browser=False)

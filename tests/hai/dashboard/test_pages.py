@@ -10,7 +10,7 @@ from tests.hai.dashboard.conftest import Tags, Visitor
 from tests.hai.server.conftest import Server
 from tests.hai.server.test_access import Somebody
 
-from fireflyer import pulse
+from fireflyer import heartbeat
 from fireflyer.hai.administration import Administration
 from fireflyer.hai.identity import Quota, TokenRequest
 from fireflyer.hai.model import TaskSpec, TaskState
@@ -57,7 +57,7 @@ def test_names_reasons_and_logs_are_text(
     client = server.client
     log = f"</pre>{HOSTILE}\x1b[31mred\x1b[0m \x1b]0;title\x07\x07bell\n{RIGHT_TO_LEFT}\n10%\r20%\rdone\r\n"
     client.submit(spec("say", log, name=HOSTILE, labels={HOSTILE[:60]: RIGHT_TO_LEFT}))
-    client.wait("t1", {"running"}, 30)
+    client.wait("t1", {"running"}, 120)
     client.submit(spec("hold", HOSTILE, name=HOSTILE + RIGHT_TO_LEFT + "x" * 120, nodes=2))
     client.drain("n1", HOSTILE, None)
     for path in PAGES:
@@ -79,13 +79,13 @@ def test_every_state_has_a_page(server: Server, visitor: MakeVisitor, spec: Make
     owner = visitor()
     client = server.client
     client.submit(spec("fail", "1", max_restarts=1))
-    client.wait("t1", {"finished"}, 30)
+    client.wait("t1", {"finished"}, 120)
     client.submit(spec("hold"))
-    client.wait("t2", {"running"}, 30)
+    client.wait("t2", {"running"}, 120)
     client.suspend("t2")
-    client.wait("t2", {"suspended"}, 30)
+    client.wait("t2", {"suspended"}, 120)
     client.submit(spec("hold", nodes=2))
-    client.wait("t3", {"running"}, 30)
+    client.wait("t3", {"running"}, 120)
     client.submit(spec("hold"))
     done = owner.get("/dashboard/tasks/t1")
     assert 'class="badge b-finished"' in done.text
@@ -123,10 +123,10 @@ def test_every_state_has_a_page(server: Server, visitor: MakeVisitor, spec: Make
 def test_the_history_is_told_in_words(server: Server, visitor: MakeVisitor, spec: MakeSpec) -> None:
     owner = visitor()
     server.client.submit(spec("hold"))
-    log = Path(server.client.wait("t1", {"running"}, 30).ranks[0].log)
-    pulse.Writer(str(log.with_name("0.pulse"))).beat()
+    log = Path(server.client.wait("t1", {"running"}, 120).ranks[0].log)
+    heartbeat.Writer(str(log.with_name("0.pulse"))).beat()
     server.client.suspend("t1")
-    server.client.wait("t1", {"suspended"}, 30)
+    server.client.wait("t1", {"suspended"}, 120)
     page = owner.get("/dashboard/tasks/t1").text
     history = Tags(page[page.index('id="history"') :]).text
     for line in (
@@ -147,7 +147,7 @@ def test_forms_do_what_their_verbs_do(server: Server, visitor: MakeVisitor, spec
     (made,) = [token for token in admin.tokens() if token.user == "ada"]
     assert made.scope == "submit"
     client.submit(spec("hold"))
-    client.wait("t1", {"running"}, 30)
+    client.wait("t1", {"running"}, 120)
     steps: tuple[tuple[str, TaskState], ...] = (
         ("suspend", "suspended"), ("resume", "running"), ("stop", "stopped"),
     )  # fmt: skip
@@ -155,7 +155,7 @@ def test_forms_do_what_their_verbs_do(server: Server, visitor: MakeVisitor, spec
         assert ada.post(f"/dashboard/tasks/t1/{verb}").status == 404  # it is the owner's
         answer = chief.post(f"/dashboard/tasks/t1/{verb}")
         assert (answer.status, answer.headers["Location"]) == (303, "/dashboard/tasks/t1")
-        client.wait("t1", {state}, 30)
+        client.wait("t1", {state}, 120)
     again = chief.post("/dashboard/tasks/t1/resume")
     assert again.status == 409
     assert 'role="alert"' in again.text
@@ -183,7 +183,7 @@ def test_another_users_task_is_as_if_it_were_not_there(
     ada, bob = visitor("ada"), visitor("bob")
     theirs = Somebody(server, tmp_path, "ada", "submit").client
     theirs.submit(spec("say", "my secret", name="secretproject", nodes=2))
-    theirs.wait("t1", {"running"}, 30)
+    theirs.wait("t1", {"running"}, 120)
     theirs.submit(spec("hold", name="secretproject"))
     own = Somebody(server, tmp_path, "bob", "submit").client
     own.submit(spec("hold", name="bobs"))
@@ -268,12 +268,12 @@ def test_a_log_of_each_attempt(
     owner = visitor()
     client = server.client
     client.submit(spec("say", "one ", ranks_per_node=2))
-    view = client.wait("t1", {"running"}, 30)
+    view = client.wait("t1", {"running"}, 120)
     client.suspend("t1")
-    client.wait("t1", {"suspended"}, 30)
+    client.wait("t1", {"suspended"}, 120)
     Path(view.ranks[1].log).write_text("first")
     client.resume("t1")
-    client.wait("t1", {"running"}, 30)
+    client.wait("t1", {"running"}, 120)
     query = "" if attempt is None else f"&attempt={attempt}"
     text = owner.get(f"/dashboard/tasks/t1?rank=1{query}").text
     expected = "first" if attempt == 1 else "one "

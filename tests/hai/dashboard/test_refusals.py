@@ -13,10 +13,10 @@ from tests.hai.server.test_access import Somebody
 
 from fireflyer.errors import Unauthenticated
 from fireflyer.hai.administration import Administration
-from fireflyer.hai.dashboard import refusals
-from fireflyer.hai.dashboard.refusals import Refusals
+from fireflyer.hai.dashboard import refusal_log
+from fireflyer.hai.dashboard.refusal_log import RefusalLog
+from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.database.connection import Database
-from fireflyer.hai.database.trail import Trail
 from fireflyer.hai.identity import Identity, NewToken, TokenRequest
 from fireflyer.hai.server.access import Accounts
 
@@ -66,7 +66,7 @@ def test_a_refused_sign_in_is_a_line_of_one_of_the_logs(server: Server, tmp_path
         assert secret[-20:] not in said
 
 
-class Desk:
+class Harness:
     """Refusals of a database with one user, and what they want to be called for."""
 
     def __init__(self, folder: Path) -> None:
@@ -74,9 +74,9 @@ class Desk:
         accounts = Accounts(self.database)
         accounts.add_user("ada")
         self.made: NewToken = accounts.create_token(TokenRequest(user="ada"), OWNER)
-        self.trail = Trail(self.database)
+        self.trail = AuditLog(self.database)
         self.later: list[tuple[float, Callable[[], None]]] = []
-        self.refusals = Refusals(self.trail, accounts, lambda *what: self.later.append(what))
+        self.refusals = RefusalLog(self.trail, accounts, lambda *what: self.later.append(what))
         scope: dict[str, Any] = {"type": "http", "client": ("10.0.0.9", 1), "headers": []}
         self.request = Request(scope)
 
@@ -89,31 +89,31 @@ class Desk:
 
     def minute(self) -> None:
         ((seconds, call),) = self.later
-        assert seconds == refusals.MINUTE_S
+        assert seconds == refusal_log.MINUTE_S
         self.later.clear()
         call()
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    found = Desk(tmp_path)
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    found = Harness(tmp_path)
     yield found
     found.database.close()
 
 
-def test_both_logs_are_bounded(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_both_logs_are_bounded(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "fireflyer.hai.dashboard")
-    desk.fail(desk.made.token, refusals.LINES + 5)
-    assert desk.lines() == refusals.LINES
-    desk.fail("x", 7)
-    desk.minute()
-    desk.fail("x", 2)
-    desk.fail(desk.made.token, 1)
-    assert desk.lines() == refusals.LINES + 1
-    desk.minute()
-    desk.minute()
-    assert desk.later == []
-    desk.fail("x", 1)
+    harness.fail(harness.made.token, refusal_log.LINES + 5)
+    assert harness.lines() == refusal_log.LINES
+    harness.fail("x", 7)
+    harness.minute()
+    harness.fail("x", 2)
+    harness.fail(harness.made.token, 1)
+    assert harness.lines() == refusal_log.LINES + 1
+    harness.minute()
+    harness.minute()
+    assert harness.later == []
+    harness.fail("x", 1)
     said = [record.getMessage() for record in caplog.records]
     assert said == [
         f"sign-ins and forms that were refused: {count}, the last from 10.0.0.9: wrong"

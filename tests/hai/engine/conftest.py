@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import msgspec
 import pytest
+from tests.waiting import LIMIT_S
 
 from fireflyer.hai.engines import (
     EngineEvent,
@@ -29,7 +30,6 @@ from fireflyer.hai.engines.local import LocalEngine
 from fireflyer.hai.engines.messages import Request
 from fireflyer.rpc import FrameBuffer, frame
 
-DEADLINE_S = 60.0
 SECRET = "5ec7e7" * 8
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.deadline_s = DEADLINE_S
+        self.deadline_s = LIMIT_S
         self.task = f"t{uuid4().hex[:12]}"
         reports = folder / "reports"
         os.mkfifo(reports)
@@ -188,7 +188,7 @@ class Stage:
         stream = connect(self.folder / self.task, node)
         assert stream is not None
         with stream:
-            stream.settimeout(DEADLINE_S)
+            stream.settimeout(LIMIT_S)
             stream.sendall(frame(msgspec.msgpack.encode(request)))
             buffer = FrameBuffer()
             while True:

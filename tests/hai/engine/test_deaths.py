@@ -310,4 +310,4 @@ if pid == 0:
     supervise.Supervisor(listener=listener.fileno(), guard=guard).run()
 assert os.waitpid(pid, 0)[1] == 0
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)

@@ -168,7 +168,7 @@ def test_a_newcomer_that_dies_at_once_is_started_within_the_budget(
         s.open_gate(1)
         more, end = await s.ended(engine)
         assert (end.outcome, end.reason) == (
-            "finished", "the 1 of 2 ranks that were left returned 0",
+            "finished", "all remaining ranks returned 0 (1 of 2)",
         )  # fmt: skip
         assert not [e for e in more if isinstance(e, RankStarted)]
 
@@ -201,7 +201,8 @@ def test_the_rest_gives_up(stage: Stage) -> None:
         (exit_,), end = await s.ended(engine)
         assert end.outcome == "failed"
         assert end.reason == (
-            f"no rank is left: rank {exit_.rank} on {exit_.node} exited with status 5 last"
+            "all ranks have ended, the last one: "
+            f"rank {exit_.rank} on {exit_.node} exited with status 5"
         )
 
     stage.play(scene)
@@ -218,7 +219,9 @@ def test_without_members_the_newcomers_at_the_doors_are_ended(stage: Stage) -> N
         os.kill(pids[0], signal.SIGKILL)
         events, end = await s.ended(engine)
         assert end.outcome == "failed"
-        assert end.reason == "no rank is left: rank 0 on n0 was killed by SIGKILL last"
+        assert (
+            end.reason == "all ranks have ended, the last one: rank 0 on n0 was killed by SIGKILL"
+        )
         (last,) = [e for e in events if is_exit(1, 1)(e)]
         assert (last.signal, last.joined) == (signal.SIGKILL, False)
 
@@ -235,7 +238,7 @@ def test_a_death_behind_the_first_return_is_a_failure(stage: Stage) -> None:
         os.kill(pids[1], signal.SIGKILL)
         events, end = await s.ended(engine)
         assert end.outcome == "failed"
-        assert end.reason == "rank 1 on n1 was killed by SIGKILL when others had returned 0"
+        assert end.reason == "rank 1 on n1 was killed by SIGKILL after other ranks had returned 0"
         assert history(events, 1)[-1] == ("RankExited", 0), "nobody takes its place"
 
     stage.play(scene)
@@ -349,7 +352,7 @@ def test_an_attempt_that_ends_while_the_server_is_away(stage: Stage) -> None:
         _, end = await s.ended(engine)
         assert (end.outcome, end.reason) == (
             "finished",
-            "the 1 of 2 ranks that were left returned 0",
+            "all remaining ranks returned 0 (1 of 2)",
         )
 
     stage.play(scene)

@@ -58,14 +58,14 @@ def test_a_gang_that_loses_a_node_goes_on_from_memory(stage: Stage, loss: str) -
         for rank, *words, pid in await s.reports(2):
             assert words == ["20", "True", "10"]
             pids[rank] = int(pid)
-        keepers = {pid for pid, line in s.processes().items() if "checkpoint.keeper" in line}
+        keepers = {pid for pid, line in s.processes().items() if "checkpoint.memory.keeper" in line}
         assert len(keepers) == 2
         if loss == "a rank":
             os.kill(pids["1"], signal.SIGKILL)
         else:
             os.kill(s.guard(loss), signal.SIGKILL)
         await s.ended(engine)
-        left = {pid for pid, line in s.processes().items() if "checkpoint.keeper" in line}
+        left = {pid for pid, line in s.processes().items() if "checkpoint.memory.keeper" in line}
         assert len(left & keepers) == (2 if loss == "a rank" else 1)
 
         await engine.launch(s.gang(script, attempt=2))

@@ -14,10 +14,10 @@ os.chdir(folder)
 keeper.connect(name)
 import struct
 pid, uid, gid = struct.unpack("3i", keeper.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-from fireflyer.checkpoint import tierwire as wire
-from fireflyer.checkpoint.keeperlink import KeeperLink
-from fireflyer.checkpoint.memfd import Memory
-from fireflyer.checkpoint.tiers import Stamp
+from fireflyer.checkpoint.memory import messages as wire
+from fireflyer.checkpoint.memory.keeper_link import KeeperLink
+from fireflyer.checkpoint.memory.memfd import Memory
+from fireflyer.checkpoint.memory.inventory import Stamp
 join = wire.Join(wire.VERSION, "place", 0, 1 << 20, b"k" * 32, "127.0.0.1")
 link, port, held = KeeperLink.local(keeper, join)
 report("holds", *(entry.stamp.number for entry in held.entries))
@@ -25,7 +25,9 @@ report("holds", *(entry.stamp.number for entry in held.entries))
 
 
 def _keepers(stage: Stage) -> set[int]:
-    return {pid for pid, command in stage.processes().items() if "checkpoint.keeper" in command}
+    return {
+        pid for pid, command in stage.processes().items() if "checkpoint.memory.keeper" in command
+    }
 
 
 KEEPS = (

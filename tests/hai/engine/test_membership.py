@@ -195,7 +195,7 @@ def test_a_lost_rank_is_asked_for_once_and_up_to_the_budget() -> None:
     world.settle()
     assert (world.end().outcome, world.end().reason) == (
         "finished",
-        "the 3 of 4 ranks that were left returned 0",
+        "all remaining ranks returned 0 (3 of 4)",
     )
 
 
@@ -262,7 +262,7 @@ def test_newcomers_without_members_are_given_up() -> None:
     world.settle()
     assert (world.end().outcome, world.end().reason) == (
         "failed",
-        "no rank is left: rank 2 on n1 exited with status 7 last",
+        "all ranks have ended, the last one: rank 2 on n1 exited with status 7",
     )
 
 

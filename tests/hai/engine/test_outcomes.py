@@ -123,7 +123,7 @@ def test_stop_kills_a_rank_that_ignores_it_after_the_grace(stage: Stage) -> None
         more, end = await s.ended(engine)
         events += more
         assert end.outcome == "stopped"
-        assert end.reason == "rank 1 had to be killed after the grace"
+        assert end.reason == "rank 1 had to be killed after the grace period"
         assert s.exits(events) == {0: (None, signal.SIGTERM), 1: (None, signal.SIGKILL)}
 
     stage.play(scene)

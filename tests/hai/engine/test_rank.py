@@ -10,7 +10,7 @@ import pytest
 from tests.hai.engine.conftest import SECRET
 
 from fireflyer import allocator
-from fireflyer.pulse import STACKS_DESCRIPTOR
+from fireflyer.heartbeat import STACKS_DESCRIPTOR
 
 Stage = Any
 Start = Literal["fork", "exec"]

@@ -44,7 +44,7 @@ def test_a_journal_with_a_line_that_is_no_record(stage: Stage) -> None:
         events, end = await s.ended(engine)
         assert end.outcome == "lost"
         assert "n1" in end.reason
-        assert "holds a line that is no record" in end.reason
+        assert "has an invalid line" in end.reason
         assert [e.rank for e in events if isinstance(e, RankExited)] == [0]
         assert not any(s.alive(pid) for pid in pids.values())
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.draws import cases
 
-from fireflyer.cli.ledgering import MARKS, bar
+from fireflyer.cli.ledger.impl import MARKS, bar
 from fireflyer.hai.ledger import (
     CAUSES,
     IDLE,

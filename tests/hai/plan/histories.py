@@ -20,7 +20,7 @@ from fireflyer.hai.scheduling import planner
 from fireflyer.hai.scheduling.cluster import ALL, AUTO, TICK_S, Cluster, Job, Node, Quota, Window
 from fireflyer.hai.scheduling.planner import plan
 from fireflyer.hai.scheduling.policies import POLICIES
-from fireflyer.hai.scheduling.preempting import Ladder
+from fireflyer.hai.scheduling.preemption import VictimIndex
 
 DAY = 86_400.0
 
@@ -216,7 +216,12 @@ class History:
         actions = plan(cluster, self.now)
         remembered = (cluster.rooms, cluster.ladder, cluster.fresh, cluster.alike, cluster.again)
         movers = cluster.movers
-        cluster.rooms, cluster.ladder, cluster.fresh, cluster.movers = {}, Ladder(cluster), ALL, {}
+        cluster.rooms, cluster.ladder, cluster.fresh, cluster.movers = (
+            {},
+            VictimIndex(cluster),
+            ALL,
+            {},
+        )
         assert plan(cluster, self.now) == actions, "what it remembers changes what it says"
         assert remembered[4] == cluster.again
         self.counts["narrow plan"] += narrow

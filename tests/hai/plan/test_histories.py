@@ -7,7 +7,7 @@ from tests import draws
 from tests.hai.plan.bench import Bench, launched
 from tests.hai.plan.histories import History
 
-from fireflyer.hai.scheduling import planner, preempting
+from fireflyer.hai.scheduling import planner, preemption
 
 
 def test_the_promises_hold_over_random_histories() -> None:
@@ -23,7 +23,7 @@ def test_the_promises_hold_over_random_histories() -> None:
 
 def test_they_hold_where_plans_and_looks_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "BATCH", 2)
-    monkeypatch.setattr(preempting, "LOOKS", 1)
+    monkeypatch.setattr(preemption, "LOOKS", 1)
     total: Counter[str] = Counter()
     for seed in draws.seeds("short plans", 300):
         total += History(seed).run()

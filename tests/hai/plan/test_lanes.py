@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fireflyer.hai.scheduling.lanes import Lane, Lanes, Rank
+from fireflyer.hai.scheduling.lanes import Lane, Lanes, QueueKey
 
 SPOTS = st.tuples(
     st.tuples(st.sampled_from([-50, -10]), st.integers(-1, 2)),
@@ -14,7 +14,7 @@ SPOTS = st.tuples(
 
 
 @given(st.lists(SPOTS, max_size=30))
-def test_who_is_ahead_are_those_who_come_before(spots: list[tuple[Rank, Lane, bool]]) -> None:
+def test_who_is_ahead_are_those_who_come_before(spots: list[tuple[QueueKey, Lane, bool]]) -> None:
     lanes = Lanes()
     for order, (rank, lane, _) in enumerate(spots):
         lanes.put((order, f"t{order}"), rank, lane)

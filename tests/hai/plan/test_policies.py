@@ -13,7 +13,7 @@ QUANTUM = 1800.0
 
 
 def test_unknown_policies_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no policy 'best'; there are timeshare"):
+    with pytest.raises(ConfigError, match="unknown policy 'best': expected one of timeshare"):
         Cluster(policy="best")
 
 

@@ -3,7 +3,7 @@
 import pytest
 from tests.hai.plan.bench import Bench, launched, preempted
 
-from fireflyer.hai.scheduling import preempting
+from fireflyer.hai.scheduling import preemption
 from fireflyer.hai.scheduling.cluster import Node
 
 GANG, SINGLE = (64, "gang"), (1, "single")
@@ -52,7 +52,7 @@ def test_the_smallest_part_of_a_node_that_is_enough_makes_room(gpus: int, victim
 
 
 def test_a_gang_counts_as_one_set_of_victims(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preempting, "LOOKS", 2)
+    monkeypatch.setattr(preemption, "LOOKS", 2)
     bench = Bench("timeshare", [Node(name=f"n{number}") for number in range(9)])
     bench.submit((4, "ada"), (1, "bob"), (4, "eve"))
     assert preempted(bench.submit({"priority": 30})) == ["t2"]

@@ -73,18 +73,19 @@ def test_a_script_that_never_asks() -> None:
     found = played("suspend@1s", history, {}, task())
     assert not found.survived
     assert found.events[0].words.startswith(
-        "all ranks never asked suspend_requested(), or did not leave when told: killed after grace_s = 5 s."
+        "all ranks never called suspend_requested(), or did not exit after it returned True: killed "
+        "after grace_s = 5 s."
     )
     history = [exited(15, 0, suspended=True), exited(15, 1, signal=9), *LEFT[3:]]
     assert (
-        played("suspend@1s", history, {}, task()).events[0].words.startswith("rank 1 never asked")
+        played("suspend@1s", history, {}, task()).events[0].words.startswith("rank 1 never called")
     )
 
 
 def test_a_suspend_that_loses_steps_is_not_survived() -> None:
     found = played("suspend@1s", LEFT, {1: (1, 40), 2: (31, 90)}, task())
     assert (found.survived, found.events[0].steps_lost) == (False, 10)
-    assert "10 steps were lost, though it was asked to save" in found.events[0].words
+    assert "10 steps were lost despite the suspend request" in found.events[0].words
 
 
 def test_a_kill_loses_what_was_done_since_the_checkpoint() -> None:
@@ -143,10 +144,10 @@ def test_what_was_not_made_is_not_survived() -> None:
     assert not found.survived
     assert [line.words for line in found.events] == [
         "not rehearsed: the task has finished before that time",
-        "not rehearsed: the task has finished before it told that step",
+        "not rehearsed: the task has finished before it printed that step",
     ]
     plan = parse("kill-rank0@1s")
     made = [
         Made(planned=plan[0], attempt=1, monotonic_ns=0, step=None, failed="rank 0 does not run")
     ]
-    assert report(plan, made, [], {}, task()).events[0].words == "not made: rank 0 does not run"
+    assert report(plan, made, [], {}, task()).events[0].words == "not injected: rank 0 does not run"

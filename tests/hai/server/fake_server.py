@@ -22,12 +22,18 @@ from typing import Any
 
 import msgspec
 
+# A server imports these when it needs them; no fork should pay for that.
+import pydantic.v1  # noqa: F401
+import uvicorn.lifespan.on
+import uvicorn.protocols.http.h11_impl  # noqa: F401
+
 from fireflyer.errors import FireflyerError
+from fireflyer.hai.database import upgrade  # noqa: F401
 from fireflyer.hai.database.connection import PostgreSQL
 from fireflyer.hai.database.leader import LEASE_S
 from fireflyer.hai.engines import EngineEvent, Gang, GangEnded, Node, RankExited, RankStarted
 from fireflyer.hai.home import ServerFile, locate
-from fireflyer.hai.server.listening import Public
+from fireflyer.hai.server.listeners import Public
 from fireflyer.hai.server.process import Options, serve
 
 

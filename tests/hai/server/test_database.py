@@ -16,7 +16,7 @@ from tests.hai.server.postgres import Postgres
 from fireflyer.errors import ConfigError, Corrupted, StorageError, Unavailable
 from fireflyer.hai.database import schema
 from fireflyer.hai.database.connection import Database, PostgreSQL, parse_url
-from fireflyer.hai.database.marks import Mark, Marks
+from fireflyer.hai.database.node_marks import Mark, Marks
 from fireflyer.hai.database.store import Fresh, Store
 from fireflyer.hai.identity import Quota
 from fireflyer.hai.lifecycle import Launch, Note, Step, Task
@@ -142,6 +142,18 @@ def test_a_transition_is_whole_or_not_at_all(database: Database) -> None:
     assert add(store) == "t2" or database.shared  # a sequence of PostgreSQL may leave numbers out
 
 
+def test_the_last_attempt_on_a_node_is_found(database: Database) -> None:
+    store = Store(database)
+    name = add(store)
+    for attempt, node in enumerate(("n0", "n1", "n0", "n1"), 1):
+        task = msgspec.structs.replace(store.load()[0][0], state="starting", attempt=attempt)
+        step = Step(task=task, notes=(), actions=(Launch(name, attempt, (node,)),))
+        store.write(step, now())
+    assert store.last_on("n0") == (name, 3)
+    assert store.last_on("n1") == (name, 4)
+    assert store.last_on("n2") is None
+
+
 def test_marks_and_windows_outlive_the_database_and_are_fenced(
     opened: Open, place: Path | PostgreSQL
 ) -> None:
@@ -205,7 +217,7 @@ def test_what_was_acknowledged_survives_a_kill_of_the_database(own_postgres: Pos
         store = Store(database)
         names = [add(store) for _ in range(5)]
         own_postgres.kill()
-        with pytest.raises(Unavailable, match="attempts run on, and a server takes them up"):
+        with pytest.raises(Unavailable, match="attempts continue, and a server manages them again"):
             add(store)
         assert [type(error) for error in lost] == [Unavailable]
     with pytest.raises(Unavailable, match="no connection to postgresql"):
@@ -226,7 +238,7 @@ def test_who_may_not_in_is_told_so_without_the_password(
     url = own_postgres.url("locked").replace("fireflyer@", "eve@")
     file = tmp_path / "password"
     file.write_text("wr0ng-passw0rd\n")
-    with pytest.raises(ConfigError, match="refuses this user") as caught:
+    with pytest.raises(ConfigError, match="rejected this user") as caught:
         Database(PostgreSQL(url=url, password_file=str(file)))
     assert "wr0ng" not in str(caught.value)
     file.write_text("right\n")
@@ -238,11 +250,11 @@ def test_who_may_not_in_is_told_so_without_the_password(
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("postgresql://ada:5ecret@db/hai", "would show it to everybody"),
-        ("postgresql://ada@db/hai?password=5ecret", "would show it to everybody"),
-        ("mysql://ada@db/hai", "only postgresql:// is known"),
-        ("nonsense", "no URL"),
-        ("postgresql://ada@db:port/hai", "no URL"),
+        ("postgresql://ada:5ecret@db/hai", "must not contain a password"),
+        ("postgresql://ada@db/hai?password=5ecret", "must not contain a password"),
+        ("mysql://ada@db/hai", "expected postgresql://"),
+        ("nonsense", "expected postgresql://USER@HOST:PORT/NAME"),
+        ("postgresql://ada@db:port/hai", "expected postgresql://USER@HOST:PORT/NAME"),
     ],
 )
 def test_a_url_that_is_refused(url: str, message: str) -> None:

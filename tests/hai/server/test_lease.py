@@ -12,7 +12,7 @@ from tests.conftest import fork_child
 
 from fireflyer import hai
 from fireflyer.errors import ConfigError, DeadlineExceeded, PeerLost, TaskError
-from fireflyer.hai import leasing
+from fireflyer.hai import rank_lease
 from fireflyer.hai.model import Lease, LeaseRequest, TaskSpec
 
 MakeSpec = Callable[..., TaskSpec]
@@ -24,7 +24,7 @@ def running(server: Any, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> Bec
     """Task t1 of four ranks runs, and this process is a rank of the attempt that is named last."""
     server.start()
     server.client.submit(spec("hold", nodes=2, ranks_per_node=2))
-    server.client.wait("t1", {"running"}, 30)
+    server.client.wait("t1", {"running"}, 120)
     monkeypatch.setenv("FIREFLYER_TASK", "t1")
     monkeypatch.setenv("FIREFLYER_TASK_DIR", str(server.home / "tasks" / "t1"))
 
@@ -38,7 +38,7 @@ def running(server: Any, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> Bec
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has asked for nothing and holds generation 0."""
-    monkeypatch.setattr(leasing, "_askers", {})
+    monkeypatch.setattr(rank_lease, "_askers", {})
 
 
 def other(server: Any, generation: int, held: int = 0, token: str = "other") -> bool:
@@ -111,17 +111,17 @@ def test_a_replaced_attempt_gets_nothing_and_the_new_one_begins_anew(
     assert hai.lease(1, ["a:1"])
     client = server.client
     client.suspend("t1")
-    client.wait("t1", {"suspended"}, 30)
+    client.wait("t1", {"suspended"}, 120)
     assert not hai.lease(2, ["a:1"])
     client.resume("t1")
-    view = client.wait("t1", {"running"}, 30)
+    view = client.wait("t1", {"running"}, 120)
     assert (view.attempt, view.generation, view.members) == (2, 0, ())
     assert not hai.lease(2, ["a:1"])
-    monkeypatch.setattr(leasing, "_askers", {})  # its ranks are other processes
+    monkeypatch.setattr(rank_lease, "_askers", {})  # its ranks are other processes
     running(2)
     assert hai.lease(1, ["c:1"])
     client.stop("t1")
-    view = client.wait("t1", {"stopped"}, 30)
+    view = client.wait("t1", {"stopped"}, 120)
     assert (view.generation, view.members) == (1, ("c:1",)), "of the last attempt"
     assert not hai.lease(2, ["c:1"])
 
@@ -148,7 +148,7 @@ class Steps:
 def test_an_elastic_job_waits_for_the_next_server(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, lease = threading.Event(), leasing.lease
+    asked, lease = threading.Event(), rank_lease.lease
 
     def ask(*question: Any) -> bool:
         try:
@@ -156,7 +156,7 @@ def test_an_elastic_job_waits_for_the_next_server(
         finally:
             asked.set()
 
-    monkeypatch.setattr(leasing, "lease", ask)
+    monkeypatch.setattr(rank_lease, "lease", ask)
     steps, hasty = Steps(), Steps()
     hai.elastic(steps)
     hai.elastic(hasty, patience_s=0.0)
@@ -184,7 +184,7 @@ def test_an_elastic_job_waits_for_a_server_that_starts(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps, file = Steps(), server.home / "server.json"
-    said, lease = file.read_bytes(), leasing.lease
+    said, lease = file.read_bytes(), rank_lease.lease
     tries = 0
 
     def ask(*question: Any) -> bool:
@@ -194,7 +194,7 @@ def test_an_elastic_job_waits_for_a_server_that_starts(
             file.write_bytes(said)
         return lease(*question)
 
-    monkeypatch.setattr(leasing, "lease", ask)
+    monkeypatch.setattr(rank_lease, "lease", ask)
     hai.elastic(steps)
     assert steps.permit is not None
     file.unlink()
@@ -234,7 +234,7 @@ def test_a_minority_lets_the_others_ask_first(server: Any, monkeypatch: pytest.M
         waited.append(seconds)
         assert other(server, 1)
 
-    monkeypatch.setattr("fireflyer.hai.leasing.time.sleep", wait)
+    monkeypatch.setattr("fireflyer.hai.rank_lease.time.sleep", wait)
     assert not hai.lease(1, ["a:1"], True, grace_s=7.0)
     assert waited == [7.0]
 
@@ -242,7 +242,7 @@ def test_a_minority_lets_the_others_ask_first(server: Any, monkeypatch: pytest.M
 def test_outside_a_task_nobody_grants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FIREFLYER_TASK", raising=False)
     assert not hai.in_task()
-    with pytest.raises(TaskError, match="go by a quorum"):
+    with pytest.raises(TaskError, match="use a quorum instead"):
         hai.lease(1, ["a:1"])
     monkeypatch.setenv("FIREFLYER_TASK", "t1")
     assert hai.in_task()

@@ -11,7 +11,7 @@ from tests.draws import cases
 
 from fireflyer.errors import TaskError
 from fireflyer.hai import lifecycle
-from fireflyer.hai.database.marks import Mark, Marks
+from fireflyer.hai.database.node_marks import Mark, Marks
 from fireflyer.hai.engines import EngineEvent, GangEnded, Node, RankExited, RankJoined, RankStarted
 from fireflyer.hai.lifecycle import ACTIVE, Action, Launch, Preempt, Release, Step, Task
 from fireflyer.hai.model import TERMINAL, Lease, LeaseRequest, TaskSpec
@@ -255,11 +255,14 @@ def test_a_gang_that_no_two_zones_can_hold_is_refused() -> None:
     assert [node.zone for node in dispatch.nodes()] == ["z0", "z0", "z1", "z1", "z2", "z2"]
     dispatch.check(TaskSpec(script="/s.py", cwd="/", nodes=4))
     large = TaskSpec(script="/s.py", cwd="/", nodes=5)
-    with pytest.raises(TaskError, match="asks for 5 nodes; a gang lies in one zone or two"):
+    with pytest.raises(TaskError, match="asks for 5 nodes, but a gang uses at most two zones"):
         dispatch.check(large)
     dispatch.submit(task(1, 5), large)
     why = dispatch.why("t1", "queued", "").text
-    assert why == "asks for 5 nodes; the server has 6 such nodes, and no two zones have so many"
+    assert (
+        why
+        == "asks for 5 nodes; the server has 6 such nodes, but no two zones together have enough"
+    )
 
 
 class Platform(RuleBasedStateMachine):

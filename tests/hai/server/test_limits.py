@@ -12,14 +12,14 @@ from tests.hai.server.test_access import Somebody
 from fireflyer.errors import ConfigError, PermissionDenied, TaskError, WorkspaceError
 from fireflyer.hai.administration import Administration
 from fireflyer.hai.database.connection import Database
-from fireflyer.hai.database.marks import Marks
+from fireflyer.hai.database.node_marks import Marks
 from fireflyer.hai.faults.observations import Validator
 from fireflyer.hai.identity import Quota, Scope
 from fireflyer.hai.model import PRIORITIES, TaskSpec, WindowView
 from fireflyer.hai.scheduling.cluster import ANY
 from fireflyer.hai.scheduling.cluster import Quota as Held
 from fireflyer.hai.server.dispatch import Dispatch
-from fireflyer.hai.workspaces import shipping
+from fireflyer.hai.workspaces import client as shipping
 
 MakeSpec = Callable[..., TaskSpec]
 Add = Callable[[str, Scope], Somebody]
@@ -40,12 +40,12 @@ def test_a_quota_holds_until_it_is_raised_and_after_a_restart(
     for person in (ada, ada, bob):
         person.client.submit(spec("hold"))
     for task in ("t1", "t3"):
-        server.client.wait(task, {"running"}, 30)
+        server.client.wait(task, {"running"}, 120)
     assert ada.client.task("t2").state == "queued"
     used_up = "the quota at this priority, 1 node, is used up: 1 node held"
     assert ada.client.why("t2").text == used_up
     admin.set_quota(Quota(user="ada", priority="normal", nodes=0))
-    never = "the quota at this priority, 0 nodes, has never room for 1 node"
+    never = "the quota at this priority, 0 nodes, is too small for 1 node"
     assert ada.client.why("t2").text == never
     with pytest.raises(TaskError, match=f"^{never}; ask for less$"):
         ada.client.submit(spec("finish"))
@@ -56,10 +56,10 @@ def test_a_quota_holds_until_it_is_raised_and_after_a_restart(
     server.kill()
     server.start(nodes=3, port=port)
     bob.client.submit(spec("finish"))
-    bob.client.wait("t6", {"finished"}, 30)
+    bob.client.wait("t6", {"finished"}, 120)
     assert ada.client.task("t2").state == "queued"
     admin.set_quota(Quota(user="ada", priority="normal", nodes=2))
-    ada.client.wait("t2", {"running"}, 30)
+    ada.client.wait("t2", {"running"}, 120)
     admin.set_quota(Quota(user="ada", priority="normal"))
     assert admin.quotas() == []
 
@@ -80,7 +80,7 @@ def test_the_most_particular_row_counts(database: Database) -> None:
 
 def test_a_quota_is_for_a_priority_that_there_is(server: Server, add: Add) -> None:
     add("ada", "read")
-    with pytest.raises(ConfigError, match="no priority urgent; there are low, normal"):
+    with pytest.raises(ConfigError, match="invalid priority urgent: expected one of low, normal"):
         Administration(server.client).set_quota(Quota(user="ada", priority="urgent", nodes=1))
 
 
@@ -88,7 +88,7 @@ def test_a_task_is_in_a_group_of_its_user(server: Server, add: Add, spec: MakeSp
     ada = add("ada", "submit")
     admin = Administration(server.client)
     admin.add_group("vision")
-    with pytest.raises(PermissionDenied, match="ada is no member of the group 'vision'"):
+    with pytest.raises(PermissionDenied, match="ada is not a member of the group 'vision'"):
         ada.client.submit(spec("finish", group="vision"))
     admin.join("vision", "ada")
     assert ada.client.submit(spec("finish", group="vision")).spec.group == "vision"
@@ -102,7 +102,9 @@ def test_the_home_s_own_user_names_any_group_that_there_is(server: Server, spec:
     admin.add_group("vision")
     assert server.client.submit(spec("finish", group="vision")).spec.group == "vision"
     for typo in ("visoin", "vision" * 100):
-        with pytest.raises(ConfigError, match=r"no group 'vis.*`fireflyer group add` makes one"):
+        with pytest.raises(
+            ConfigError, match=r"group 'vis.* does not exist; create it with `fireflyer group add`"
+        ):
             server.client.submit(spec("finish", group=typo))
     assert [view.id for view in server.client.tasks()] == ["t1"]
     refused = [entry.action for entry in admin.audit() if entry.outcome == "ConfigError"]
@@ -128,7 +130,7 @@ def test_a_workspace_is_its_users_own(
     assert shipping.ship(bob.client, source).sent_files == 1
     bob.client.submit(task)
     view = ada.client.submit(task)
-    ada.client.wait(view.id, {"finished"}, 30)
+    ada.client.wait(view.id, {"finished"}, 120)
     assert (Path(view.directory) / "workspace" / "train.py").read_text() == "print(1)"
 
 
@@ -166,16 +168,16 @@ def test_what_an_operator_says_has_reasons_times_and_names_that_there_are(
     server: Server, add: Add
 ) -> None:
     client = add("ada", "operate").client
-    with pytest.raises(ConfigError, match="say why"):
+    with pytest.raises(ConfigError, match="a drain needs a reason"):
         client.drain("n0", "  ")
     with pytest.raises(ConfigError, match="control characters"):
         client.drain("n0", "fan\0")
-    with pytest.raises(ConfigError, match="is over"):
+    with pytest.raises(ConfigError, match="must be in the future"):
         client.drain("n0", "fan", 5.0)
     assert client.nodes()[0].state == "ready"
     window = WindowView(nodes=("n0",), begin=0.0, end=time.time() + 3600)
     for user, group in (("nobody", ""), ("", "none"), ("ada\0", "")):
-        with pytest.raises(ConfigError, match=r"no (user|group)"):
+        with pytest.raises(ConfigError, match=r"(user|group) .* does not exist"):
             client.add_window(msgspec.structs.replace(window, user=user, group=group))
     assert client.windows() == []
     assert client.add_window(msgspec.structs.replace(window, user="ada")).user == "ada"

@@ -10,14 +10,14 @@ import pytest
 from tests.waiting import until
 
 from fireflyer.errors import ConfigError, FireflyerError, WorkspaceError
-from fireflyer.hai import leftovers
+from fireflyer.hai import orphans
 from fireflyer.hai.model import TaskSpec
-from fireflyer.hai.workspaces import shipping
-from fireflyer.hai.workspaces.depot import Offer
-from fireflyer.hai.workspaces.making import MARK
+from fireflyer.hai.workspaces import client
+from fireflyer.hai.workspaces.blob_store import Offer
 from fireflyer.hai.workspaces.manifest import encode
 from fireflyer.hai.workspaces.snapshot import take
 from fireflyer.hai.workspaces.stream import head
+from fireflyer.hai.workspaces.venv_builder import MARK
 from fireflyer.hai.workspaces.venvs import key
 
 MakeSpec = Callable[..., TaskSpec]
@@ -36,7 +36,7 @@ def test_a_task_gets_its_copy_after_the_server_was_killed(
     server: Any, spec: MakeSpec, source: Path
 ) -> None:
     server.start(nodes=1)
-    shipped = shipping.ship(server.client, source)
+    shipped = client.ship(server.client, source)
     assert (shipped.files, shipped.sent_files) == (2, 2)
     server.client.submit(spec("hold"))
     task = spec("finish", script="train.py", cwd="lib", workspace=shipped.id)
@@ -45,20 +45,20 @@ def test_a_task_gets_its_copy_after_the_server_was_killed(
     (source / "train.py").write_text("print(2)")
     server.kill()
     server.start(nodes=1)
-    assert shipping.prune(server.client, 0.0).workspaces == 0
+    assert client.prune(server.client, 0.0).workspaces == 0
     server.client.stop("t1")
     server.client.wait("t2", {"finished"}, 60)
     copy = Path(view.directory) / "workspace"
     assert (copy / "train.py").read_text() == "print(1)"
     assert (copy / "lib/a.py").read_text() == "a"
-    assert shipping.ship(server.client, source).sent_files == 1
+    assert client.ship(server.client, source).sent_files == 1
 
 
 def test_tasks_whose_workspace_is_not_as_they_say(
     server: Any, spec: MakeSpec, source: Path
 ) -> None:
     server.start()
-    name = shipping.ship(server.client, source).id
+    name = client.ship(server.client, source).id
     good = {"script": "train.py", "cwd": ".", "workspace": name}
     for change, kind, message in (
         ({"script": "../x.py"}, ConfigError, "has no script '../x.py'"),
@@ -67,9 +67,9 @@ def test_tasks_whose_workspace_is_not_as_they_say(
         ({"cwd": ".."}, ConfigError, "has no directory '..'"),
         ({"cwd": "train.py"}, ConfigError, "has no directory"),
         ({"workspace": "0" * 64}, WorkspaceError, "no workspace 000000000000 here"),
-        ({"workspace": "../../x"}, WorkspaceError, "is no workspace"),
+        ({"workspace": "../../x"}, WorkspaceError, "unknown workspace"),
         ({"venv": "0" * 64}, WorkspaceError, "no lock file"),
-        ({"venv": "../x"}, WorkspaceError, "is no environment"),
+        ({"venv": "../x"}, WorkspaceError, "unknown environment"),
     ):
         with pytest.raises(kind, match=message):
             server.client.submit(spec("finish", **{**good, **change}))
@@ -81,14 +81,14 @@ def test_a_copy_that_cannot_be_made_fails_the_attempt(
     server: Any, spec: MakeSpec, source: Path
 ) -> None:
     server.start()
-    name = shipping.ship(server.client, source).id
+    name = client.ship(server.client, source).id
     for blob in (server.home / "workspaces/blobs").iterdir():
         blob.write_bytes(bytes(blob.stat().st_size))
     task = spec("finish", script="train.py", cwd=".", workspace=name, max_restarts=0)
     view = server.client.submit(task)
     view = server.client.wait(view.id, {"failed"}, 60)
     assert "ship the folder again" in view.reason
-    assert shipping.ship(server.client, source).sent_files == 1
+    assert client.ship(server.client, source).sent_files == 1
     assert not (Path(view.directory) / "workspace").exists()
 
 
@@ -111,7 +111,7 @@ def test_damaged_requests_are_refused_by_type(server: Any, source: Path) -> None
             raise AssertionError((path, bytes(bad))) from error
         if path == "/workspaces":
             msgspec.json.decode(answer, type=Offer)
-    assert shipping.views(server.client) == []
+    assert client.views(server.client) == []
 
 
 @pytest.mark.parametrize(
@@ -145,4 +145,4 @@ def test_two_tasks_make_an_environment_once_though_the_server_is_killed_meanwhil
     said = [(Path(view.directory) / str(view.attempt) / "0.log").read_text() for view in views]
     assert "".join(said).count("making the environment of") == 1
     assert [view.restarts for view in views] == [0, 0]
-    assert leftovers.end({MARK: str(place)}) == []
+    assert orphans.end({MARK: str(place)}) == []

@@ -88,7 +88,7 @@ def test_the_words_for_faults() -> None:
         ("nvlink", "ecc", "gpu", "network"), 2.0
     )
     for bad in ("papers", "paper:x", "paper:-1", "paper:nan"):
-        with pytest.raises(ConfigError, match="not understood"):
+        with pytest.raises(ConfigError, match="invalid faults"):
             faults.parse(bad)
 
 

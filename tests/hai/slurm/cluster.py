@@ -143,7 +143,7 @@ class Cluster:
         """Output of one of Slurm's commands."""
         environment = {"PATH": PATH, "SLURM_CONF": str(self.conf)}
         done = subprocess.run(
-            words, env=environment, capture_output=True, text=True, timeout=60, check=True
+            words, env=environment, capture_output=True, text=True, timeout=240, check=True
         )
         return done.stdout
 

@@ -18,7 +18,7 @@ from fireflyer.errors import ConfigError
 from fireflyer.hai.engines import GangEnded, NodesChanged, RankExited, RankStarted
 from fireflyer.hai.engines.messages import Launch
 from fireflyer.hai.engines.parts import ROLE, Announcement, read_part
-from fireflyer.hai.engines.slurm import SlurmEngine
+from fireflyer.hai.engines.slurm.engine import SlurmEngine
 from fireflyer.rpc import frame
 from fireflyer.rpc.handshake import Handshake
 from fireflyer.rpc.proof import Secret

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from tests.hai.soak.soak import Pace, Summary, soak
 from tests.hai.soak.target import KILLED
 
@@ -17,5 +18,6 @@ def must_be_whole(summary: Summary) -> None:
     assert summary.kills["server"] > 0
 
 
+@pytest.mark.full
 def test_kills(tmp_path: Path) -> None:
     must_be_whole(soak(0.0, 4, tmp_path, Pace(every_s=0.7, blows=BLOWS)))

@@ -14,7 +14,7 @@ from tests.draws import cases
 from fireflyer.errors import Corrupted, WorkspaceError
 from fireflyer.hai.workspaces import manifest as manifests
 from fireflyer.hai.workspaces.manifest import Entry, Manifest, decode, encode, identify
-from fireflyer.hai.workspaces.placing import place, write_all
+from fireflyer.hai.workspaces.materialize import place, write_all
 
 HASH = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
@@ -41,12 +41,12 @@ def test_a_manifest_has_one_form_and_one_id() -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([file("../x")], "not a plain relative one"),
-        ([file("/etc/passwd")], "not a plain relative one"),
-        ([folder("a"), file("a/../../x")], "not a plain relative one"),
-        ([file("./x")], "not a plain relative one"),
-        ([file("a//b")], "not a plain relative one"),
-        ([file("")], "not a plain relative one"),
+        ([file("../x")], "not a plain relative path"),
+        ([file("/etc/passwd")], "not a plain relative path"),
+        ([folder("a"), file("a/../../x")], "not a plain relative path"),
+        ([file("./x")], "not a plain relative path"),
+        ([file("a//b")], "not a plain relative path"),
+        ([file("")], "not a plain relative path"),
         ([file("x\0y")], "control characters"),
         ([file("x\ny")], "control characters"),
         ([file("x\u202ey")], "control characters"),
@@ -56,24 +56,24 @@ def test_a_manifest_has_one_form_and_one_id() -> None:
         ([file("README"), file("readme")], "differ only in case"),
         ([file("\u00e9"), file("e\u0301")], "not in order|differ only in case or in form"),
         ([file("stra\u00dfe"), file("strasse")], "not in order|differ only in case"),
-        ([file("a/b")], "no directory here"),
-        ([file("a"), file("a/b")], "no directory here"),
-        ([link("a", "b"), file("a/x")], "no directory here"),
-        ([folder(".git")], "git's own folder"),
-        ([folder("a"), file("a/.GIT")], "git's own folder"),
+        ([file("a/b")], "not a listed directory"),
+        ([file("a"), file("a/b")], "not a listed directory"),
+        ([link("a", "b"), file("a/x")], "not a listed directory"),
+        ([folder(".git")], "in a .git folder"),
+        ([folder("a"), file("a/.GIT")], "in a .git folder"),
         ([link("a", "/etc")], "leads out"),
         ([link("a", "..")], "leads out"),
         ([link("a", "b"), link("b", "a")], "leads out"),
         ([link("a", "a")], "leads out"),
         ([folder("d"), folder("d/e"), link("d/e/up", "../.."), link("x", "d/e/up/..")], "leads out"),
         ([file("a", sha256="")], "must have a hash"),
-        ([file("a", sha256=HASH.upper())], "no SHA-256"),
-        ([file("a", sha256="../" + HASH[3:])], "no SHA-256"),
+        ([file("a", sha256=HASH.upper())], "not a SHA-256"),
+        ([file("a", sha256="../" + HASH[3:])], "not a SHA-256"),
         ([file("a", size=1), file("b", size=2)], "another size"),
         ([Entry(path="a", kind="directory", mode=0o755, sha256=HASH)], "must have a hash"),
         ([folder("a", 0o500)], "usable by its owner"),
         ([Entry(path="a", kind="link")], "must have a target"),
-        ([link("a", "b\0c")], "no link can have"),
+        ([link("a", "b\0c")], "an invalid target"),
         ([file("big", size=(4 << 30) + 1)], "at most 4 GiB: big"),
     ],
 )  # fmt: skip
@@ -182,5 +182,5 @@ def test_what_is_written_is_what_was_asked_for(tmp_path: Path) -> None:
     assert (tmp_path / "w/l").read_bytes() == b"hi"
     assert (tmp_path / "w/a").stat().st_mode & 0o777 == 0o750
     assert (tmp_path / "w/a/run").stat().st_mode & 0o777 == 0o555
-    with pytest.raises(WorkspaceError, match="not empty"):
+    with pytest.raises(WorkspaceError, match="not an empty folder"):
         place(made, tmp_path / "w", lambda _entry, descriptor: write_all(descriptor, b"hi"))

@@ -13,11 +13,11 @@ import pytest
 from tests.cli.test_workspace import wheel
 from tests.waiting import until
 
-from fireflyer.hai import leftovers
-from fireflyer.hai.workspaces.making import MARK
+from fireflyer.hai import orphans
+from fireflyer.hai.workspaces.venv_builder import MARK
 from fireflyer.hai.workspaces.venvs import Venvs, key
 
-DEADLINE_S = 90.0
+DEADLINE_S = 360.0
 
 SERVER = """
 import asyncio, sys
@@ -69,7 +69,7 @@ class Making:
         assert sum(name.startswith("pip-") for name in names) == 1
 
     def nobody_left(self) -> bool:
-        return leftovers.end({MARK: str(self.place)}) == []
+        return orphans.end({MARK: str(self.place)}) == []
 
 
 @pytest.fixture
@@ -93,6 +93,7 @@ def await_file(path: Path, server: subprocess.Popen[Any]) -> None:
     until(there)
 
 
+@pytest.mark.full
 def test_servers_that_want_the_same_environment_make_it_once(making: Making) -> None:
     servers = [making.start("a.log", "b.log"), making.start("c.log")]
     assert [end(server) for server in servers] == [0, 0]

@@ -1,1 +1,1 @@
-"""What ours is measured against: scripts that run in environments of their own, and file systems to mount."""
+"""Peers of the benchmarks: scripts that run in separate environments, and file systems to mount."""

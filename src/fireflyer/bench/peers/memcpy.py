@@ -1,8 +1,10 @@
-"""Copies bytes on several threads and says how long it took; one answer for each line of input.
+"""Copies bytes on several threads and prints the seconds; one answer for each line of input.
 
-A process of its own: the C library is told by GLIBC_TUNABLES, which it reads at its start, to store around
-the caches, and the buffers go with the process. Arguments: bytes, threads, most bytes of a buffer; more
-are copied by going over it again.
+It is a separate process because the C library reads GLIBC_TUNABLES at its start. That variable
+makes its memcpy bypass the caches with non-temporal stores. The end of the process also frees the
+buffers.
+
+Arguments: bytes, threads, maximum bytes of a buffer. Larger copies go over the buffer again.
 """
 
 import ctypes
@@ -13,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 def buffer(size: int) -> tuple[mmap.mmap, int]:
-    """Memory whose pages are present, and its address."""
+    """Returns memory whose pages are present, and its address."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -1,4 +1,7 @@
-"""MooseFS on this host, from Debian's packages: master, chunk server, mount. Its metadata is not synced."""
+"""MooseFS on this host, from Debian's packages: master, chunk server, mount.
+
+Its metadata is not synced to disk.
+"""
 
 import os
 import shutil
@@ -16,14 +19,15 @@ _PACKAGES = (
 
 
 class MooseFS(Mounted):
-    """
+    """Mounted MooseFS.
+
     Args:
-        folder: for its data and its mount point.
+        folder: folder of its data and its mount point.
         peers: folder of the peers' packages.
     """
 
     def __init__(self, folder: Path, peers: Path) -> None:
-        """Raises ConfigError if it cannot be had here."""
+        """Fetches the packages; raises ConfigError if it cannot be fetched or mounted here."""
         super().__init__(folder)
         check_can_mount()
         self._tree = debian(peers / "moosefs", _PACKAGES).absolute()
@@ -67,7 +71,7 @@ class MooseFS(Mounted):
         return path
 
     def _version(self) -> str:
-        """ "3.0.117"."""
+        """Returns the version, e.g. 3.0.117."""
         program = self._tree / "usr/sbin/mfsmaster"
         done = subprocess.run(
             [program, "-v"],
@@ -84,10 +88,10 @@ class MooseFS(Mounted):
 
 
 def host_address() -> str:
-    """An address of this host that is not loopback: its master refuses 127.0.0.1.
+    """Returns an address of this host other than loopback, because the master refuses 127.0.0.1.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the host has no such address.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

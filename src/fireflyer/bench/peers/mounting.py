@@ -1,4 +1,4 @@
-"""Mounted file systems of others: packages in a folder of their own, processes, a mount point."""
+"""Mounted file systems of the peers: packages in a separate folder, processes, a mount point."""
 
 import contextlib
 import os
@@ -20,11 +20,13 @@ _FUSE = ("fuse3", "libfuse3-3")
 
 
 class Mounted(ABC):
-    """A file system with the processes that make it, in a folder that is made and removed; a context manager.
+    """Mounted file system and its processes, in a folder that it creates and removes.
+
+    It is a context manager.
 
     Attributes:
-        title: with the version.
-        root: where it is mounted.
+        title: name with the version.
+        root: mount point.
     """
 
     title: str
@@ -36,7 +38,9 @@ class Mounted(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Makes and mounts it; the folder is there and holds nothing but the empty mount point.
+        """Starts and mounts the file system.
+
+        The folder exists and holds nothing but the empty mount point.
 
         Raises:
             ConfigError, PeerLost, DeadlineExceeded.
@@ -64,10 +68,11 @@ class Mounted(ABC):
         *,
         mounts: bool = False,
     ) -> None:
-        """Starts a process that stays; with `mounts` it returns when the mount point is mounted.
+        """Starts a long-running process; with `mounts`, waits until the mount point is mounted.
 
         Raises:
-            PeerLost: it ended. DeadlineExceeded: nothing was mounted.
+            PeerLost: the process ended.
+            DeadlineExceeded: nothing was mounted in time.
         """
         log = self.folder / f"{Path(command[0]).name}.log"
         with open(log, "wb") as words:
@@ -88,7 +93,7 @@ class Mounted(ABC):
                 raise DeadlineExceeded(f"{self.title} is not mounted: {_end_of(log)}")
 
     def wait_for_port(self, host: str, port: int) -> None:
-        """Until somebody listens there; raises DeadlineExceeded."""
+        """Waits until a process listens at the address; raises DeadlineExceeded."""
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             try:
@@ -97,10 +102,10 @@ class Mounted(ABC):
                 time.sleep(0.02)
             else:
                 return
-        raise DeadlineExceeded(f"{self.title}: nobody listens at {host}:{port}")
+        raise DeadlineExceeded(f"{self.title}: no process listens at {host}:{port}")
 
     def close(self) -> None:
-        """Unmounts it, ends its processes, the last one first, and removes its folder."""
+        """Unmounts the file system, ends its processes in reverse order, removes its folder."""
         if os.path.ismount(self.root):
             quick = subprocess.run(["umount", self.root], capture_output=True, check=False)
             if quick.returncode != 0:
@@ -122,7 +127,7 @@ def _end_of(log: Path) -> str:
 
 
 def check_can_mount() -> None:
-    """Raises ConfigError where nothing can be mounted."""
+    """Raises ConfigError if this process cannot mount a file system."""
     if os.geteuid() != 0:
         raise ConfigError("mounting a peer needs root")
     if not Path("/dev/fuse").exists():
@@ -130,17 +135,21 @@ def check_can_mount() -> None:
 
 
 def debian(folder: Path, packages: Sequence[str]) -> Path:
-    """The root of a tree with the files of these packages of Debian, made once; nothing is installed.
+    """Returns the root of a tree with the files of these Debian packages, made once.
+
+    The packages are not installed.
 
     Raises:
-        ConfigError: they cannot be had.
+        ConfigError: the packages cannot be fetched.
     """
     tree = folder / "root"
     if tree.exists():
         return tree
     for program in ("apt-get", "dpkg"):
         if shutil.which(program) is None:
-            raise ConfigError(f"{packages[0]} comes from Debian's packages; {program} is not here")
+            raise ConfigError(
+                f"{packages[0]} is a Debian package, and this machine has no {program}"
+            )
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as place:
         run_tool(["apt-get", "download", "-q", *packages], Path(place))
@@ -152,10 +161,10 @@ def debian(folder: Path, packages: Sequence[str]) -> Path:
 
 
 def fuse(folder: Path) -> dict[str, str]:
-    """What the environment of a program that mounts holds: the way to `fusermount`, found or fetched.
+    """Returns the environment variables by which a program finds `fusermount`, fetched if missing.
 
     Raises:
-        ConfigError: it cannot be had.
+        ConfigError: `fusermount` cannot be fetched.
     """
     if shutil.which("fusermount") is not None:
         return {}
@@ -167,13 +176,13 @@ def fuse(folder: Path) -> dict[str, str]:
 
 
 def run_tool(command: Sequence[str | Path], folder: Path) -> None:
-    """Runs a command to its end; raises ConfigError with its words if it fails."""
+    """Runs a command to its end; raises ConfigError with its error output if it fails."""
     try:
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, check=False, timeout=300
         )
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{command[0]} takes more than 300 s") from None
+        raise ConfigError(f"{command[0]} did not end within 300 s") from None
     if done.returncode != 0:
         said = " ".join(done.stderr.split())[-300:]
         raise ConfigError(f"{' '.join(map(str, command))}: {said}")

@@ -1,11 +1,12 @@
-// Reads of one file by another process, with nothing around them: what `fireflyer bench fs` holds its reads against.
+// Reads one file in another process with nothing around it: the baseline of `fireflyer bench fs`.
 //
-//   raw_reads ring FILE BLOCK DEPTH       pread into memory that both share, told through a ring there
-//   raw_reads sendfile FILE BLOCK DEPTH   sendfile over one connection of loopback
+//   raw_reads ring FILE BLOCK DEPTH       pread into shared memory, requested through a ring there
+//   raw_reads sendfile FILE BLOCK DEPTH   sendfile over one loopback connection
 //
-// Each line of input is COUNT SEED: so many blocks are read, DEPTH of them asked for at a time, and the seconds
-// that it took are printed. ring: random blocks, all of a batch awaited before the next one is asked for.
-// sendfile: in order from block SEED on, DEPTH always under way.
+// Each line of input is COUNT SEED. The program reads COUNT blocks, at most DEPTH of them in flight,
+// and prints the seconds.
+// ring: random blocks; the reader waits for a whole batch before it requests the next one.
+// sendfile: blocks in order from block SEED on, with DEPTH always in flight.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -45,7 +46,7 @@ void check(bool good, const char* what) {
   if (!good) fail(what);
 }
 
-// A count that one process raises and another waits for: it looks for a while before it sleeps.
+// A count that one process raises and another waits for: the waiter spins before it sleeps.
 struct alignas(64) Count {
   std::atomic<std::uint32_t> value{0};
   std::atomic<std::uint32_t> asleep{0};
@@ -155,19 +156,19 @@ void read_sendfile(const Job& job, int line, char* buffers, std::uint64_t count,
 
 // A connection over loopback; the first end is the server's.
 void connect_ends(int ends[2]) {
-  const int door = socket(AF_INET, SOCK_STREAM, 0);
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof address;
   auto* plain = reinterpret_cast<sockaddr*>(&address);
-  check(bind(door, plain, length) == 0 && listen(door, 1) == 0, "listen");
-  check(getsockname(door, plain, &length) == 0, "getsockname");
+  check(bind(listener, plain, length) == 0 && listen(listener, 1) == 0, "listen");
+  check(getsockname(listener, plain, &length) == 0, "getsockname");
   ends[1] = socket(AF_INET, SOCK_STREAM, 0);
   check(connect(ends[1], plain, length) == 0, "connect");
-  ends[0] = accept(door, nullptr, nullptr);
+  ends[0] = accept(listener, nullptr, nullptr);
   check(ends[0] >= 0, "accept");
-  close(door);
+  close(listener);
   const int on = 1;
   for (int i = 0; i < 2; ++i) setsockopt(ends[i], IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }

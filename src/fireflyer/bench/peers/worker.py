@@ -1,12 +1,15 @@
-"""One peer of `fireflyer bench records`, in a process of the environment that has it, without our code.
+"""One peer of `fireflyer bench records`, in a process of the environment that has it.
 
-Started as `python worker.py PEER`. Each line of standard input is a JSON object; each gets one line back:
+The process does not import our code. It starts as `python worker.py PEER`. Each line of standard
+input is a JSON object; each gets one line back:
   {"do": "hello"}                              -> {"version", "views", "verifies", "sequential"}
   {"do": "prepare", "raw": DIR, "work": DIR}   -> {"bytes"}        writes the peer's format once
   {"do": "round", "work": DIR, "indices": FILE, "batch": B, "cold": BOOL, "views": BOOL}
                                                -> {"seconds", "bytes"}
-  or {"error": TEXT}. It ends at the end of its input. Opening is not timed; of views
-  one byte a page is touched.
+  or {"error": TEXT}.
+
+The process exits at the end of its input. Opening is not timed. One byte per page of a view is
+read.
 """
 
 import json
@@ -29,17 +32,17 @@ KEY = "{:012d}"
 
 
 class Peer:
-    """What all peers do alike; a peer overrides write, open, batch."""
+    """Interface and defaults of all peers; a peer overrides write, open and batch."""
 
     package = ""
     views = False
-    """Whether it can hand out memory of its map instead of copies."""
+    """True if the peer can return views of its mapped memory instead of copies."""
     verifies = False
-    """Whether it compares checksums of what it reads."""
+    """True if the peer compares checksums of the data that it reads."""
     sequential = False
 
     def write(self, samples: Iterator[bytes], count: int, work: Path) -> None:
-        raise TypeError(f"{type(self).__name__} writes nothing")
+        raise TypeError(f"{type(self).__name__} cannot write")
 
     def open(self, work: Path, views: bool) -> Any:
         raise TypeError(f"{type(self).__name__} reads nothing")
@@ -48,7 +51,7 @@ class Peer:
         raise TypeError(f"{type(self).__name__} reads nothing")
 
     def close(self, handle: Any) -> None:
-        """Lets go of maps and files, so that the cache can be dropped."""
+        """Releases maps and files, so that the cache can be dropped."""
 
 
 class ArrayRecord(Peer):
@@ -100,8 +103,10 @@ class Lmdb(Peer):
 
 
 class Mosaic(Peer):
-    """torchvision, of which only the image classes make use, is replaced by empty names: its wheel must fit
-    the build of torch, CPU or CUDA, and that is not so everywhere.
+    """MosaicML Streaming, with empty names in place of torchvision.
+
+    Only its image classes use torchvision, whose wheel must fit the build of torch, CPU or CUDA.
+    Not every machine has such a wheel.
     """
 
     package = "mosaicml-streaming"
@@ -191,7 +196,7 @@ PEERS: dict[str, type[Peer]] = {
 
 
 def raw_samples(raw: Path) -> tuple[Iterator[bytes], int]:
-    """The samples of raw.bin and their number."""
+    """Returns the samples of raw.bin and their number."""
     offsets = np.load(raw / "offsets.npy").tolist()
     data = np.memmap(raw / "raw.bin", np.uint8, "r")
     pairs = pairwise(offsets)
@@ -211,7 +216,7 @@ def prepare(peer: Peer, raw: Path, work: Path) -> dict[str, Any]:
 
 
 def drop_cache(work: Path) -> None:
-    """Writes back and forgets every page of the files below `work`."""
+    """Writes back every page of the files below `work` and drops it from the page cache."""
     for path in work.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
@@ -255,14 +260,14 @@ def answer(peer: Peer, command: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    # Libraries may print; the answers keep a descriptor of their own.
+    # Libraries may print, so the answers use a descriptor of their own.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     peer = PEERS[sys.argv[1]]()
     for line in sys.stdin:
         try:
             reply = answer(peer, json.loads(line))
-        except Exception as error:  # noqa: BLE001  # told to the other side, in one line
+        except Exception as error:  # noqa: BLE001  # sent to the parent, in one line
             reply = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
         answers.write(json.dumps(reply) + "\n")
 

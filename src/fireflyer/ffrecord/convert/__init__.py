@@ -1,5 +1,5 @@
-"""Other formats into record files and back: one `Source` a format, and one way to write.
+"""Conversion of other formats to record files and back: one `Source` per format, one writer.
 
-`open_source` recognises what it is given; `pack`, `merge`, `split` and `export` move rows; `verify` and
-`preview` look at record files. Nothing here imports torch, pyarrow or rich before it is needed.
+`open_source` detects the format; `pack`, `merge`, `split` and `export` copy rows; `verify` and
+`preview` inspect record files. No module here imports torch, pyarrow or rich before it is needed.
 """

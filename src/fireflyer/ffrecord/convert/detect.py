@@ -1,21 +1,21 @@
-"""Which format a path is of."""
+"""Detection of the format of a path."""
 
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fireflyer.errors import ConfigError
-from fireflyer.ffrecord.convert.arrays import ArraySource
-from fireflyer.ffrecord.convert.decompress import COMPRESSIONS
-from fireflyer.ffrecord.convert.folder import FolderSource
-from fireflyer.ffrecord.convert.huggingface import INFO, SPLITS, STATE, open_saved
-from fireflyer.ffrecord.convert.mds import MdsSource
-from fireflyer.ffrecord.convert.parquet import ParquetSource
-from fireflyer.ffrecord.convert.records import RecordSource
+from fireflyer.ffrecord.convert.formats.arrays import ArraySource
+from fireflyer.ffrecord.convert.formats.decompress import COMPRESSIONS
+from fireflyer.ffrecord.convert.formats.folder import FolderSource
+from fireflyer.ffrecord.convert.formats.huggingface import INFO, SPLITS, STATE, open_saved
+from fireflyer.ffrecord.convert.formats.mds import MdsSource
+from fireflyer.ffrecord.convert.formats.parquet import ParquetSource
+from fireflyer.ffrecord.convert.formats.records import RecordSource
+from fireflyer.ffrecord.convert.formats.tar import TarSource
+from fireflyer.ffrecord.convert.formats.text import JsonLinesSource, TextSource
+from fireflyer.ffrecord.convert.formats.torch_dataset import DatasetSource
 from fireflyer.ffrecord.convert.source import Chain, Source
-from fireflyer.ffrecord.convert.tar import TarSource
-from fireflyer.ffrecord.convert.text import JsonLinesSource, TextSource
-from fireflyer.ffrecord.convert.torchset import DatasetSource
 from fireflyer.ffrecord.paths import is_url
 
 KINDS: dict[str, Callable[[str], Source]] = {
@@ -51,23 +51,26 @@ _SHARDS = (".mds", *(f".mds.{kind}" for kind in COMPRESSIONS))
 
 
 def open_source(paths: Sequence[str], kind: str | None = None) -> Source:
-    """What `paths` hold, as one source; without `kind` by suffix and content of folders.
+    """Opens `paths` as one source; without `kind`, detects the format by suffix and folder content.
 
     Raises:
-        ConfigError: an unknown kind, nothing there or neither file nor folder, or columns that differ.
-        Corrupted, StorageError: as the format's source says.
+        ConfigError: an unknown kind, a path that is missing or neither file nor folder, or
+            different columns.
+        Corrupted, StorageError: as the format's source raises them.
     """
     if not paths:
         raise ConfigError("nothing to read: name files, a folder, or MODULE:NAME of a data set")
     if kind is not None and kind not in KINDS:
-        raise ConfigError(f"--from {kind!r} is none of {', '.join(KINDS)}")
+        raise ConfigError(f"invalid --from {kind!r}: expected one of {', '.join(KINDS)}")
     for path in paths:
         if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
-            raise ConfigError(f"{path}: it is neither a file nor a folder: save it as a file first")
+            raise ConfigError(f"{path}: not a file or folder: save it as a file first")
     kinds = [kind or kind_of_path(path) for path in paths]
     for path, each in zip(paths, kinds, strict=True):
         if is_url(path) and each != "records":
-            raise ConfigError(f"{path}: only record files are read by URL: copy it here first")
+            raise ConfigError(
+                f"{path}: only record files can be read by URL: copy it to this machine first"
+            )
     if set(kinds) == {"records"}:
         return RecordSource(paths)
     sources = [KINDS[each](path) for each, path in zip(kinds, paths, strict=True)]
@@ -75,9 +78,10 @@ def open_source(paths: Sequence[str], kind: str | None = None) -> Source:
 
 
 def kind_of_path(path: str) -> str:
-    """
+    """Returns the detected kind of a path.
+
     Raises:
-        ConfigError: nothing tells.
+        ConfigError: the format cannot be detected.
     """
     where = Path(path)
     if not is_url(path) and not where.exists():
@@ -90,8 +94,10 @@ def kind_of_path(path: str) -> str:
         if path.lower().endswith(suffix):
             return kind
     if is_url(path):
-        return "records"  # a folder of them
-    raise ConfigError(f"{path}: the suffix tells no format; name it: --from {'|'.join(KINDS)}")
+        return "records"  # a folder of record files
+    raise ConfigError(
+        f"{path}: cannot detect the format from the suffix; use --from {'|'.join(KINDS)}"
+    )
 
 
 def _kind_of_folder(folder: Path) -> str:

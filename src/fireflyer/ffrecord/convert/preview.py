@@ -1,7 +1,7 @@
-"""A page to look through record files: self-contained, without scripts, for light and dark screens.
+"""HTML preview of record files: self-contained, without scripts, for light and dark screens.
 
-Images are shown by their stored bytes, JPEG and PNG as data: URIs; nothing is decoded here. Whatever comes
-from the files is escaped.
+Images are shown from their stored bytes, JPEG and PNG as data: URIs; nothing is decoded here. All
+data from the files is escaped.
 """
 
 import base64
@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from fireflyer.ffrecord.convert.listing import (
+from fireflyer.ffrecord.convert.formats.records import RecordSource, file_names, lengths
+from fireflyer.ffrecord.convert.source import Row, as_array
+from fireflyer.ffrecord.convert.statistics import (
     columns_text,
     describe_file,
     histogram,
@@ -20,11 +22,9 @@ from fireflyer.ffrecord.convert.listing import (
     size_text,
     some_lengths,
 )
-from fireflyer.ffrecord.convert.records import RecordSource, file_names, lengths
-from fireflyer.ffrecord.convert.source import Row, as_array
 
 SHOWN = 60
-"""Samples on a page unless asked otherwise."""
+"""Default number of samples on a page."""
 LONGEST_IMAGE = 1 << 20
 SNIPPET = 400
 _WIDTH, _HEIGHT, _FOOT = 920, 200, 26
@@ -33,9 +33,9 @@ _SIGNATURES = ((b"\xff\xd8\xff", "image/jpeg"), (b"\x89PNG\r\n\x1a\n", "image/pn
 
 
 def page(files: Sequence[str], shown: int = SHOWN) -> str:
-    """The page of `files`, whose columns may differ, with `shown` samples spread evenly over them.
+    """Returns the page of `files`, with `shown` evenly spread samples; columns may differ.
 
-    Raises: what `FileReader` does; nothing is shown of a damaged sample.
+    Raises: what `FileReader` does; no damaged sample is shown.
     """
     names = file_names(files)
     listed = [describe_file(name) for name in names]
@@ -132,7 +132,7 @@ def _image(data: bytes, kind: str) -> str:
 
 
 def as_text(data: bytes, *, cut: bool = False) -> str | None:
-    """`data` as text if it is UTF-8 of characters for people; with `cut`, it may end inside one."""
+    """Returns `data` as text if it is printable UTF-8; `cut` allows a truncated character."""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(data, final=not cut)
     except UnicodeDecodeError:
@@ -146,7 +146,7 @@ def _snippet(text: str) -> str:
 
 
 def _chart(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> str:
-    """Histogram of the samples' lengths."""
+    """Returns a histogram of the samples' lengths."""
     if not len(sizes):
         return "<p>No samples.</p>"
     counts, edges = histogram(sizes)

@@ -1,4 +1,4 @@
-"""What every format is read as: named columns and rows."""
+"""Common model of all formats: named columns and rows."""
 
 import os
 from collections import deque
@@ -13,10 +13,10 @@ import numpy as np
 from fireflyer.errors import ConfigError, StorageError
 
 Row = dict[str, Any]
-"""Column -> bytes, str or a numpy array (a scalar is of shape ()); None, or plain nested values."""
+"""Column -> bytes, str or a numpy array (a scalar has shape ()); None, or plain nested values."""
 
 NESTED = "msgpack"
-"""The dtype of columns of nested values."""
+"""Dtype of columns of nested values."""
 
 READ_AHEAD = 4
 """Rows that each reading thread may be ahead of the writer."""
@@ -24,12 +24,13 @@ READ_AHEAD = 4
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a source or of a record file.
+    """Column of a source or of a record file.
 
     Attributes:
         dtype: numpy's name of a fixed-size type, or "str", "bytes" or "msgpack" (`NESTED`).
-        shape: None is a size that differs from row to row; () for scalars, "str", "bytes" and "msgpack".
-        nullable: a value may be None. One of "msgpack" may in any case.
+        shape: None is a size that differs from row to row; () for scalars, "str", "bytes" and
+            "msgpack".
+        nullable: a value may be None; a "msgpack" value may always be None.
     """
 
     name: str
@@ -39,17 +40,17 @@ class Column:
 
     @property
     def written(self) -> str:
-        """The dtype as a schema has it: "int64?" if nullable."""
+        """Dtype as a schema writes it: "int64?" if nullable."""
         return f"{self.dtype}?" if self.nullable else self.dtype
 
     @property
     def text(self) -> str:
-        """ "uint8[?, ?, 3]" for people."""
+        """Type for display, e.g. "uint8[?, ?, 3]"."""
         sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
         return f"{self.written}[{sizes}]" if self.shape else self.written
 
     def joined(self, other: "Column") -> "Column | None":
-        """The column that holds the values of both; None where none does."""
+        """Returns a column that holds the values of both columns; None if there is none."""
         if NESTED in (self.dtype, other.dtype) and self.name == other.name:
             return Column(self.name, NESTED)
         if replace(self, nullable=other.nullable) != other:
@@ -61,9 +62,9 @@ class Source(Protocol):
     """Rows of one data set.
 
     Attributes:
-        name: for messages and titles.
-        length: number of rows, None where only reading tells.
-        columns: of every row; rows that differ from them are an error of their source.
+        name: name for messages and titles.
+        length: number of rows; None if it is unknown before reading.
+        columns: columns of every row; a row that differs is an error of its source.
         paths: files and folders that it reads, as the caller named them.
     """
 
@@ -73,18 +74,18 @@ class Source(Protocol):
     paths: tuple[str, ...]
 
     def rows(self, jobs: int = 1) -> Iterator[Row]:
-        """All rows in order; up to `jobs` threads read ahead where the format allows it.
+        """Yields all rows in order; up to `jobs` threads read ahead if the format allows it.
 
         Raises:
             ConfigError: a row does not fit the columns.
             Corrupted: the bytes are damaged or not of this format.
-            StorageError: they cannot be read.
+            StorageError: the source cannot be read.
         """
         ...
 
 
 def ahead(load: Callable[[int], Row], length: int, jobs: int) -> Iterator[Row]:
-    """load(0), load(1) ... in order, computed by `jobs` threads a bounded number of rows ahead."""
+    """Yields load(0), load(1) ... in order; `jobs` threads compute a bounded number ahead."""
     if jobs <= 1:
         yield from map(load, range(length))
         return
@@ -104,12 +105,13 @@ def ahead(load: Callable[[int], Row], length: int, jobs: int) -> Iterator[Row]:
 
 
 class Chain:
-    """Sources of the same columns, one after the other. In some of them they may have no None or nesting."""
+    """Concatenation of sources with the same columns, apart from None and nesting."""
 
     def __init__(self, sources: Sequence[Source], name: str | None = None) -> None:
-        """
+        """Joins the columns of the sources.
+
         Raises:
-            ConfigError: the columns of two of them differ.
+            ConfigError: the columns of two sources differ.
         """
         first = sources[0]
         columns: list[Column] = list(first.columns)
@@ -120,7 +122,7 @@ class Chain:
             if not len(columns) == len(first.columns) == len(other.columns):
                 raise ConfigError(
                     f"{other.name} has columns {describe(other.columns)}, {first.name} has "
-                    f"{describe(first.columns)}: pack them apart"
+                    f"{describe(first.columns)}: pack them separately"
                 )
         self._sources = sources
         self.name = name or f"{first.name} and {len(sources) - 1} more"
@@ -139,9 +141,10 @@ class Selected:
     """Some columns of a source."""
 
     def __init__(self, source: Source, names: Sequence[str]) -> None:
-        """
+        """Selects the columns `names`.
+
         Raises:
-            ConfigError: the source lacks one of them.
+            ConfigError: the source lacks a column.
         """
         known = {column.name: column for column in source.columns}
         for name in names:
@@ -163,21 +166,21 @@ def describe(columns: Iterable[Column]) -> str:
 
 
 def checked(row: Mapping[str, Any], columns: Sequence[Column], where: str) -> Row:
-    """`row` with its values brought to the types of `columns`, if that changes no value.
+    """Returns `row` with its values converted to the types of `columns`, if that changes no value.
 
     Raises:
-        ConfigError: a column is missing or one too many, or a value does not fit its type or shape.
+        ConfigError: a column is missing or unexpected, or a value does not fit its type or shape.
     """
     if row.keys() != {column.name for column in columns}:
         raise ConfigError(
-            f"{where} has columns {', '.join(map(str, row))} where the rows before it had "
-            f"{', '.join(column.name for column in columns)}: every row needs the same"
+            f"{where} has columns {', '.join(map(str, row))}, but the rows before it have "
+            f"{', '.join(column.name for column in columns)}: all rows need the same columns"
         )
     return {column.name: value_of(row[column.name], column, where) for column in columns}
 
 
 def value_of(value: Any, column: Column, where: str) -> Any:
-    """`value` as the type of its column; raises what `checked` does."""
+    """Returns `value` as the type of its column; raises what `checked` does."""
     if column.dtype == NESTED or (value is None and column.nullable):
         return value
     if column.dtype == "bytes":
@@ -200,9 +203,9 @@ def value_of(value: Any, column: Column, where: str) -> Any:
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any] | None:
-    """Numbers as an array without copying where possible, None for anything else.
+    """Returns numbers as an array, without a copy if possible; None for anything else.
 
-    Python numbers become int64, float64 or bool. Tensors come by `__array__`.
+    Python numbers become int64, float64 or bool. Tensors are converted by `__array__`.
     """
     if isinstance(value, str | bytes | bytearray | memoryview | dict) or value is None:
         return None
@@ -214,10 +217,10 @@ def as_array(value: Any) -> np.ndarray[Any, Any] | None:
 
 
 def column_of(name: str, value: Any, where: str, *, free: bool = False) -> Column:
-    """The column that holds `value`; with `free`, arrays of other sizes too.
+    """Returns a column for `value`; with `free`, also for arrays of other sizes.
 
     Raises:
-        ConfigError: no column can hold it.
+        ConfigError: no column can hold the value.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         return Column(name, "bytes")
@@ -226,7 +229,7 @@ def column_of(name: str, value: Any, where: str, *, free: bool = False) -> Colum
     array = as_array(value)
     if array is None:
         raise ConfigError(
-            f"{where}: column {name!r} is {kind_of(value)}, which no column holds: "
+            f"{where}: column {name!r} is {kind_of(value)}, which a column cannot store: "
             "use bytes, text, numbers or arrays of numbers"
         )
     dtype = array.dtype.newbyteorder("<").name
@@ -245,9 +248,10 @@ def reading(path: str | os.PathLike[str], error: OSError) -> StorageError:
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """
+    """Returns the content of a file.
+
     Raises:
-        StorageError: it cannot be read.
+        StorageError: the file cannot be read.
     """
     try:
         with open(path, "rb", buffering=0) as file:

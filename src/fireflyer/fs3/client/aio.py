@@ -1,4 +1,4 @@
-"""The asyncio face: the same calls, each in a thread, so that the loop never waits."""
+"""Asyncio interface: the same calls, each in a thread, so that the event loop never blocks."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class AsyncFile:
-    """An open file; an asynchronous context manager."""
+    """Open file; an asynchronous context manager."""
 
     def __init__(self, file: File) -> None:
         self.file = file
@@ -55,27 +55,28 @@ class AsyncFile:
 
 
 class AsyncClient:
-    """A file system; an asynchronous context manager. `client` has the same calls for threads.
+    """Client of a file system; an asynchronous context manager. `client` has the calls for threads.
 
-    What a cancelled task asked for goes on in its thread.
+    The work of a cancelled task goes on in its thread.
     """
 
     def __init__(self, client: Client) -> None:
         self.client = client
 
     async def call(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Any method of `client`: `await fs.call(fs.client.stat, "/a")`."""
+        """Calls any method of `client`: `await fs.call(fs.client.stat, "/a")`."""
         return await asyncio.to_thread(method, *args, **kwargs)
 
     async def open(
         self, path: Path, mode: BinaryMode = "rb", *, permissions: int = 0o666
     ) -> AsyncFile:
-        """
+        """Opens a file in bytes.
+
         Raises:
-            ValueError: the mode is none for bytes.
+            ValueError: the mode is for text.
         """
         if parse(mode)[1]:
-            raise ValueError(f"mode {mode!r}: files of asyncio are bytes; add a 'b'")
+            raise ValueError(f"invalid mode {mode!r}: asyncio files are binary; add 'b'")
 
         def opened() -> File:
             return self.client.open(path, mode, permissions=permissions)

@@ -1,4 +1,4 @@
-"""The cluster as a client sees it: the routing, kept current by pushes, and connections to storage nodes."""
+"""Client's view of the cluster: routing, kept current by pushes, and connections to nodes."""
 
 import contextlib
 import socket
@@ -10,13 +10,13 @@ import numpy as np
 from fireflyer._native.fs3.client import ANY_NODE, Engine, FileMap
 from fireflyer.errors import FireflyerError, PeerLost, StorageError
 from fireflyer.fs3.client.settings import Settings
+from fireflyer.fs3.data_connections import dial
 from fireflyer.fs3.layout import Layout, chains_of
-from fireflyer.fs3.lines import dial
-from fireflyer.fs3.local import reached
 from fireflyer.fs3.manager.chains import Chain, Public
 from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.routing import SLOTS, Routing
 from fireflyer.fs3.roles import Role
+from fireflyer.fs3.same_node import reached
 from fireflyer.log import get_logger
 from fireflyer.rpc.address import Address
 from fireflyer.rpc.policy import Policy
@@ -24,10 +24,10 @@ from fireflyer.rpc.proof import Secret
 
 
 class Cluster:
-    """Thread-safe.
+    """Routing and connections of a client. Thread-safe.
 
     Attributes:
-        engine: moves bytes; it knows the routing as soon as a push of it came.
+        engine: moves bytes; it gets each pushed routing at once.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class Cluster:
         settings: Settings,
         timeout_s: float = 30.0,
     ) -> None:
-        """Waits for a manager.
+        """Connects and waits for a manager.
 
         Raises:
-            DeadlineExceeded: if none answers in time. ProtocolMismatch: it has another secret.
+            DeadlineExceeded: no manager answers in time. ProtocolMismatch: it has another secret.
         """
         self.damaged_at: set[int] = set()
-        self._lock = threading.Lock()  # guards the eight below
+        self._lock = threading.Lock()  # guards the eight attributes after `_news`
         self._news = threading.Condition(self._lock)
         self._version = 0
         self._asking = False
@@ -52,7 +52,7 @@ class Cluster:
         self._serving: dict[int, tuple[int, list[int]]] = {}  # chain: version, nodes
         self._addresses: dict[int, str] = {}
         self._names: dict[int, str] = {}
-        self._sockets: dict[int, str] = {}  # of nodes on this machine
+        self._sockets: dict[int, str] = {}  # of nodes on this machine; "" for other nodes
         self._maps: dict[tuple[int, Layout], FileMap] = {}
         self.engine = Engine(
             client,
@@ -75,15 +75,15 @@ class Cluster:
 
     @property
     def version(self) -> int:
-        """Of the routing that is known."""
+        """Version of the routing that is known."""
         with self._lock:
             return self._version
 
     def wait(self, seen: int, seconds: float, *, ask: bool) -> None:
-        """Until a newer routing than version `seen` is known, at most so many seconds.
+        """Waits at most `seconds` until a routing newer than version `seen` is known.
 
         Args:
-            ask: a manager is asked for it, too, and not only waited for.
+            ask: request it from a manager, too.
         """
         with self._lock:
             if self._version > seen:
@@ -94,26 +94,26 @@ class Cluster:
             self._news.wait_for(lambda: self._version > seen, seconds)
 
     def _ask(self) -> None:
-        """In a thread of its own: a manager that does not answer keeps nobody from the nodes that do."""
+        """Requests the routing, in its own thread: a silent manager blocks no call to a node."""
         try:
             self._link.refresh()
         except FireflyerError as error:
-            get_logger("fs3").debug("the routing could not be asked for: %s", error)
+            get_logger("fs3").debug("could not fetch the routing: %s", error)
         finally:
             with self._lock:
                 self._asking = False
 
     def serving(self, chain: int) -> list[int]:
-        """The node of each serving target of a chain, the head's first."""
+        """Returns the node of each serving target of a chain, the head's first."""
         with self._lock:
             return list(self._serving.get(chain, (0, []))[1])
 
     def file_map(self, inode: int, layout: Layout) -> FileMap:
-        """Where the chunks of a file are.
+        """Returns the map from a file's chunks to chains.
 
         Raises:
-            StorageError: if its chain table is not known, or too small for it.
-            WireError: if no manager can be asked for the table.
+            StorageError: the chain table is not known, or too small for the layout.
+            WireError: no manager answers the request for the table.
         """
         with self._lock:
             known = self._maps.get((inode, layout))
@@ -138,7 +138,7 @@ class Cluster:
         return made
 
     def damaged_nodes(self) -> list[str]:
-        """Names of the nodes that answered with damaged bytes."""
+        """Returns the names of the nodes that answered with damaged bytes."""
         with self._lock:
             return sorted(self._names.get(node, str(node)) for node in self.damaged_at)
 
@@ -170,9 +170,9 @@ def _serving(chain: Chain) -> tuple[int, list[int]]:
 def _dialler(
     addresses: dict[int, str], sockets: dict[int, str], secret: Secret
 ) -> Callable[[int, float], int]:
-    """What the engine calls for a connection: to the node's socket on this machine, if that is reached.
+    """Returns the engine's connect callback. It tries the node's socket on this machine first.
 
-    Keeps no reference to the cluster: that holds the engine.
+    The callback holds no reference to the cluster, because the cluster holds the engine.
     """
 
     def connect(node: int, seconds: float) -> int:
@@ -188,7 +188,7 @@ def _dialler(
 
 
 def _local(addresses: dict[int, str]) -> int:
-    """The one node on this machine; none where there are several, which share the work."""
+    """Returns the only node on this machine, or ANY_NODE if several share the work."""
     here = [node for node, address in addresses.items() if _is_here(address)]
     return here[0] if len(here) == 1 else ANY_NODE
 

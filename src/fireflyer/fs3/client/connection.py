@@ -1,4 +1,4 @@
-"""`connect` and what it gives."""
+"""`connect`, and the client that it returns."""
 
 import contextlib
 import errno
@@ -12,7 +12,7 @@ from fireflyer.errors import FileError, FireflyerError
 from fireflyer.fs3.client.cluster import Cluster
 from fireflyer.fs3.client.data import Buffer, Data, memory_of
 from fireflyer.fs3.client.file import File, read_files
-from fireflyer.fs3.client.metadata import Metadata, Path, Pulse, encoded
+from fireflyer.fs3.client.metadata import Metadata, Path, SessionKeepAlive, encoded
 from fireflyer.fs3.client.modes import BinaryMode, TextMode, as_text, parse
 from fireflyer.fs3.client.names import Names
 from fireflyer.fs3.client.settings import Settings, find_secret
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from fireflyer.fs3.client.storage import Fs3Storage
 
 TIMEOUT_S = 5.0
-"""For `connect`."""
+"""Default timeout of `connect`."""
 
 
 class Client(Names):
-    """A file system. Thread-safe; a context manager. Not for use in a forked child: connect there."""
+    """Client of a file system. Thread-safe; a context manager. In a forked child connect anew."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Client(Names):
         self._cluster = Cluster(number, managers, secret, settings, timeout)
         self._data = Data(self._cluster, settings)
         super().__init__(Metadata(number, metadata, secret, settings))
-        self._pulse = Pulse(self._metadata, settings.alive_s)
+        self._pulse = SessionKeepAlive(self._metadata, settings.alive_s)
 
     @overload
     def open(self, path: Path, mode: BinaryMode = "rb", *, permissions: int = 0o666) -> File: ...
@@ -89,20 +89,20 @@ class Client(Names):
         """Opens a file as Python's `open` does: as text, or with a "b" in bytes and unbuffered.
 
         Args:
-            mode: "r", "w", "a" or "x", with "+" for both ways, and "b" for bytes.
+            mode: "r", "w", "a" or "x", with "+" for both reading and writing, and "b" for bytes.
             encoding: of a text; UTF-8 when None.
             errors: of a text, as for `open`.
             newline: of a text, as for `open`.
             permissions: of a new file, before the umask.
 
         Raises:
-            ValueError: for another mode, or what is for texts alone.
-            LookupError: no such encoding.
+            ValueError: invalid mode, or a text option in binary mode.
+            LookupError: unknown encoding.
             FileError: as `os.open`.
         """
         plain, text = parse(mode)
         if not text and (encoding, errors, newline) != (None, None, None):
-            raise ValueError("encoding, errors and newline are for texts; leave the 'b' out")
+            raise ValueError("encoding, errors and newline require text mode; omit 'b'")
         file = self._open(path, plain, permissions)
         return as_text(file, mode, encoding, errors, newline) if text else file
 
@@ -165,7 +165,7 @@ class Client(Names):
     def _find(
         self, path: Path, readable: bool, handle: int, permissions: int | None = None
     ) -> Inode:
-        """Opens what is there; with permissions, makes what is not (a symlink may lead to nothing)."""
+        """Opens an existing file; with `permissions`, makes a missing one (a symlink's target)."""
         call = Open(ROOT, encoded(path), readable, handle)
         if not handle:
             return self._metadata.ask(call, Inode)
@@ -184,17 +184,18 @@ class Client(Names):
         *,
         deadline_s: float | None = None,
     ) -> list[int]:
-        """Fills memory from files, all at once.
+        """Fills memory from files in one batch.
 
         Args:
-            requests: (file open for reading, offset, contiguous writable memory: a bytearray, a numpy
-                array, a tensor of torch's on the CPU, ...).
+            requests: (file open for reading, offset, contiguous writable memory: a bytearray, a
+                numpy array, a torch tensor on the CPU, ...).
 
         Returns:
-            Bytes that each got: fewer than it has room for only at the end of its file.
+            Bytes that each request got: fewer than its memory holds only at the end of its file.
 
         Raises:
-            Corrupted, DeadlineExceeded, StorageError: the contents of all memory are undefined then.
+            Corrupted, DeadlineExceeded, StorageError: the contents of all memory are then
+                undefined.
             FileError: ESTALE: a file was removed; likewise.
         """
         places: dict[File, int] = {}
@@ -208,7 +209,7 @@ class Client(Names):
         *,
         deadline_s: float | None = None,
     ) -> int:
-        """Writes memory to files, all at once; durable when it returns. Ranges must not overlap.
+        """Writes memory to files in one batch; durable when it returns. Ranges must not overlap.
 
         Args:
             requests: (file open for writing, offset, contiguous memory).
@@ -217,7 +218,7 @@ class Client(Names):
             Bytes written.
 
         Raises:
-            NoSpace, DeadlineExceeded, StorageError: any of it was written or not.
+            NoSpace, DeadlineExceeded, StorageError: any part may have been written.
         """
         places: dict[File, int] = {}
         rows: list[tuple[int, int, Buffer]] = []
@@ -241,8 +242,8 @@ class Client(Names):
 
         Args:
             files: open for reading.
-            rows: int64[n, 4], C order: index of the file, offset, bytes, address of memory that stays valid.
-                What is behind the end of a file is read as zeros.
+            rows: int64[n, 4], C order: index of the file, offset, bytes, address of memory that
+                stays valid. Bytes beyond the end of a file are read as zeros.
 
         Raises:
             As `read_many`.
@@ -253,26 +254,29 @@ class Client(Names):
             file.met(holes)
 
     def truncate(self, path: Path, length: int) -> None:
-        """Cuts a file off, or lets zeros follow it."""
+        """Cuts a file off at `length`, or extends it with zeros."""
         with self.open(path, "rb+") as file:
             file.truncate(length)
 
     def storage(self, path: Path = "/") -> "Fs3Storage":
-        """A directory, made if missing, as a `fireflyer.storage.Storage` for checkpoints and datasets."""
+        """Returns a directory, made if missing, as a `fireflyer.storage.Storage`."""
         from fireflyer.fs3.client.storage import Fs3Storage
 
         return Fs3Storage(self, os.fsdecode(encoded(path)))
 
     def statistics(self) -> dict[str, int]:
-        """Counters of the engine: bytes, frames, mismatches, connections."""
+        """Returns counters of the engine: bytes, frames, mismatches, connections."""
         return self._cluster.engine.statistics()
 
     def damaged_nodes(self) -> list[str]:
-        """Names of the nodes that had damaged bytes of what this client read; it had them from others."""
+        """Returns the names of nodes that sent damaged bytes; this client read them elsewhere."""
         return self._cluster.damaged_nodes()
 
     def close(self) -> None:
-        """Files that are still open for writing keep the length that they last reported."""
+        """Closes the client.
+
+        Files still open for writing keep the length that they last reported.
+        """
         self._metadata.close()
         self._cluster.close()
 
@@ -294,15 +298,15 @@ def connect(
     """Connects to a file system.
 
     Args:
-        address: of its managers, host:port each.
-        metadata: of its metadata services; the managers' where one process is both.
+        address: host:port of each manager.
+        metadata: host:port of each metadata service; the managers' if a process is both.
         secret_file: holds the cluster's secret (mode 0600). By default the file that
             FIREFLYER_FS_SECRET_FILE names, or the value of FIREFLYER_FS_SECRET.
-        timeout: seconds for a manager to answer; calls afterwards have the deadline of the settings.
+        timeout: seconds for a manager to answer; later calls have the deadline of the settings.
 
     Raises:
-        ConfigError: an address or a secret that cannot be used.
-        ProtocolMismatch: another secret or version.
+        ConfigError: an address or the secret cannot be used.
+        ProtocolMismatch: the manager has another secret or version.
         DeadlineExceeded: no manager answered in time; names the addresses that were tried.
     """
     secret = find_secret(secret_file)

@@ -1,4 +1,4 @@
-"""Bytes of files: batches of reads and writes, cutting chunks off."""
+"""Batched reads and writes of file bytes; removal of chunks."""
 
 import ctypes
 import functools
@@ -20,22 +20,22 @@ from fireflyer.fs3.layout import Layout
 from fireflyer.fs3.meta.inode import Inode
 
 Buffer = Any
-"""Contiguous memory: what has the buffer protocol, or a tensor of torch's on the CPU."""
+"""Contiguous memory: an object with the buffer protocol, or a torch tensor on the CPU."""
 
 
 class Source(NamedTuple):
-    """A file to read from, as far as it reaches."""
+    """File to read from: its chunk map and its end in bytes."""
 
     map: FileMap
     end: int
 
 
-class Got(NamedTuple):
-    """What a read gave.
+class ReadResult(NamedTuple):
+    """Result of a read.
 
     Attributes:
-        counts: bytes of each request: fewer than asked for only at the end of its file.
-        holes: inodes of the files in which it met bytes that no chunk has.
+        counts: bytes that each request got: fewer than requested only at the end of its file.
+        holes: inodes of the files in which the read met bytes that no chunk holds.
     """
 
     counts: list[int]
@@ -43,13 +43,13 @@ class Got(NamedTuple):
 
 
 class Data:
-    """Thread-safe."""
+    """Reads, writes and removes the bytes of files on storage nodes. Thread-safe."""
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster, self._settings = cluster, settings
 
     def map_of(self, inode: Inode) -> FileMap:
-        """Where the chunks of a file are; raises StorageError."""
+        """Returns the map from a file's chunks to chains; raises StorageError."""
         return self._cluster.file_map(inode.number, layout_of(inode))
 
     def read(
@@ -58,14 +58,15 @@ class Data:
         requests: Sequence[tuple[int, int, Buffer]],
         what: str,
         deadline_s: float | None = None,
-    ) -> Got:
+    ) -> ReadResult:
         """Fills memory from files, with zeros where they have holes.
 
         Args:
             requests: (index of the source, offset, memory to fill).
 
         Raises:
-            Corrupted, StorageError, DeadlineExceeded: the contents of all memory are then undefined.
+            Corrupted, StorageError, DeadlineExceeded: the contents of all memory are then
+                undefined.
         """
         requests = [(source, offset, memory_of(buffer)) for source, offset, buffer in requests]
         maps, ends = [source.map for source in sources], [source.end for source in sources]
@@ -73,22 +74,25 @@ class Data:
             batch = Batch.of_buffers(maps, ends, requests)
         except BufferError:
             raise TypeError("a read-write bytes-like object is required") from None
-        except TypeError:  # looked at only then: a batch may have thousands of requests
+        except TypeError:  # checked only now, because a batch may have thousands of requests
             for _, offset, _ in requests:
                 natural(offset, "offset")
             raise
         if len(batch):
             retry = Retry(self._cluster, self._settings, f"reading {what}", writes=False)
             retry.run(self._cluster.engine.read, batch, batch.bytes, deadline_s)
-        return Got(batch.counts, batch.holes if len(batch) else [])
+        return ReadResult(batch.counts, batch.holes if len(batch) else [])
 
     def read_rows(
         self, maps: Sequence[FileMap], rows: np.ndarray[Any, Any], what: str
     ) -> list[int]:
-        """Likewise, to addresses that stay valid: int64[n, 4] of (file, offset, bytes, address).
+        """Reads as `read`, to addresses that stay valid.
+
+        Args:
+            rows: int64[n, 4] of (file, offset, bytes, address).
 
         Returns:
-            The holes, as `Got` has them.
+            The holes, as in `ReadResult`.
         """
         batch = Batch(maps, rows)
         retry = Retry(self._cluster, self._settings, f"reading {what}", writes=False)
@@ -108,7 +112,7 @@ class Data:
             Bytes written.
 
         Raises:
-            NoSpace, StorageError, DeadlineExceeded: any of it was written or not.
+            NoSpace, StorageError, DeadlineExceeded: any part may have been written.
         """
         requests = [(file, offset, memory_of(buffer)) for file, offset, buffer in requests]
         batch = Batch.of_buffers(maps, [], requests)
@@ -120,13 +124,13 @@ class Data:
     def cut(
         self, inode: Inode, length: int, what: str, go_on: Callable[[int], bool] = lambda _: True
     ) -> bool:
-        """Removes what chunks hold beyond `length`, on all chains that may hold chunks of the file.
+        """Removes the bytes beyond `length` from all chains that may hold chunks of the file.
 
         Args:
-            go_on: is told how many chunks were just removed; where it says no, that is all for now.
+            go_on: called with the number of chunks just removed; False stops the removal for now.
 
         Returns:
-            Whether nothing is left beyond `length`.
+            True if nothing is left beyond `length`.
         """
         files = self.map_of(inode)
         first, within = divmod(length, layout_of(inode).chunk_size)
@@ -136,7 +140,7 @@ class Data:
                 self._write(edge, 0, f"cutting {what}", None)
             first += 1
         gone = False
-        while not gone:  # what others wrote meanwhile goes too
+        while not gone:  # also removes what other clients write meanwhile
             gone = True
             for indexes in self.standing(inode, what, first):
                 gone = False
@@ -149,17 +153,17 @@ class Data:
         return True
 
     def serves(self, inode: Inode) -> bool:
-        """Whether each chain that may hold chunks of the file has a serving target, as far as is known."""
+        """Returns whether each chain of the file's chunks is known to have a serving target."""
         chains = set(self.map_of(inode).chains[: inode.chains])
         return all(self._cluster.serving(chain) for chain in chains)
 
     def empty_small(self, inodes: Sequence[Inode], what: str) -> list[bool]:
-        """Removes all chunks of small files, of all of them with one question and one removal.
+        """Removes all chunks of several small files with one query and one removal.
 
-        Files with more than REMOVED_AT_ONCE chunks or with holes stay as they are: `cut` is for those.
+        Skips files with more than REMOVED_AT_ONCE chunks or with holes: `cut` is for those.
 
         Returns:
-            Of each whether it had none: once it has lost them, by the next call.
+            For each file, True if it had no chunks. Chunks removed by this call still count.
         """
         maps = [self.map_of(inode) for inode in inodes]
         asks = [[(chain, LAST_INDEX) for chain in range(inode.chains)] for inode in inodes]
@@ -184,13 +188,16 @@ class Data:
     def standing(
         self, inode: Inode, what: str, first: int = 0, last: int = LAST_INDEX
     ) -> Iterator[npt.NDArray[np.int64]]:
-        """The chunks of a file that there are, from the last to the first: `walk`. Raises as `read`."""
+        """Yields the indexes of a file's existing chunks, from the last to the first, as `walk`.
+
+        Raises as `read`.
+        """
         files = self.map_of(inode)
         stripe = layout_of(inode).stripe
         return walk(lambda asks: self._ask(files, asks, what), inode.chains, stripe, first, last)
 
     def length(self, inode: Inode, what: str) -> int:
-        """Where the last chunk of a file ends, as its chains know it. Raises as `read`."""
+        """Returns where the last chunk of a file ends, as its chains know it. Raises as `read`."""
         asks = [(chain, LAST_INDEX) for chain in range(inode.chains)]
         size = layout_of(inode).chunk_size
         found = self._ask(self.map_of(inode), asks, what)
@@ -216,17 +223,17 @@ def _layout(table: int, version: int, chunk_size: int, stripe: int, seed: int) -
 
 
 def layout_of(inode: Inode) -> Layout:
-    """Of a file."""
+    """Returns the layout of a file."""
     kept = inode.layout
     assert kept is not None
     return _layout(kept.table, kept.table_version, kept.chunk_size, kept.stripe, kept.seed)
 
 
 def memory_of(buffer: Buffer) -> Buffer:
-    """The object itself, or the memory of a tensor, which must outlive what is returned.
+    """Returns the object itself, or the memory of a tensor; the tensor must outlive the result.
 
     Raises:
-        ValueError: for a tensor that is not contiguous, or not in this machine's memory.
+        ValueError: the tensor is not contiguous, or not in this machine's memory.
     """
     address = getattr(buffer, "data_ptr", None)
     if address is None:

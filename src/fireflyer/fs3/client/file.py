@@ -13,7 +13,7 @@ from fireflyer import finalizer
 from fireflyer._native.fs3.client import FileMap
 from fireflyer.errors import FileError, FireflyerError
 from fireflyer.fs3.client.data import Buffer, Data, Source, layout_of, memory_of
-from fireflyer.fs3.client.metadata import Metadata, Pulse, integer, natural
+from fireflyer.fs3.client.metadata import Metadata, SessionKeepAlive, integer, natural
 from fireflyer.fs3.client.walk import LAST_INDEX
 from fireflyer.fs3.meta.inode import Inode, too_big
 from fireflyer.fs3.meta.messages import (
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 
 
 class File(io.RawIOBase):
-    """A file of fs3, in bytes and without a buffer of its own. Thread-safe but for its position.
+    """Open file of fs3, in bytes and unbuffered. Thread-safe except for its position.
 
-    What a write has returned from is durable. Others see the length when it was reported: by `fsync`,
-    `close`, `truncate`. A file opened after that has all of it (close-to-open).
-    Threads may append to one open file. Of several that are open under one name the first to append is the
-    only one to do so until it is closed: a write of the others raises EBUSY.
-    `io.BufferedReader(file)` and `io.TextIOWrapper` take it as they take any raw file.
+    A write is durable when it returns. Other clients see the new length when `fsync`, `close` or
+    `truncate` has reported it. A file opened after that has all of it (close-to-open consistency).
+    Threads may append to one open file. If a file is open several times, the first to append is the
+    only appender until it is closed: appends to the others raise EBUSY.
+    `io.BufferedReader(file)` and `io.TextIOWrapper` accept it like any raw file.
     """
 
     def __init__(
         self,
         data: Data,
         metadata: Metadata,
-        pulse: Pulse,
+        pulse: SessionKeepAlive,
         inode: Inode,
         name: str,
         *,
@@ -54,8 +54,8 @@ class File(io.RawIOBase):
         handle: int,
         append: bool = False,
     ) -> None:
-        """`handle`: 0, or of the session in which it is open for writing. Raises StorageError."""
-        self._handle = 0  # until there is something to close
+        """`handle`: number of its write session, or 0 to read only. Raises StorageError."""
+        self._handle = 0  # 0 until there is a session to close
         self._process = os.getpid()
         self._map: FileMap = data.map_of(inode)
         self.name = name
@@ -65,14 +65,14 @@ class File(io.RawIOBase):
         self._appends = False
         self._turn = (
             threading.RLock()
-        )  # held by what takes steps: appends, reports, cuts; before `_lock`
-        self._lock = threading.Lock()  # guards what follows
+        )  # held by multi-step work: appends, reports, truncation; taken before `_lock`
+        self._lock = threading.Lock()  # guards the attributes below
         self._inode = inode
         self._position = 0
-        self._end = inode.length  # as far as this file knows
-        self._version = inode.length_version  # under which the end is known and will be reported
-        self._written = OMIT  # the largest end since the last report
-        self._lately = OMIT  # the same since `_adopt` began
+        self._end = inode.length  # in bytes, as far as this object knows
+        self._version = inode.length_version  # under which `_end` is known and will be reported
+        self._written = OMIT  # largest end written since the last report
+        self._lately = OMIT  # largest end written since `_adopt` began
         if handle:
             pulse.opened(handle, inode.number)
             finalizer.start()
@@ -82,12 +82,12 @@ class File(io.RawIOBase):
 
     @property
     def inode(self) -> Inode:
-        """As it was last told."""
+        """Inode, as the metadata service last reported it."""
         return self._inode
 
     @property
     def size(self) -> int:
-        """Bytes, as far as this file knows."""
+        """Size in bytes, as far as this object knows."""
         return self._end
 
     def readable(self) -> bool:
@@ -116,40 +116,43 @@ class File(io.RawIOBase):
         return data
 
     def pread(self, size: int, offset: int) -> bytes:
-        """At most `size` bytes from `offset`; fewer only at the end. Leaves the position alone."""
+        """Reads at most `size` bytes at `offset`; fewer only at the end. Keeps the position."""
         offset = natural(offset, "offset")
         memory = bytearray(max(0, min(natural(size, "size"), self._end - offset)))
         return memoryview(memory)[: self.pread_into(memory, offset)].tobytes()
 
     def pread_into(self, buffer: Buffer, offset: int) -> int:
-        """Likewise, into contiguous memory; how many bytes it got.
+        """Reads at `offset` into contiguous memory and returns the number of bytes read.
+
+        Keeps the position.
 
         Raises:
             Corrupted: no replica has the bytes as they were written.
-            DeadlineExceeded, StorageError: they could not be read.
-            FileError: ESTALE: the file was removed, and they may have been with it.
+            DeadlineExceeded, StorageError: the bytes could not be read.
+            FileError: ESTALE: the file was removed, and the bytes may have been removed with it.
         """
         return read_files(self._data, [self], [(0, offset, buffer)], self.name)[0]
 
     def source(self) -> Source:
-        """What `Client.read_many` reads from."""
+        """Returns the source from which `Client.read_many` reads."""
         self._check_open()
         if not self._readable:
             raise io.UnsupportedOperation(f"{self.name} is not open for reading")
         return Source(self._map, self._end)
 
     def stretches(self, most: int) -> Iterator[tuple[int, int]]:
-        """Where the file may hold other bytes than zeros, as far as it reaches; what lies between are holes.
+        """Yields the ranges that may hold bytes other than zeros; the rest of the file are holes.
 
         Yields:
             (offset, bytes), cut at multiples of `most` bytes, in no order.
 
         Raises:
-            DeadlineExceeded, StorageError: its chains do not say.
-            FileError: ESTALE, at the end: the file was removed, and some of what seem holes with it.
+            DeadlineExceeded, StorageError: the file's chains do not answer.
+            FileError: ESTALE, at the end: the file was removed, so some apparent holes may have
+                held data.
         """
         end, size = self.source().end, layout_of(self._inode).chunk_size
-        if end <= size:  # no question is cheaper than its one chunk
+        if end <= size:  # a query costs as much as reading the one chunk
             yield from pieces(0, end, most)
             return
         last = min((end - 1) // size, LAST_INDEX)
@@ -163,13 +166,16 @@ class File(io.RawIOBase):
             self.met([self._inode.number])
 
     def met(self, holes: Collection[int]) -> None:
-        """After a read, with the inodes in which it met holes: learns whether this file was removed or cut.
+        """Checks after a read that met holes whether this file was removed or truncated.
 
-        Chunks go after the last name, and after the last session: what was read before is sound if there is
-        a name or a session afterwards.
+        Chunks are removed only after the last name and the last session are gone. If a name or a
+        session exists after a read, the bytes that it returned are valid.
+
+        Args:
+            holes: inodes of the files in which the read met holes.
 
         Raises:
-            FileError: ESTALE: it was removed.
+            FileError: ESTALE: the file was removed.
         """
         number = self._inode.number
         if number not in holes:
@@ -199,17 +205,18 @@ class File(io.RawIOBase):
             return self._write_at(data, self._end)
 
     def _begin_appending(self) -> bool:
-        """Where it does, this file is the only one that appends until it is closed, and knows the end.
+        """Makes this open file the only appender until it is closed, and learns the end of the
+        file.
 
         Raises:
-            FileError: EBUSY: another one appends.
+            FileError: EBUSY: another open file appends.
         """
         try:
             self._told(self._act(Append(self._inode.number, self._handle)))
         except FileError as error:
             if error.errno != errno.EBUSY:
                 raise
-            why = "it is open elsewhere, and appended to there; wait until that is closed"
+            why = "another open file appends to it; wait until that file is closed"
             raise FileError(errno.EBUSY, self.name, why) from None
         return True
 
@@ -219,11 +226,11 @@ class File(io.RawIOBase):
         return count
 
     def pwrite(self, data: Buffer, offset: int) -> int:
-        """Writes all of it at `offset`, durably; how many bytes that were. Leaves the position alone.
+        """Writes all of `data` at `offset`, durably; returns its size in bytes. Keeps the position.
 
         Raises:
-            FileError: EFBIG: a file cannot have these bytes; nothing was written.
-            NoSpace, DeadlineExceeded, StorageError: any part of it was written or not.
+            FileError: EFBIG: the range exceeds the largest possible file; nothing was written.
+            NoSpace, DeadlineExceeded, StorageError: any part of `data` may have been written.
         """
         memory = memory_of(data)
         target = self.target(offset, memoryview(memory).nbytes)
@@ -233,7 +240,7 @@ class File(io.RawIOBase):
         return count
 
     def target(self, offset: int, size: int) -> FileMap:
-        """Makes ready for a write of so many bytes; `wrote` must follow it."""
+        """Prepares a write of `size` bytes and returns the chunk map; `wrote` must follow."""
         self._check_open()
         if not self._handle:
             raise io.UnsupportedOperation(f"{self.name} is not open for writing")
@@ -243,19 +250,19 @@ class File(io.RawIOBase):
         return self._map
 
     def check_end(self, offset: int, size: int) -> None:
-        """Raises what `pwrite` does of bytes that a file cannot have."""
+        """Raises EFBIG, as `pwrite` does, if the range exceeds the largest possible file."""
         if natural(offset, "offset") + size > self._inode.length_max:
             raise too_big(self._inode, self.name)
 
     def wrote(self, end: int) -> None:
-        """Bytes up to there were written."""
+        """Records that bytes up to `end` were written."""
         with self._lock:
             self._end = max(self._end, end)
             self._written = max(self._written, end)
             self._lately = max(self._lately, end)
 
     def _widen(self, index: int) -> None:
-        """Before the first chunk at index `dyn_stripe` or beyond is written: more chains may hold some."""
+        """Lets more chains hold chunks before a chunk at `dyn_stripe` or beyond is written."""
         with self._lock:
             inode = self._inode
         if index < inode.dyn_stripe or inode.dyn_stripe >= layout_of(inode).stripe:
@@ -271,7 +278,7 @@ class File(io.RawIOBase):
         with self._turn:
             if self._written != OMIT:
                 self._report()
-            else:  # others may have made it longer, on more chains
+            else:  # other clients may have extended it, onto more chains
                 self._told(self._metadata.ask(Stat(self._inode.number), Inode))
             self._data.cut(self._inode, length, self.name)
             now = self._act(Truncate(self._inode.number, b"", length, self._handle))
@@ -281,14 +288,18 @@ class File(io.RawIOBase):
         return length
 
     def fsync(self) -> None:
-        """Reports the length: whoever opens the file now sees all that was written."""
+        """Reports the length: files opened from now on see all that was written."""
         self._check_open()
         with self._turn:
             if self._written != OMIT:
                 self._report()
 
     def _report(self, *, last: bool = False) -> None:
-        """Until it is taken; `last`: ends the session, too. REQUIRES: the turn."""
+        """Reports the length until it is accepted. REQUIRES: `_turn` is held.
+
+        Args:
+            last: end the session, too.
+        """
         kind = Close if last else ReportLength
         while True:
             with self._lock:
@@ -303,9 +314,10 @@ class File(io.RawIOBase):
                 self._written = OMIT
 
     def _adopt(self, now: Inode) -> None:
-        """The file was truncated by others. Its chunks beyond that length were written after the cut.
+        """Takes over the inode of a file that another client truncated.
 
-        REQUIRES: the turn. Raises StorageError, DeadlineExceeded: nothing was adopted.
+        Chunks beyond its length were written after the truncation. REQUIRES: `_turn` is held.
+        Raises StorageError, DeadlineExceeded: nothing was taken over.
         """
         with self._lock:
             self._lately = OMIT
@@ -317,7 +329,7 @@ class File(io.RawIOBase):
             self._end = max(now.length, end, self._lately)
 
     def _act(self, call: Writing) -> Inode:
-        """A call with the handle.
+        """Sends a call that carries the handle.
 
         Raises:
             FileError: EBADF: the session has ended.
@@ -327,7 +339,7 @@ class File(io.RawIOBase):
         except FileError as error:
             if error.errno != errno.EBADF:
                 raise
-            why = "nothing was heard of this client for too long, so its session ended"
+            why = "the session expired, because no heartbeat of this client arrived in time"
             raise FileError(
                 errno.EBADF, self.name, f"{why}; the file may lack the last writes"
             ) from None
@@ -341,7 +353,7 @@ class File(io.RawIOBase):
         self._check_open()
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._end}.get(whence)
         if base is None:
-            raise ValueError(f"whence {whence} is none of 0, 1, 2")
+            raise ValueError(f"invalid whence {whence}: expected 0, 1 or 2")
         self._position = natural(base + integer(offset, "offset"), "position")
         return self._position
 
@@ -352,10 +364,10 @@ class File(io.RawIOBase):
     # The end
 
     def close(self) -> None:
-        """Reports the length and ends the session. A failure is raised; the file is closed all the same."""
+        """Reports the length and ends the session. The file is closed even if this raises."""
         if self.closed:
             return
-        if self._process != os.getpid():  # a copy in a forked child: the file is the parent's
+        if self._process != os.getpid():  # a copy in a forked child; the file is the parent's
             self._handle = 0
         try:
             if self._handle:
@@ -367,7 +379,7 @@ class File(io.RawIOBase):
             super().close()
 
     def __del__(self) -> None:
-        """A file that was forgotten is closed soon after, as far as that works."""
+        """Schedules the close of a file that was dropped while open; a failure is only logged."""
         if getattr(self, "_handle", 0) and not self.closed and self._process == os.getpid():
             finalizer.later(self._close_forgotten)
 
@@ -392,7 +404,7 @@ def read_files(
     what: str,
     deadline_s: float | None = None,
 ) -> list[int]:
-    """Fills memory from files: (index of the file, offset, memory); as `Client.read_many`."""
+    """Fills memory from files, as `Client.read_many`; requests: (file's index, offset, memory)."""
     got = data.read([file.source() for file in files], requests, what, deadline_s)
     if not got.holes:
         return got.counts
@@ -403,7 +415,7 @@ def read_files(
 
 
 def pieces(begin: int, end: int, most: int) -> Iterator[tuple[int, int]]:
-    """(offset, bytes) of a range that is cut at multiples of `most`."""
+    """Yields (offset, bytes) of the range from `begin` to `end`, cut at multiples of `most`."""
     while begin < end:
         stop = min(begin - begin % most + most, end)
         yield begin, stop - begin

@@ -1,4 +1,4 @@
-"""Calls of the metadata service: requests are numbered, so that each is done once."""
+"""Calls of the metadata service; requests are numbered, so that each is executed once."""
 
 import errno
 import operator
@@ -29,7 +29,7 @@ from fireflyer.rpc.proof import Secret
 
 T = TypeVar("T")
 METHOD = "meta"
-"""The method under which a server takes a Request and gives its answer."""
+"""RPC method that takes a Request and returns its answer."""
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
@@ -38,10 +38,10 @@ INT64_MAX = (1 << 63) - 1
 
 
 def raw_name(name: Path) -> bytes:
-    """The bytes of a name or path, whatever they are.
+    """Returns the bytes of a name or path, whatever they are.
 
     Raises:
-        TypeError: it is none. ValueError: it holds a NUL, as `os` has it.
+        TypeError: `name` is no path. ValueError: it holds a NUL, as in `os`.
     """
     raw = os.fsencode(name)
     if b"\0" in raw:
@@ -50,10 +50,10 @@ def raw_name(name: Path) -> bytes:
 
 
 def encoded(path: Path) -> bytes:
-    """A path from the root, as the metadata service takes it.
+    """Returns a path from the root, as the metadata service takes it.
 
     Raises:
-        As `raw_name`; FileNotFoundError: it is empty.
+        TypeError, ValueError: as `raw_name`. FileNotFoundError: the path is empty.
     """
     raw = raw_name(path)
     if not raw:
@@ -62,10 +62,10 @@ def encoded(path: Path) -> bytes:
 
 
 def integer(value: SupportsIndex, what: str) -> int:
-    """A number that the metadata service and the chunks can hold.
+    """Returns `value` as an integer that the metadata service and the chunks can hold.
 
     Raises:
-        TypeError: it is no integer. OverflowError: its size is above 2^63 - 1.
+        TypeError: `value` is no integer. OverflowError: its size is above 2^63 - 1.
     """
     number = operator.index(value)
     if not -INT64_MAX <= number <= INT64_MAX:
@@ -74,7 +74,7 @@ def integer(value: SupportsIndex, what: str) -> int:
 
 
 def natural(value: SupportsIndex, what: str) -> int:
-    """Likewise, not below zero. Raises ValueError, too."""
+    """Returns `value` as `integer` does; raises ValueError if it is negative."""
     number = integer(value, what)
     if number < 0:
         raise ValueError(f"{what} {number} is negative")
@@ -82,44 +82,47 @@ def natural(value: SupportsIndex, what: str) -> int:
 
 
 class Metadata:
-    """Thread-safe. Acts for the user of this process."""
+    """Client of the metadata service, for the user of this process. Thread-safe."""
 
     def __init__(
         self, client: int, addresses: str | Sequence[str], secret: Secret, settings: Settings
     ) -> None:
         self.client = client
-        policy = Policy(final=(NoSpace,))  # as of chunks: whoever writes decides what to do then
-        self._wire = Wire(addresses, secret, Role.CLIENT, policy=policy, strangers=NO_MANAGER)
+        policy = Policy(final=(NoSpace,))  # as for chunks: the writer decides what to do then
+        self._wire = Wire(
+            addresses, secret, Role.CLIENT, policy=policy, unexpected_roles=NO_MANAGER
+        )
         self._settings = settings
         self._user = User(os.getuid(), os.getgid(), tuple(os.getgroups()))
         self._umask = _umask()
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._last = 0
         self._under_way: set[int] = set()
         self._handle = 0
 
     def masked(self, mode: int) -> int:
-        """The permission bits that a new file or directory gets."""
+        """Returns the permission bits that a new file or directory gets."""
         return integer(mode, "mode") & 0o7777 & ~self._umask
 
     def handle(self) -> int:
-        """A new number for a file that is opened for writing."""
+        """Returns a new handle for a file that is opened for writing."""
         with self._lock:
             self._handle += 1
             return self._handle
 
     def ask(self, call: Reading | Open, kind: type[T]) -> T:
-        """A call that changes nothing (Open: one without a handle).
+        """Sends a call that changes nothing (`Open`: only without a handle).
 
         Raises:
-            FileError: as POSIX says. WireError: no service answers. NoSpace: the store's disk is full.
+            FileError: as POSIX says. WireError: no service answers. NoSpace: the store's disk is
+                full.
             ValueError: in a forked child.
         """
         request = Request(self._user, self.client, call)
         return self._wire.call(METHOD, request, kind, deadline_s=self._settings.deadline_s)
 
     def act(self, call: Writing, kind: type[T]) -> T:
-        """A call that is done once, however often it is sent. Raises as `ask`."""
+        """Sends a call that is executed once, however often it is sent. Raises as `ask`."""
         self._wire.check_process()
         with self._lock:
             self._last += 1
@@ -136,8 +139,10 @@ class Metadata:
                 self._under_way.remove(number)
 
     def close(self) -> None:
-        """Ends this client's session, if it has changed anything; in a forked child, where it is the
-        parent's, only the child's part."""
+        """Ends this client's session, if it has changed anything.
+
+        In a forked child the session is the parent's, so only the child's part is closed.
+        """
         if self._wire.here:
             self._end_session()
         self._wire.close()
@@ -149,12 +154,12 @@ class Metadata:
             if changed:
                 request = Request(self._user, self.client, EndClient())
                 self._wire.call(METHOD, request, Done, deadline_s=self._settings.attempt_s)
-        except FireflyerError as error:  # it ends by itself when nothing is heard of it
-            get_logger("fs3").debug("the client's session could not be ended: %s", error)
+        except FireflyerError as error:  # without heartbeats the session expires
+            get_logger("fs3").debug("could not end the client's session: %s", error)
 
 
-class Pulse:
-    """Keeps a client's sessions alive: a thread while it has files open for writing."""
+class SessionKeepAlive:
+    """Heartbeat thread that keeps a client's sessions alive while files are open for writing."""
 
     def __init__(self, metadata: Metadata, every_s: float) -> None:
         self._metadata, self._every_s = metadata, every_s
@@ -172,7 +177,7 @@ class Pulse:
                 ).start()
 
     def handle_of(self, inode: int) -> int:
-        """Of one that is open for writing; 0 if none is."""
+        """Returns a handle under which the inode is open for writing; 0 if there is none."""
         with self._lock:
             return next((handle for handle, its in self._open.items() if its == inode), 0)
 
@@ -188,11 +193,11 @@ class Pulse:
             try:
                 self._metadata.act(KeepAlive(), Done)
             except FireflyerError as error:
-                get_logger("fs3").warning("the metadata service does not hear of us: %s", error)
+                get_logger("fs3").warning("a heartbeat to the metadata service failed: %s", error)
 
 
 def _umask() -> int:
-    """Of this process, read without changing it."""
+    """Returns this process's umask without changing it."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as status:
         for line in status:
             if line.startswith("Umask:"):

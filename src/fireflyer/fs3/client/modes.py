@@ -1,4 +1,4 @@
-"""The modes of `Client.open`, and files as text."""
+"""Modes of `Client.open`, and files as text."""
 
 import io
 from typing import Literal
@@ -13,32 +13,34 @@ BinaryMode = Literal["rb", "r+b", "rb+", "wb", "w+b", "wb+", "ab", "a+b", "ab+",
 
 _PLAIN = {"r", "r+", "w", "w+", "a", "a+", "x", "x+"}
 BUFFER_BYTES = 1 << 20
-"""Between a text and its file: requests have a cost of their own."""
+"""Buffer size between a text and its file, because every request has a cost of its own."""
 
 
 def parse(mode: str) -> tuple[str, bool]:
-    """The mode without "b" and "t", and whether it is one for text, as for Python's `open`.
+    """Returns the mode without "b" and "t", and whether it is for text, as for Python's `open`.
 
     Raises:
-        TypeError, ValueError: it is no mode.
+        TypeError, ValueError: the mode is invalid.
     """
     if not isinstance(mode, str):
         raise TypeError(f"open() argument 'mode' must be str, not {type(mode).__name__}")
     kinds = [letter for letter in mode if letter in "bt"]
     plain = mode.replace("b", "").replace("t", "")
     if plain not in _PLAIN or len(kinds) > 1:
-        raise ValueError(f"mode {mode!r}: one of {sorted(_PLAIN)}, with a 'b' for bytes")
+        raise ValueError(
+            f"invalid mode {mode!r}: expected one of {sorted(_PLAIN)}, with 'b' for bytes"
+        )
     return plain, kinds != ["b"]
 
 
 def as_text(
     file: File, mode: str, encoding: str | None, errors: str | None, newline: str | None
 ) -> io.TextIOWrapper:
-    """The file as text, which owns it from now on. Where that fails the file is closed.
+    """Wraps the file as text, which owns it from now on. If that fails, the file is closed.
 
     Raises:
-        LookupError: no such encoding.
-        ValueError: no such newline.
+        LookupError: unknown encoding.
+        ValueError: invalid newline.
     """
     buffered: io.BufferedReader | io.BufferedWriter | io.BufferedRandom
     if file.readable() and file.writable():

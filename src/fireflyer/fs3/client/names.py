@@ -1,4 +1,4 @@
-"""Names and attributes: methods that are named and behave like those of `os`."""
+"""Names and attributes, with methods named and behaving like those of `os`."""
 
 import contextlib
 import math
@@ -15,11 +15,11 @@ from fireflyer.fs3.meta.inode import DIRECTORY, FILE, ROOT, SYMLINK, Inode, Layo
 
 KINDS = {FILE: stat.S_IFREG, DIRECTORY: stat.S_IFDIR, SYMLINK: stat.S_IFLNK}
 PAGE = 1024
-"""Names that are asked for at a time."""
+"""Number of names requested at a time."""
 
 
 class Entry(NamedTuple):
-    """A name in a directory."""
+    """Name in a directory."""
 
     name: str
     inode: int
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
 
 
 def status_of(inode: Inode) -> os.stat_result:
-    """What `os.stat` would say. A symlink's size is that of its target, a directory's is 0."""
+    """Returns what `os.stat` would. A symlink's size is that of its target, a directory's is 0."""
     size = len(inode.target) if inode.kind == SYMLINK else inode.length
     block = inode.layout.chunk_size if inode.layout and inode.kind == FILE else 4096
     times = (inode.atime, inode.mtime, inode.ctime)
@@ -53,7 +53,7 @@ def status_of(inode: Inode) -> os.stat_result:
 
 
 def _ns(times: tuple[float, float]) -> tuple[int, int]:
-    """Rounded down, as `os.utime` does."""
+    """Converts seconds to ns, rounded down as in `os.utime`."""
     if not isinstance(times, tuple) or len(times) != 2:
         raise TypeError("utime: 'times' must be a tuple of two numbers")
     atime, mtime = map(_ns_of, times)
@@ -77,12 +77,12 @@ def _times(ns: tuple[int, int]) -> tuple[int, int]:
 
 
 class Names:
-    """The names of a file system, for the user of this process. Paths start at the root. Thread-safe.
+    """Names of a file system, for the user of this process. Paths start at the root. Thread-safe.
 
-    Paths are str (bytes that are no UTF-8 by `surrogateescape`), bytes or os.PathLike; names that come back
-    are str. Every method raises FileError, which is also Python's OSError of its kind (FileNotFoundError,
-    ...), and WireError where no service answers; for what is no path or number ValueError, TypeError and
-    OverflowError where `os` does.
+    Paths are str (bytes that are not UTF-8 by `surrogateescape`), bytes or os.PathLike; returned
+    names are str. Every method raises FileError, which is also Python's OSError of its kind
+    (FileNotFoundError, ...), and WireError if no service answers. Invalid paths and numbers raise
+    ValueError, TypeError and OverflowError where `os` does.
     """
 
     def __init__(self, metadata: Metadata) -> None:
@@ -97,12 +97,12 @@ class Names:
         return self.stat(path, follow_symlinks=False)
 
     def inode(self, path: Path, *, follow_symlinks: bool = True) -> Inode:
-        """All that is stored of a file, with its layout and times in ns."""
+        """Returns all stored attributes of a file, with its layout and times in ns."""
         call = messages.Stat(ROOT, encoded(path), follow_symlinks)
         return self._metadata.ask(call, Inode)
 
     def stat_many(self, paths: Sequence[Path]) -> list[os.stat_result | FileError]:
-        """`lstat` of each in one call; one that cannot be looked at has its error in its place."""
+        """Returns `lstat` of each path, in one call; a failing path has its error in its place."""
         call = messages.StatMany([(ROOT, encoded(path)) for path in paths])
         found = self._metadata.ask(call, messages.Inodes).items
         return [
@@ -130,11 +130,11 @@ class Names:
             return False
 
     def listdir(self, path: Path = "/") -> list[str]:
-        """In the order of their bytes."""
+        """Returns the names in the order of their bytes."""
         return [entry.name for entry in self.scandir(path)]
 
     def scandir(self, path: Path = "/") -> Iterator[Entry]:
-        """In the order of their bytes; asked for as they are needed."""
+        """Yields the entries in the order of their bytes, requested as they are needed."""
         for listing in self._listings(ROOT, encoded(path), plus=False):
             for name, inode, kind in listing.entries:
                 yield Entry(os.fsdecode(name), inode, kind)
@@ -149,7 +149,7 @@ class Names:
             after = listing.entries[-1][0] if listing.entries else after
 
     def walk(self, top: Path = "/") -> Iterator[tuple[str, list[str], list[str]]]:
-        """As `os.walk`, from the top; symlinks are not followed. Goes to any depth."""
+        """Walks as `os.walk`, from the top, to any depth; symlinks are not followed."""
         waiting = [(os.fsdecode(top), self.inode(top).number)]
         while waiting:
             path, directory = waiting.pop()
@@ -165,12 +165,12 @@ class Names:
             yield path, [name for name, _ in below], others
             waiting.extend((f"{path.rstrip('/')}/{name}", at) for name, at in reversed(below))
 
-    # From a directory's inode number, as `openat` has it: however deep it lies, and at the cost of one name
+    # Relative to a directory's inode number, as `openat`: at any depth, at the cost of one name
 
     def entries_of(self, directory: int) -> Iterator[tuple[str, Inode]]:
-        """The names in a directory with their attributes, in the order of their bytes.
+        """Yields the names in a directory with their attributes, in the order of their bytes.
 
-        Needs permission to read and to search it.
+        Needs permission to read and to search the directory.
         """
         for listing in self._listings(directory, b"", plus=True):
             for (name, _, _), inode in zip(listing.entries, listing.inodes, strict=True):
@@ -196,7 +196,7 @@ class Names:
         self._metadata.act(call, Inode)
 
     def makedirs(self, path: Path, mode: int = 0o777, exist_ok: bool = False) -> None:
-        """Likewise, and what is missing above."""
+        """Makes a directory and its missing ancestors."""
         text = os.fsdecode(encoded(path)).rstrip("/") or "/"
         missing = []
         above = text
@@ -204,7 +204,7 @@ class Names:
             above = above.rpartition("/")[0].rstrip("/")
             missing.append(above)
         for one in reversed(missing):
-            with contextlib.suppress(FileExistsError):  # another caller was faster
+            with contextlib.suppress(FileExistsError):  # another caller made it first
                 self.mkdir(one)
         try:
             self.mkdir(text, mode)
@@ -216,13 +216,17 @@ class Names:
         self._metadata.act(messages.RemoveDirectory(ROOT, encoded(path)), messages.Done)
 
     def unlink(self, path: Path) -> None:
-        """Removes a name; contents stay while it is open for writing."""
+        """Removes a name; the contents stay while the file is open for writing."""
         self._metadata.act(messages.Unlink(ROOT, encoded(path)), messages.Done)
 
     remove = unlink
 
     def rename(self, old: Path, new: Path, *, replace: bool = True, exchange: bool = False) -> None:
-        """Replaces a file or an empty directory at `new` unless told not to, or exchanges both."""
+        """Renames; replaces a file or an empty directory at `new` unless `replace` is false.
+
+        Args:
+            exchange: exchange both names instead.
+        """
         flags = (0 if replace else messages.NOREPLACE) | (messages.EXCHANGE if exchange else 0)
         call = messages.Rename(ROOT, encoded(old), ROOT, encoded(new), flags)
         self._metadata.act(call, messages.Done)
@@ -241,7 +245,7 @@ class Names:
     def create_many(
         self, directory: Path, names: Sequence[Path], mode: int = 0o666
     ) -> list[Inode | FileError]:
-        """Makes empty files, all in one transaction; one that cannot be made has its error in its place."""
+        """Makes empty files in one transaction; a name that fails has its error in its place."""
         parent = self.inode(directory).number
         raw = [raw_name(name) for name in names]
         call = messages.CreateMany(parent, raw, self._metadata.masked(mode))
@@ -259,7 +263,7 @@ class Names:
         self._metadata.act(call, Inode)
 
     def chown(self, path: Path, uid: int, gid: int, *, follow_symlinks: bool = True) -> None:
-        """-1 leaves an owner as it is."""
+        """Changes owner and group; -1 leaves either as it is."""
         owner, group = integer(uid, "uid"), integer(gid, "gid")
         call = messages.ChangeOwner(ROOT, encoded(path), owner, group, follow_symlinks)
         self._metadata.act(call, Inode)
@@ -272,7 +276,7 @@ class Names:
         ns: tuple[int, int] | None = None,
         follow_symlinks: bool = True,
     ) -> None:
-        """Sets when it was last accessed and changed, to the server's now where no times are given.
+        """Sets the times of last access and change; without times, to the server's current time.
 
         Args:
             times: in s since 1970. ns: in ns since then.
@@ -286,7 +290,7 @@ class Names:
         self._metadata.act(call, Inode)
 
     def set_layout(self, path: Path, layout: Layout) -> None:
-        """Of a directory: for files made in it from now on. Of a file: only while it is empty."""
+        """Sets the layout of an empty file, or of the files made in a directory from now on."""
         if not isinstance(layout, Layout):
             raise TypeError(f"a Layout is required, not {type(layout).__name__!r}")
         self._metadata.act(messages.SetLayout(ROOT, encoded(path), layout), Inode)
@@ -298,7 +302,7 @@ class Names:
     def setxattr(
         self, path: Path, name: str, value: bytes, flags: int = 0, *, follow_symlinks: bool = True
     ) -> None:
-        """`flags`: os.XATTR_CREATE or os.XATTR_REPLACE."""
+        """Sets an attribute; `flags` may be os.XATTR_CREATE or os.XATTR_REPLACE."""
         data, how = bytes(memoryview(value)), integer(flags, "flags")
         call = messages.SetXattr(ROOT, encoded(path), raw_name(name), data, how, follow_symlinks)
         self._metadata.act(call, messages.Done)

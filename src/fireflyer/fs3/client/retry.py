@@ -1,4 +1,4 @@
-"""The one loop that makes pieces of a batch succeed: new routing, another node, the same write again."""
+"""Retry loop for the pieces of a batch: new routing, another node, the same write again."""
 
 import random
 import time
@@ -20,21 +20,21 @@ from fireflyer.fs3.client.settings import Settings
 PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.5
 ROUNDS = 2
-"""How often each replica may answer with damaged bytes before they are called lost; repair comes between."""
+"""Damaged answers allowed per replica before the bytes count as lost; repair may come between."""
 
 DAMAGED = {Outcome.CORRUPT, Outcome.MISMATCH}
 ELSEWHERE = {
     *(*DAMAGED, Outcome.IO_ERROR, Outcome.LOST, Outcome.LATE, Outcome.UNREACHABLE),
 }
-"""After these a read asks another node."""
+"""Outcomes after which a read tries another node."""
 OUTDATED = {
     *(Outcome.STALE_ROUTING, Outcome.NO_ROUTE, Outcome.LOST, Outcome.LATE, Outcome.UNREACHABLE),
 }
-"""After these the routing may be another one."""
+"""Outcomes after which the routing may have changed."""
 
 
 class Routes(Protocol):
-    """What the loop needs to know of the cluster."""
+    """Interface of the cluster that the retry loop needs."""
 
     damaged_at: set[int]
     """Nodes that answered with damaged bytes."""
@@ -45,12 +45,12 @@ class Routes(Protocol):
     def wait(self, seen: int, seconds: float, *, ask: bool) -> None: ...
 
     def serving(self, chain: int) -> list[int]:
-        """The node of each serving target, the head's first."""
+        """Returns the node of each serving target, the head's first."""
         ...
 
 
 class Failure(NamedTuple):
-    """A piece that has not succeeded yet."""
+    """Piece that has not succeeded yet."""
 
     piece: int
     outcome: Outcome
@@ -59,7 +59,7 @@ class Failure(NamedTuple):
 
 
 class Retry:
-    """Decides after each attempt of one batch. One thread.
+    """Decides after each attempt of one batch what to try next. For one thread.
 
     Args:
         what: names the call in errors.
@@ -70,8 +70,8 @@ class Retry:
         self._settings = settings
         self._what = what
         self._writes = writes
-        self._bad: dict[int, Counter[int]] = {}  # of pieces: damaged answers by node
-        self._failed: dict[int, set[int]] = {}  # of pieces: nodes that did not answer well
+        self._bad: dict[int, Counter[int]] = {}  # by piece: damaged answers by node
+        self._failed: dict[int, set[int]] = {}  # by piece: nodes that failed it
 
     def run(
         self,
@@ -83,13 +83,13 @@ class Retry:
         """Attempts until all pieces have succeeded.
 
         Args:
-            attempt: tries what is open, within so many seconds, and returns how many failed.
+            attempt: tries the open pieces within the given seconds and returns how many failed.
             size: bytes of the batch.
             deadline_s: None for that of the settings.
 
         Raises:
-            DeadlineExceeded: it did not work in time; what was written is there or not.
-            Unavailable: likewise, and the chain that it needs is stopped.
+            DeadlineExceeded: no success in time; writes may have been made or not.
+            Unavailable: likewise, and the chain that the piece needs is stopped.
             Corrupted: no replica has the bytes as they were written.
             NoSpace, StorageError: a service says so.
         """
@@ -112,13 +112,13 @@ class Retry:
             ask = any(failure.outcome in OUTDATED for failure in failures)
             pause = 0.0 if all(moved) else pause_s * random.uniform(0.5, 1.0)
             self._routes.wait(seen, min(pause, left), ask=ask)
-            # Pauses that grew while nothing changed say nothing of the new routing, which may reach the
-            # nodes a little later than this client.
+            # A new routing restarts the backoff, because it may reach the nodes a little later than
+            # this client.
             news = self._routes.version > seen
             pause_s = PAUSE_S if news else min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _judge(self, failure: Failure) -> None:
-        """Raises what cannot get better."""
+        """Counts damaged answers; raises errors that no retry can mend."""
         if failure.outcome == Outcome.NO_SPACE:
             nodes = ", ".join(map(str, self._routes.serving(failure.chain)))
             raise NoSpace(
@@ -129,7 +129,7 @@ class Retry:
             raise StorageError(f"{self._what}: refused as {failure.outcome.name.lower()}")
         if failure.outcome not in DAMAGED:
             return
-        if self._writes:  # the head has asked all others for what it could not use
+        if self._writes:  # the head has asked all other replicas for the bytes that it lacked
             raise self._corrupted(failure)
         bad = self._bad.setdefault(failure.piece, Counter())
         bad[failure.node] += 1
@@ -139,7 +139,7 @@ class Retry:
             raise self._corrupted(failure)
 
     def _move(self, batch: Batch, failure: Failure) -> bool:
-        """Opens the piece again; whether at a node that has not failed it yet."""
+        """Opens the piece again; returns whether at a node that has not failed it yet."""
         if self._writes or failure.outcome not in ELSEWHERE:
             batch.again(failure.piece)
             return False

@@ -1,4 +1,4 @@
-"""What a client can be told."""
+"""Settings and secret of a client."""
 
 import os
 from dataclasses import dataclass
@@ -13,24 +13,27 @@ SECRET = "FIREFLYER_FS_SECRET"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """How a client behaves."""
+    """Timeouts and limits of a client."""
 
     deadline_s: float = 60.0
-    """How long a call may take, with all its retries."""
+    """Seconds that a call may take, with all its retries."""
     attempt_s: float = 2.0
-    """How long one attempt may, before another server is tried; more for many bytes."""
+    """Seconds that one attempt may take before another server is tried; many bytes get more."""
     slowest: float = 20e6
-    """Bytes per second that every connection makes at least: what "more" means."""
+    """Least bytes per second of a connection: an attempt may take bytes / `slowest` longer."""
     lanes: int = 8
-    """Calls that move bytes at a time; others wait."""
+    """Maximum number of byte-moving calls in flight; further calls wait."""
     senders: int = 2
-    """Storage nodes that may send much at a time ("request to send"); what they do before takes no turn."""
+    """Maximum number of storage nodes that send much data at a time ("request to send").
+
+    Their work before sending is not limited.
+    """
     local: bool = True
-    """What nodes of this machine have is read from their files, not through a connection."""
+    """True: data of nodes on this machine is read from their files, not through a connection."""
     connect_s: float = 1.0
-    """For one connection to a storage node."""
+    """Seconds that connecting to a storage node may take."""
     alive_s: float = 10.0
-    """How often the metadata service hears of this client while it has files open for writing."""
+    """Seconds between heartbeats to the metadata service while files are open for writing."""
 
     def __post_init__(self) -> None:
         times = (self.deadline_s, self.attempt_s, self.slowest, self.connect_s, self.alive_s)
@@ -39,10 +42,12 @@ class Settings:
 
 
 def find_secret(path: str | os.PathLike[str] | None) -> Secret:
-    """From this file, else from the file or the value that the environment names; else none.
+    """Loads the secret from `path`, else from the file or value that the environment names.
+
+    Returns no secret if none is named.
 
     Raises:
-        ConfigError: if there is one that cannot be used.
+        ConfigError: the secret cannot be used.
     """
     named = path if path is not None else os.environ.get(SECRET_FILE)
     return Secret.from_file(Path(named)) if named else Secret.from_environment(SECRET)

@@ -1,4 +1,4 @@
-"""A directory of fs3 as a place for checkpoints and datasets: the storage protocol."""
+"""Storage protocol over a directory of fs3, for checkpoints and datasets."""
 
 import contextlib
 import ctypes
@@ -33,15 +33,15 @@ _counter = itertools.count()
 
 
 def open_url(url: str) -> "Fs3Storage":
-    """The storage of fs3://HOST:PORT[,HOST:PORT...]/PATH; the secret comes from the environment.
+    """Opens the storage fs3://HOST:PORT[,HOST:PORT...]/PATH; the secret comes from the environment.
 
-    fs3:///PATH is in the file system that FIREFLYER_FS names: the folder of `fireflyer fs up --dir`, a
-    cluster.toml, or addresses.
+    fs3:///PATH is in the file system that FIREFLYER_FS names: the folder of `fireflyer fs up
+    --dir`, a cluster.toml, or addresses.
 
     Raises:
-        ConfigError: for another URL. WireError: nobody is there.
+        ConfigError: the URL has another form. WireError: no manager answers.
     """
-    from fireflyer.fs3.find import attach
+    from fireflyer.fs3.discovery import attach
 
     servers, slash, path = url.removeprefix(SCHEME).partition("/")
     if not url.startswith(SCHEME) or not servers + slash:
@@ -51,9 +51,9 @@ def open_url(url: str) -> "Fs3Storage":
 
 
 class Fs3Storage:
-    """See `fireflyer.storage.Storage`. Thread-safe.
+    """Implementation of `fireflyer.storage.Storage`. Thread-safe.
 
-    One made by its URL pickles, and connects anew in a forked child.
+    A storage opened by its URL can be pickled, and reconnects in a forked child.
     """
 
     def __init__(self, client: Client, root: str, *, url: str = "") -> None:
@@ -69,7 +69,7 @@ class Fs3Storage:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         if not self._url:
             raise TypeError(
-                "this storage belongs to a client; one opened by its URL can be pickled"
+                "cannot pickle the storage of a client; open the storage by its URL instead"
             )
         return open_url, (self._url,)
 
@@ -81,7 +81,7 @@ class Fs3Storage:
         return self._client_of_process
 
     def close(self) -> None:
-        """Ends the client of a storage that was opened by its URL."""
+        """Closes the client of a storage that was opened by its URL."""
         if self._url and self._process == os.getpid():
             self._client_of_process.close()
 
@@ -133,7 +133,7 @@ class Fs3Storage:
             with _translated("read", self._root):
                 counts = self._client.read_many(requests)
                 for (_, _, memory), count in zip(requests, counts, strict=True):
-                    del memory[count:]  # a file that was cut meanwhile
+                    del memory[count:]  # the file was truncated meanwhile
         except StorageError as error:
             return [answer if isinstance(answer, StorageError) else error for answer in answers]
         return [answer if isinstance(answer, StorageError) else bytes(answer) for answer in answers]
@@ -151,7 +151,7 @@ class Fs3Storage:
         for index, (which, offset, size, address) in enumerate(rows):
             memory = (ctypes.c_ubyte * size).from_address(address)
             if crc32(memory) != int(crcs[index]):
-                why = f"the CRC32 of bytes {offset} to {offset + size} does not hold"
+                why = f"the CRC32 of bytes {offset} to {offset + size} does not match"
                 raise self._wrong(index, names[which], why)
 
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
@@ -202,7 +202,7 @@ class Fs3Storage:
                 raise
 
     def _found(self, name: str) -> File | StorageError:
-        """A file open for reading, which needs no closing."""
+        """Returns the file, open for reading (it needs no closing), or the error."""
         path = self._path(name)
         try:
             with _translated("read", path):
@@ -217,7 +217,12 @@ class Fs3Storage:
 
     @contextlib.contextmanager
     def _new(self, path: str, called: str, chunks: Iterable[Chunk]) -> Iterator[None]:
-        """A whole and durable file under a temporary name, which is gone at the end; errors say `called`."""
+        """Writes a durable file under a temporary name, which is removed at the end.
+
+        Args:
+            path: the temporary name.
+            called: the name that errors show.
+        """
         try:
             with self._create(path) as file:
                 file.name = called
@@ -227,7 +232,7 @@ class Fs3Storage:
         finally:
             with contextlib.suppress(
                 FireflyerError
-            ):  # what led here matters more; mostly it has a name
+            ):  # mostly the file was renamed; otherwise the first error matters more
                 self._client.unlink(path)
 
     def _create(self, path: str) -> File:
@@ -236,7 +241,7 @@ class Fs3Storage:
                 return self._client.open(path, "xb")
             except (
                 FileNotFoundError
-            ):  # or another process removed the directory, empty, since it was made
+            ):  # missing, or empty and removed by another process since it was made
                 self._client.makedirs(path.rpartition("/")[0] or "/", exist_ok=True)
 
     def _path(self, name: str) -> str:
@@ -257,7 +262,7 @@ def _suffix() -> str:
 
 @contextlib.contextmanager
 def _translated(action: str, path: str) -> Iterator[None]:
-    """Errors of the file system as errors of a place."""
+    """Translates errors of the file system into errors of the storage protocol."""
     try:
         yield
     except FileError as error:

@@ -1,4 +1,4 @@
-"""Which chunks of a file stand, from its end to its beginning, by few questions. Pure."""
+"""Finds the existing chunks of a file, from its end to its beginning, with few queries. Pure."""
 
 from collections.abc import Callable, Iterator
 
@@ -6,37 +6,38 @@ import numpy as np
 import numpy.typing as npt
 
 LAST_INDEX = (1 << 32) - 1
-"""That a chunk can have."""
+"""Largest index that a chunk can have."""
 ENOUGH = 4096
-"""Chunks of a chain that wait for what the other chains say; such a chain is not asked for more."""
+"""Found chunks of a chain that may wait for other chains; at this number it is not queried."""
 Asks = list[tuple[int, int]]
-"""Questions: (which chain in the file's order, index up to which a chunk is looked for)."""
+"""Queries: (position of the chain in the file's order, highest index to search)."""
 Answers = list[tuple[int, int, int]]
-"""(index of the last chunk, chunks in a row from it downwards, bytes of that chunk); a row of 0: none."""
+"""(index of the last chunk, chunks in a row from it downwards, its bytes); a row of 0: none."""
 
 
 def walk(
     ask: Callable[[Asks], Answers], chains: int, stride: int, first: int, last: int
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """The chunks from index `first` to `last` that stand when they are asked for.
+    """Yields the indexes from `first` to `last` of chunks that exist when they are queried.
 
-    Costs questions for rows of chunks, whatever lies between them: all chains are asked at a time, and again
-    below what they said.
+    Costs one query per row of chunks, regardless of the gaps between rows. All chains are queried
+    at a time, and again below their answers.
 
     Args:
-        ask: answers all of the questions.
-        chains: how many of the file's chains may hold chunks.
-        stride: of the indexes of a chain: chain n holds those that are n modulo the stride.
+        ask: answers all of the queries.
+        chains: number of the file's chains that may hold chunks.
+        stride: distance between a chain's indexes: chain n holds those that are n modulo the
+            stride.
 
     Yields:
-        int64[k], k > 0, ascending; all of them are below those that came before.
+        int64[k], k > 0, ascending; all of them are below those of earlier arrays.
     """
-    unknown: dict[int, int] = {}  # of chains: below this index, and at it, nothing is known
+    unknown: dict[int, int] = {}  # by chain: nothing is known at and below this index
     for chain in range(min(chains, last + 1)):
         top = last - (last - chain) % stride
         if top >= first:
             unknown[chain] = top
-    held = np.empty(0, np.int64)  # found; other chains may have chunks above them
+    held = np.empty(0, np.int64)  # found; other chains may have chunks above these
     while unknown:
         waiting = np.bincount(held % stride, minlength=stride)
         asks = [(chain, top) for chain, top in unknown.items() if waiting[chain] < ENOUGH]

@@ -1,4 +1,4 @@
-"""The file of the engine `sqlite`: opening it, owning it, writing rows, SQLite's errors in our words."""
+"""File of the engine `sqlite`: opening and owning it, writing rows, translating SQLite's errors."""
 
 import contextlib
 import errno
@@ -14,7 +14,7 @@ from fireflyer.fs3.kv.history import Changes
 PAGE_BYTES = 4096
 FORMAT = 1
 FULL_BYTES = 64 << 10
-"""With less than that a disk is full: a change takes some pages of the log."""
+"""Bytes of free space below which a disk is full: a change takes some pages of the log."""
 APPLICATION = 0x46463353  # "FF3S"
 WRITER_CACHE_KIB = 32 << 10
 READER_CACHE_KIB = 4 << 10
@@ -25,7 +25,7 @@ _DELETE = {n: f"DELETE FROM kv WHERE k IN ({','.join('?' * n)})" for n in BATCHE
 
 
 def typed(error: sqlite3.Error, path: Path) -> FireflyerError:
-    """SQLite's error as one of ours."""
+    """Returns SQLite's error as a FireflyerError."""
     primary = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if primary == sqlite3.SQLITE_FULL:
         return NoSpace(f"{path}: no space for the metadata: {error}; free some and try again")
@@ -39,7 +39,7 @@ def typed(error: sqlite3.Error, path: Path) -> FireflyerError:
 
 
 def trouble_of_disk(folder: Path) -> str:
-    """What is wrong with the disk of a store in that folder; "" if nothing is."""
+    """Returns the fault of the disk of a store in that folder; "" if there is none."""
     try:
         disk = os.statvfs(folder)
     except OSError as error:
@@ -55,7 +55,11 @@ def trouble_of_disk(folder: Path) -> str:
 
 @contextlib.contextmanager
 def _opening(path: Path) -> Iterator[None]:
-    """As `translated`; on a full disk SQLite cannot make the files that it needs: an error of any kind."""
+    """Translates errors as `translated`.
+
+    On a full disk SQLite cannot make the files that it needs, which is an error of any kind: here
+    NoSpace.
+    """
     try:
         yield
     except sqlite3.Error as error:
@@ -75,10 +79,10 @@ def translated(path: Path) -> Iterator[None]:
 
 
 class Owner:
-    """The lock that lets one process alone use a metadata file: conflicts are decided in its memory."""
+    """Lock for one process alone on a metadata file: conflicts are decided in its memory."""
 
     def __init__(self, path: Path, *, wait: bool = False) -> None:
-        """`wait`: until it is free, however long that takes."""
+        """`wait`: until the lock is free, however long that takes."""
         name = path.with_name(path.name + ".lock")
         try:
             self._file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -90,7 +94,7 @@ class Owner:
         except BaseException as error:
             os.close(self._file)
             if not isinstance(error, OSError):
-                raise  # of a signal's handler
+                raise  # raised by a signal handler
             raise Unavailable(
                 f"{path}: another process uses this metadata; stop it, or connect to it"
             ) from error
@@ -100,7 +104,7 @@ class Owner:
 
 
 def connect(path: Path, cache_kib: int) -> sqlite3.Connection:
-    """A connection without implicit transactions, for any thread."""
+    """Returns a connection without implicit transactions, for any thread."""
     link = sqlite3.connect(
         path, timeout=5.0, isolation_level=None, check_same_thread=False, cached_statements=64
     )
@@ -113,10 +117,10 @@ def connect(path: Path, cache_kib: int) -> sqlite3.Connection:
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
-    """Opens the file, makes it if it is not there, and checks that it is ours.
+    """Opens the file, makes it if it is missing, and checks that it is metadata of this format.
 
     Raises:
-        StorageError: it cannot be opened; Corrupted: it is something else. NoSpace.
+        StorageError: the file cannot be opened; Corrupted: it is another kind of file. NoSpace.
     """
     with _opening(path):
         link = connect(path, WRITER_CACHE_KIB)
@@ -125,7 +129,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
             if link.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
                 raise StorageError(f"{path}: the file system there cannot hold a write-ahead log")
             link.execute("PRAGMA synchronous = FULL")
-            link.execute("PRAGMA wal_autocheckpoint = 0")  # the engine knows when nobody reads
+            link.execute("PRAGMA wal_autocheckpoint = 0")  # the engine knows when no reader is left
             tables = link.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             (application,) = link.execute("PRAGMA application_id").fetchone()
             (form,) = link.execute("PRAGMA user_version").fetchone()
@@ -148,9 +152,10 @@ def create(link: sqlite3.Connection) -> None:
 
 
 def write(link: sqlite3.Connection, changes: Changes) -> int:
-    """Applies the changes in the open SQLite transaction: many rows a statement, in the order of keys.
+    """Applies the changes in the open SQLite transaction: many rows a statement, in key order.
 
-    Returns how many pages the log grows by, at most, of what is not cleared by ranges.
+    Returns:
+        Maximum number of pages by which the log grows, without the cleared ranges.
     """
     for bounds in changes.cleared:
         link.execute("DELETE FROM kv WHERE k >= ? AND k < ?", bounds)
@@ -171,7 +176,7 @@ def write(link: sqlite3.Connection, changes: Changes) -> int:
 def _in_batches(
     link: sqlite3.Connection, statements: dict[int, str], values: list[bytes], width: int
 ) -> None:
-    # One statement of many rows gives the interpreter's lock up once, executemany once a row.
+    # A statement of many rows releases the interpreter's lock once; executemany does once a row.
     at, left = 0, len(values) // width
     for size in BATCHES:
         while left >= size:

@@ -1,7 +1,9 @@
-"""What commits wrote, as long as a transaction might have begun before them; and their merged changes.
+"""Keys and ranges that recent commits wrote, for conflict checks; and merged changes of commits.
 
+A commit is kept as long as a transaction might have begun before it.
 Thread contract: used by one thread at a time (the engine's committer).
-Invariant: a transaction whose snapshot is older than `floor` cannot be checked any more and conflicts.
+Invariant: a transaction with a snapshot older than `floor` cannot be checked any more and
+conflicts.
 """
 
 from collections import deque
@@ -13,13 +15,13 @@ KEPT_KEYS = 32_768
 
 
 class History:
-    """Decides conflicts: a transaction conflicts if what it read was written after its snapshot."""
+    """Conflict checker: a transaction conflicts if what it read was written after its snapshot."""
 
     def __init__(self) -> None:
         self.floor = 0
         self._last: dict[bytes, int] = {}
         self._commits: deque[tuple[int, tuple[bytes, ...], tuple[Range, ...]]] = deque()
-        self._cleared: deque[tuple[int, tuple[Range, ...]]] = deque()  # of commits that cleared any
+        self._cleared: deque[tuple[int, tuple[Range, ...]]] = deque()  # commits that cleared any
         self._kept = 0
 
     def conflicts(self, transaction: Transaction) -> bool:
@@ -49,7 +51,7 @@ class History:
         return False
 
     def record(self, transaction: Transaction, version: int) -> None:
-        """The transaction's writes are part of commit `version`."""
+        """Records the transaction's writes as part of commit `version`."""
         keys = (*transaction.writes, *transaction.adds)
         ranges = tuple(transaction.cleared)
         for key in keys:
@@ -73,7 +75,7 @@ class History:
 
 
 class Changes:
-    """The changes of several transactions, one after the other, as ranges to clear and then rows to write."""
+    """Changes of several transactions in sequence, as ranges to clear and then rows to write."""
 
     __slots__ = ("cleared", "rows")
 

@@ -1,8 +1,9 @@
-"""The engine `memory`: a multi-version dictionary that can injure its users' commits from a seed.
+"""Engine `memory`: a multi-version dictionary that can inject commit failures from a seed.
 
 Thread contract: one lock around everything.
-Invariants: `_rows[key]` lists (version, value) upwards; versions that no open snapshot can see are dropped
-when the key is written next. `_keys` has the keys of `_rows`, in order once `_ordered` has been called.
+Invariants: `_rows[key]` lists (version, value) upwards; versions that no open snapshot can see are
+dropped when the key is written next. `_keys` has the keys of `_rows`, in order once `_ordered` has
+been called.
 """
 
 import random
@@ -16,7 +17,7 @@ from fireflyer.fs3.kv.transaction import Outcome, Row, Transaction, between
 
 
 class MemorySnapshot:
-    """The rows as of one version."""
+    """Rows as of one version."""
 
     def __init__(self, engine: "MemoryEngine", version: int) -> None:
         self.version = version
@@ -70,7 +71,7 @@ class MemoryEngine:
             return [self._commit(transaction) for transaction in transactions]
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing: there is nothing to release."""
 
     def _commit(self, transaction: Transaction) -> Outcome:
         transaction.end()
@@ -119,10 +120,10 @@ class MemoryEngine:
             self._in_order = True
         return self._keys
 
-    # For snapshots.
+    # Called by snapshots.
 
     def at(self, key: bytes, version: int) -> bytes | None:
-        """The key's value as of a version."""
+        """Returns the key's value as of a version."""
         with self._lock:
             for written, value in reversed(self._rows.get(key, ())):
                 if written <= version:
@@ -144,7 +145,7 @@ class MemoryEngine:
             return rows
 
     def forget(self, version: int) -> None:
-        """One snapshot of this version is not used any more."""
+        """Releases one snapshot of this version."""
         with self._lock:
             self._open[version] -= 1
             if not self._open[version]:

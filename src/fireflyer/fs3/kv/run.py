@@ -1,8 +1,8 @@
-"""Runs bodies as transactions: retries conflicts, resolves uncertain commits by idempotency records.
+"""Runs bodies as transactions; retries conflicts, resolves uncertain commits by records.
 
-A record `R <client u64> <number u64>` holds the answer of a request and is written by the request's own
-transaction. Each run reads it first, so a request that is sent again, at once or later, here or to another
-server, gets the answer of the time that it was done; and of two runs of one request only one can commit.
+A record `R <client u64> <number u64>` holds the answer of a request. The request's own transaction
+writes it, and each run reads it first. A request sent again, at once or later, here or to another
+server, therefore gets the first answer. Of two runs of one request only one can commit.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,17 +21,18 @@ def record_key(client: int, number: int) -> bytes:
 
 
 class Job(Generic[T]):
-    """One body to run.
+    """Body to run, and its result.
 
     Args:
-        body: reads and writes one transaction and returns the answer; it may be run several times. What it
-            raises of FireflyerError is the job's result, and nothing is written.
-        request: (client, number) that names this job for ever; the body's answers must then be bytes.
-            Without one the body must be harmless when it takes effect twice.
-        keys: what the body reads, as far as that is known; read at once, for all jobs that run together.
+        body: reads and writes one transaction and returns the answer; it may be run several times.
+            A FireflyerError that it raises is the job's result, and nothing is written.
+        request: (client, number), the job's idempotency key for ever; the body's answers must then
+            be bytes. Without one the body must be harmless when it takes effect twice.
+        keys: known keys that the body reads; read at once, for all jobs that run together.
         before: called before each attempt, while no transaction is open.
-        refusal: of a request that was sent before: what to record where the body raises. Without it a copy of
-            the request that comes late would be done, though its client was told that it was refused.
+        refusal: of a request that was sent before: returns what to record if the body raises.
+            Without it a late copy of the request would be executed, though its client was told that
+            it was refused.
     """
 
     __slots__ = ("_record", "_refusal", "before", "body", "keys", "result")
@@ -52,9 +53,10 @@ class Job(Generic[T]):
         self.keys = keys if self._record is None else (self._record, *keys)
 
     def attempt(self, engine: Engine, transaction: Transaction) -> Transaction | None:
-        """Runs the body; the transaction to commit, or None if there is nothing to commit.
+        """Runs the body; returns the transaction to commit, or None if there is nothing to commit.
 
-        It ends the one that it was given if it is not that; the caller does if another error is raised.
+        Ends the given transaction unless it returns it. If another error is raised, the caller ends
+        it.
         """
         try:
             if self._record is not None:
@@ -76,7 +78,7 @@ class Job(Generic[T]):
         return transaction
 
     def _refused(self, engine: Engine, error: FireflyerError) -> Transaction | None:
-        """The transaction that records a refusal, where one is wanted."""
+        """Returns the transaction that records a refusal, if one is wanted."""
         if self._record is None or self._refusal is None:
             return None
         transaction = engine.begin()
@@ -90,9 +92,9 @@ class Job(Generic[T]):
 
 
 def run_many(engine: Engine, jobs: Sequence[Job[T]], *, retries: int = RETRIES) -> None:
-    """Runs every job; those that are ready at once share one group commit. Results are in `Job.result`.
+    """Runs every job; jobs that are ready at once share one group commit. Results: `Job.result`.
 
-    That of a job that conflicted `retries` times in a row is Unavailable.
+    A job that conflicts `retries` times in a row has Unavailable as its result.
 
     Raises:
         StorageError: the store failed.
@@ -108,7 +110,7 @@ def run_many(engine: Engine, jobs: Sequence[Job[T]], *, retries: int = RETRIES) 
             for job, own in zip(waiting, begun, strict=True):
                 transaction = job.attempt(engine, own)
                 if transaction is not None:
-                    ready.append((job, transaction))  # ended below if a later one raises
+                    ready.append((job, transaction))  # ended below if a later job raises
         except BaseException:
             for transaction in (*begun, *(refused for _, refused in ready)):
                 transaction.end()
@@ -124,7 +126,9 @@ def run_many(engine: Engine, jobs: Sequence[Job[T]], *, retries: int = RETRIES) 
         if not waiting:
             return
     for job in waiting:
-        job.result = Unavailable(f"it conflicted with others {retries} times; try again later")
+        job.result = Unavailable(
+            f"the transaction conflicted with others {retries} times; try again later"
+        )
 
 
 def run(
@@ -134,7 +138,7 @@ def run(
     request: tuple[int, int] | None = None,
     retries: int = RETRIES,
 ) -> T:
-    """Runs one body; see Job. Returns its answer, or raises what it raised."""
+    """Runs one body (see Job); returns its answer, or raises its error."""
     job = Job(body, request)
     run_many(engine, (job,), retries=retries)
     if isinstance(job.result, FireflyerError):

@@ -1,4 +1,4 @@
-"""What transactions of the engine `sqlite` read from: a shared snapshot, or the leader's own view."""
+"""Views from which `sqlite` transactions read: a shared snapshot, or the leader's own."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _RANGE_DOWN = "SELECT k, v FROM kv WHERE k >= ? AND k < ? ORDER BY k DESC LIMIT 
 
 
 class Owner(Protocol):
-    """The engine, as a view needs it."""
+    """Interface of the engine that a view needs."""
 
     path: Path
 
@@ -27,9 +27,10 @@ class Owner(Protocol):
 
 
 class View:
-    """One state of the store behind one connection, with what was read of it.
+    """One state of the store behind one connection, with a cache of what was read of it.
 
-    `read` is a cache; values of other states must not get into it. Users share it and are counted.
+    `_read` is the cache; values of other states must not get into it. Users share the view and are
+    counted.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class View:
     ) -> None:
         self.version = version
         self.users = users
-        self.thread = 0  # of a leader's: whose it is
+        self.thread = 0  # the leader's thread, if the view is a leader's
         self.link = link
         self._engine = engine
         self._read = read
@@ -71,7 +72,7 @@ class View:
         return found
 
     def fetch(self, keys: Sequence[bytes]) -> None:
-        """Reads these keys at once, for those who `get` them soon."""
+        """Reads these keys at once into the cache, for `get` calls that follow soon."""
         unread = [key for key in dict.fromkeys(keys) if key not in self._read]
         if unread:
             found = self.get_many(unread)

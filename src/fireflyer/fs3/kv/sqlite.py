@@ -1,18 +1,20 @@
-"""The engine `sqlite`: one durable SQLite transaction for all commits that wait.
+"""Engine `sqlite`: one durable SQLite transaction for all commits that wait.
 
-Thread contract: `begin` and `commit_many` from any thread. `_lock` guards snapshots and the version, `_gate`
-(taken before it) lets nobody begin while the log is cut; the queue has its own lock; `_writer`, `_history`,
-`_newest` and `_held` belong to the one caller that leads.
+Thread contract: `begin` and `commit_many` from any thread. `_lock` guards snapshots and the
+version. `_gate` (taken before it) keeps transactions from beginning while the log is cut. The queue
+has its own lock. `_writer`, `_history`, `_newest` and `_held` belong to the one caller that leads.
 Invariants:
-- who finds nobody leading leads: it takes what waits, checks each against the history, writes the group as
-  one SQLite transaction (synchronous=FULL), answers, and hands the lead to one that came meanwhile;
-- who begins several transactions at once while nobody leads, leads from then on (`_held`) and reads on the
-  writer's connection, whose cache no commit empties;
+- a caller that finds no leader leads: it takes the queue and checks each transaction against the
+  history. It writes the group as one SQLite transaction (synchronous=FULL), answers, and hands the
+  lead to a caller that came meanwhile;
+- a caller that begins several transactions at once while there is no leader leads from then on
+  (`_held`); it reads on the writer's connection, whose cache no commit empties;
 - `_newest` holds committed values of rows read by leaders, none older than the last commit;
-- `_version` grows after a group is durable; a snapshot's label is read before the snapshot is taken, so it is
-  never newer than the rows: what was acknowledged is seen, and a conflict is never missed;
-- transactions that begin between two groups share one snapshot, and with it what was read of it;
-- after an I/O error nothing is known of the file's end: the engine refuses all further commits.
+- `_version` grows after a group is durable. A snapshot's label is read before the snapshot is
+  taken, so it is never newer than the rows: acknowledged commits are seen, and no conflict is
+  missed;
+- transactions that begin between two groups share one snapshot, and with it the cache of its reads;
+- after an I/O error the end of the file is unknown: the engine refuses all further commits.
 """
 
 import sqlite3
@@ -39,7 +41,7 @@ LOG_PAGES = 8_192
 
 
 class _Waiting:
-    """A caller's transactions in the queue."""
+    """Transactions of a caller in the queue."""
 
     __slots__ = ("error", "outcomes", "transactions", "wake")
 
@@ -52,7 +54,7 @@ class _Waiting:
 
 
 class SqliteEngine:
-    """A store in one SQLite file, owned by one process.
+    """Store in one SQLite file, owned by one process.
 
     Args:
         wait: until no other process owns it.
@@ -83,10 +85,10 @@ class SqliteEngine:
         self._log_pages = 0
         self._broken: FireflyerError | None = None
         self._closed = False
-        self._groups = self._commits = self._conflicts = self._commit_ns = 0  # the leader's
+        self._groups = self._commits = self._conflicts = self._commit_ns = 0  # of the leader
 
     def statistics(self) -> dict[str, int]:
-        """Since the start: group commits, transactions and conflicts in them, ns that they took."""
+        """Returns counts since the start: group commits, their transactions, conflicts and ns."""
         return {
             "groups": self._groups,
             "commits": self._commits,
@@ -96,9 +98,12 @@ class SqliteEngine:
 
     @property
     def trouble(self) -> str:
-        """Why commits are refused until it is opened again; "": they are not. Any thread."""
+        """Reason why commits are refused until the store is opened again; "": they are not.
+
+        Any thread.
+        """
         broken = self._broken
-        return f"{broken}; no change is taken until this process starts anew" if broken else ""
+        return f"{broken}; restart this process to accept changes again" if broken else ""
 
     # Snapshots.
 
@@ -124,7 +129,7 @@ class SqliteEngine:
             return snapshot
 
     def _hold(self, users: int) -> View | None:
-        """The lead from now on, and its view; None if somebody leads."""
+        """Takes the lead and returns its view; None if another caller leads."""
         with self._queue_lock:
             if self._leading or self._broken is not None:
                 return None
@@ -155,7 +160,7 @@ class SqliteEngine:
         return View(self, link, version, {})
 
     def release(self, view: View) -> None:
-        """One user of a view has ended."""
+        """Ends one user's use of a view."""
         if view.link is self._writer:
             view.users -= 1
             if view.users == 0:
@@ -167,7 +172,7 @@ class SqliteEngine:
                 self._retire(view)
 
     def _leave(self) -> None:
-        """The lead was held, and there is nothing to commit."""
+        """Gives up a held lead, with nothing to commit."""
         self._held = None
         try:
             self._roll_back()
@@ -182,14 +187,14 @@ class SqliteEngine:
         self._readers.append(snapshot.link)
 
     def _drop_idle(self) -> None:
-        """Ends the current snapshot if nobody uses it: a snapshot keeps the log from starting over."""
+        """Ends an unused current snapshot, because a snapshot keeps the log from starting over."""
         with self._lock:
             if self._current is not None and self._current.users == 0:
                 self._retire(self._current)
                 self._current = None
 
     def _advance(self) -> None:
-        """From now on transactions see the newest commit."""
+        """Makes new transactions see the newest commit."""
         with self._lock:
             self._version += 1
             old, self._current = self._current, None
@@ -204,7 +209,7 @@ class SqliteEngine:
         if held is not None and (held.thread != threading.get_ident() or not changed):
             held = None
         if held is not None:
-            held.users += 1  # so that the lead is not left with the last of them
+            held.users += 1  # keeps the lead when the last of them ends
         for transaction in transactions:
             transaction.end()
         if not changed:
@@ -238,9 +243,7 @@ class SqliteEngine:
         try:
             self._commit_group(group)
         except BaseException as error:
-            self._broken = self._broken or StorageError(
-                f"{self.path}: a commit broke off: {error!r}"
-            )
+            self._broken = self._broken or StorageError(f"{self.path}: a commit failed: {error!r}")
             for waiting in group:
                 waiting.outcomes, waiting.error = None, self._broken
             raise
@@ -258,7 +261,7 @@ class SqliteEngine:
             following.wake.release()
 
     def _commit_group(self, group: Sequence[_Waiting]) -> None:
-        """Sets each one's outcomes, or one error for all."""
+        """Sets the outcomes of each caller, or one error for all."""
         begun = time.perf_counter_ns()
         changes = Changes()
         version = self._version + 1
@@ -315,7 +318,7 @@ class SqliteEngine:
                 newest[key] = value
 
     def _roll_back(self) -> None:
-        """Ends what the writer began, if anything; where that fails, commits end here."""
+        """Rolls back what the writer began, if anything; if that fails, commits are refused."""
         try:
             if self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
@@ -323,7 +326,7 @@ class SqliteEngine:
             self._broken = typed(error, self.path)
 
     def _fail(self, error: sqlite3.Error) -> None:
-        """Undoes a group; where the disk itself failed, commits end here."""
+        """Undoes a group; if the disk itself failed, all further commits are refused."""
         self._roll_back()
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in (
             sqlite3.SQLITE_IOERR,
@@ -334,7 +337,8 @@ class SqliteEngine:
     def _cut_log(self) -> None:
         """Moves the log's rows to their places and starts it over in the same blocks of the disk.
 
-        Nobody begins meanwhile; who reads for long makes it fail, for some thousand rows more.
+        No transaction begins meanwhile. A long-running reader makes it fail, until some thousand
+        rows later.
         """
         with self._gate:
             self._drop_idle()
@@ -348,7 +352,10 @@ class SqliteEngine:
         self._log_pages = LOG_PAGES // 2 if busy else 0
 
     def close(self) -> None:
-        """Waits for commits under way, then closes. Transactions still open can end, nothing else."""
+        """Closes the store; raises ValueError while commits wait.
+
+        Open transactions can only end.
+        """
         with self._queue_lock:
             busy = self._leading or bool(self._queue)
         if busy:

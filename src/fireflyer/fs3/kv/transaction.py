@@ -1,8 +1,9 @@
-"""A transaction: reads of one snapshot, writes kept aside until the engine commits them.
+"""Transaction: reads of one snapshot; writes are kept aside until the engine commits them.
 
 Thread contract: a transaction belongs to one thread at a time; engines may be used by all.
-Invariants: a read sees the snapshot and the transaction's own writes, nothing else; what was read (keys and
-ranges, as far as they were read) is in `reads` and `ranges`; ranges in `cleared` are applied before `writes`.
+Invariants: a read sees the snapshot and the transaction's own writes, nothing else. `reads` and
+`ranges` hold the keys and ranges that were read, as far as they were read. Ranges in `cleared` are
+applied before `writes`.
 """
 
 import enum
@@ -18,11 +19,11 @@ PAGE_ROWS = 256
 
 
 class Outcome(enum.Enum):
-    """What became of a commit."""
+    """Result of a commit."""
 
     COMMITTED = "committed"
     CONFLICT = "conflict"
-    """Nothing was written: something that was read has changed since."""
+    """Nothing was written, because something that was read has changed since."""
     MAYBE_COMMITTED = "maybe committed"
     """All of it is written, or nothing; only the store's contents tell."""
 
@@ -35,33 +36,33 @@ class Snapshot(Protocol):
     def get(self, key: bytes) -> bytes | None: ...
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """The rows of those of these keys that exist."""
+        """Returns the rows of these keys that exist."""
         ...
 
     def rows(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Row]:
-        """At most `limit` rows with begin <= key < end, in order, or from the last one down."""
+        """Returns at most `limit` rows with begin <= key < end, in order or in reverse order."""
         ...
 
     def release(self) -> None:
-        """This user needs it no more."""
+        """Ends this user's use of the snapshot."""
         ...
 
 
 class Engine(Protocol):
-    """A store. `begin` and `commit_many` may be called from any thread."""
+    """Store. `begin` and `commit_many` may be called from any thread."""
 
     def begin(self) -> "Transaction":
-        """A transaction that sees every commit acknowledged before this call.
+        """Returns a transaction that sees every commit acknowledged before this call.
 
         Its snapshot is taken by its first read at the latest.
         """
         ...
 
     def begin_many(self, count: int, keys: Sequence[bytes]) -> list["Transaction"]:
-        """So many transactions of one snapshot, of which these keys are read at once.
+        """Returns `count` transactions of one snapshot; `keys` are read at once.
 
-        They are ended, or committed together, by the thread that asked, before it waits for any other: until
-        then the others' commits may have to wait.
+        The calling thread ends them, or commits them together, before it waits for any other: until
+        then commits of other threads may have to wait.
         """
         ...
 
@@ -77,7 +78,7 @@ class Engine(Protocol):
 
 
 def counter(value: bytes | None) -> int:
-    """The number in a row kept by `Transaction.add`; 0 where there is none."""
+    """Returns the number in a row kept by `Transaction.add`; 0 if there is no row."""
     return int.from_bytes(value, "big", signed=True) if value is not None else 0
 
 
@@ -86,7 +87,7 @@ def counter_value(number: int) -> bytes:
 
 
 class Transaction:
-    """See the module. Made by `Engine.begin`; ended by `end` or by `Engine.commit_many`."""
+    """Made by `Engine.begin`; ended by `end` or by `Engine.commit_many`. See the module."""
 
     __slots__ = ("_snapshot", "adds", "cleared", "ranges", "reads", "version", "writes")
 
@@ -101,26 +102,29 @@ class Transaction:
 
     @property
     def changes(self) -> bool:
-        """Whether a commit would write anything."""
+        """True if a commit would write anything."""
         return bool(self.writes or self.adds or self.cleared)
 
     # Reads.
 
     def get(self, key: bytes) -> bytes | None:
-        """The key's value, or None. The commit fails with a conflict if another one changes it before."""
+        """Returns the key's value, or None.
+
+        The commit conflicts if another one changes the key before.
+        """
         if key in self.writes:
             return self.writes[key]
         self.reads.add(key)
         return self._look(key)
 
     def snapshot_get(self, key: bytes) -> bytes | None:
-        """Like `get`, without the conflict."""
+        """Returns a value as `get`, without the conflict."""
         if key in self.writes:
             return self.writes[key]
         return self._look(key)
 
     def get_many(self, keys: Sequence[bytes], *, conflict: bool = True) -> dict[bytes, bytes]:
-        """The values of those of these keys that exist; cheaper than one `get` a key."""
+        """Returns the values of these keys that exist; cheaper than one `get` per key."""
         if conflict:
             self.reads.update(keys)
         if not self.changes:
@@ -131,7 +135,10 @@ class Transaction:
     def get_range(
         self, begin: bytes, end: bytes, limit: int = 1 << 30, *, reverse: bool = False
     ) -> list[Row]:
-        """At most `limit` rows with begin <= key < end, in order; conflicts with changes in the part read."""
+        """Returns at most `limit` rows with begin <= key < end, in order.
+
+        Conflicts with changes in the part that was read.
+        """
         rows = self.snapshot_range(begin, end, limit, reverse=reverse)
         if len(rows) < limit:
             self.ranges.append((begin, end))
@@ -143,7 +150,7 @@ class Transaction:
     def snapshot_range(
         self, begin: bytes, end: bytes, limit: int = 1 << 30, *, reverse: bool = False
     ) -> list[Row]:
-        """Like `get_range`, without the conflict."""
+        """Returns rows as `get_range`, without the conflict."""
         if limit <= 0 or begin >= end:
             return []
         if not self.changes:
@@ -156,7 +163,7 @@ class Transaction:
         return rows
 
     def add_read_conflict(self, key: bytes) -> None:
-        """As if the key had been read."""
+        """Makes the commit conflict as if the key had been read."""
         self.reads.add(key)
 
     # Writes.
@@ -180,14 +187,14 @@ class Transaction:
         self.cleared.append((begin, end))
 
     def add(self, key: bytes, delta: int) -> None:
-        """Adds to a counter row without reading it: additions by many transactions do not conflict."""
+        """Adds to a counter row without reading it: additions of transactions do not conflict."""
         if key in self.writes:
             self.writes[key] = counter_value(counter(self.writes[key]) + delta)
         else:
             self.adds[key] = self.adds.get(key, 0) + delta
 
     def end(self) -> None:
-        """Gives the snapshot back; harmless when done before."""
+        """Releases the snapshot; harmless if done before."""
         if self._snapshot is not None:
             self._snapshot.release()
             self._snapshot = None
@@ -207,7 +214,7 @@ class Transaction:
         return value
 
     def _merged(self, begin: bytes, end: bytes, reverse: bool) -> Iterator[Row]:
-        """Rows of the snapshot and of this transaction, in order."""
+        """Yields the rows of the snapshot and of this transaction, in order."""
         touched = {key for key in (*self.writes, *self.adds) if begin <= key < end}
         own = sorted(touched, reverse=reverse)
         at = 0
@@ -242,5 +249,5 @@ def within(key: bytes, ranges: Iterable[Range]) -> bool:
 
 
 def between(keys: Sequence[bytes], begin: bytes, end: bytes) -> Sequence[bytes]:
-    """The part of sorted `keys` with begin <= key < end."""
+    """Returns the part of sorted `keys` with begin <= key < end."""
     return keys[bisect_left(keys, begin) : bisect_left(keys, end)]

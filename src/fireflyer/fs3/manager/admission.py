@@ -1,4 +1,4 @@
-"""Which node processes a manager takes: those whose folder belongs to its file system. Pure."""
+"""Admission of node processes: their folder must belong to the manager's file system. Pure."""
 
 import secrets
 from typing import Protocol
@@ -9,15 +9,15 @@ from fireflyer.errors import ConfigError
 from fireflyer.fs3.manager.routing import CLUSTER_KEY
 
 REFUSED_KEPT = 64
-"""Nodes of which it is remembered that they were refused."""
+"""Maximum number of refused nodes that are remembered."""
 
 
 class Registration(msgspec.Struct, array_like=True):
-    """A process of a node starts.
+    """Registration of a node's process that starts.
 
     Attributes:
-        identity: of the node's folder; "" where it is not known.
-        cluster: the number of the file system to which the folder belongs; "" if to none yet.
+        identity: of the node's folder; "": not known.
+        cluster: number of the file system to which the folder belongs; "": none yet.
         holds: the folder has targets.
     """
 
@@ -31,7 +31,7 @@ class Registration(msgspec.Struct, array_like=True):
 
 
 class Rows(Protocol):
-    """What is needed of a transaction."""
+    """Interface of a transaction that is needed here."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
@@ -39,7 +39,7 @@ class Rows(Protocol):
 
 
 def cluster_of(rows: Rows) -> str:
-    """The number of the file system, 128 random bits in hex, made where there is none."""
+    """Returns the number of the file system, 128 random bits in hex; makes it if there is none."""
     known = rows.get(CLUSTER_KEY)
     if known is None:
         known = secrets.token_hex(16).encode()
@@ -48,9 +48,9 @@ def cluster_of(rows: Rows) -> str:
 
 
 class Refused:
-    """The nodes that were not taken because they hold another file system's chunks, and why.
+    """Nodes that were refused because they hold another file system's chunks, and why.
 
-    Kept for people, until a process of that name is taken; a few of them, the newest.
+    Kept for people until a process of that name is taken; only the newest REFUSED_KEPT.
     """
 
     def __init__(self) -> None:
@@ -70,27 +70,28 @@ class Refused:
 
 
 def stays(number: int, cluster: str, own: str) -> None:
-    """A heartbeat came: whether its node may stay.
+    """Checks whether a node that sent a heartbeat may stay.
 
     Args:
         number: of the node, in its file system.
-        cluster: the number of that file system; "": not said.
-        own: that of the manager's.
+        cluster: number of that file system; "": not sent.
+        own: number of the manager's file system.
 
     Raises:
-        ConfigError: this is another file system's manager by now: the number is another node's here, or none.
+        ConfigError: the manager is another file system's by now. The number is another node's
+            there, or no node's.
     """
     if cluster not in ("", own):
         raise ConfigError(
-            f"node number {number} is of file system {cluster[:8]}, and this manager serves {own[:8]}"
+            f"node number {number} belongs to file system {cluster[:8]}, and this manager serves {own[:8]}"
         )
 
 
 def check(body: Registration, cluster: str, *, known: bool) -> None:
-    """A process registers: whether it may.
+    """Checks whether a process may register.
 
     Args:
-        known: a node of that name is in the records.
+        known: the records have a node of that name.
 
     Raises:
         ConfigError: the node holds chunks of another file system.
@@ -100,6 +101,6 @@ def check(body: Registration, cluster: str, *, known: bool) -> None:
     whose = f"file system {body.cluster[:8]}" if body.cluster else "a file system without a number"
     raise ConfigError(
         f"the folder of node {body.name} belongs to {whose}, and this manager serves {cluster[:8]}: "
-        "its metadata was lost or is another one's. Put the metadata store of that file system back; "
-        "to give up what the node holds, remove the node's folder"
+        "the metadata store was lost or belongs to another file system. Restore the metadata store of "
+        "that file system; to discard the data of the node, remove the node's folder"
     )

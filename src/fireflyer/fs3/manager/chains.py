@@ -1,4 +1,4 @@
-"""Membership of a chain: a pure function of what the chain was and what its targets say.
+"""Membership of a chain: a pure function of the chain's last version and its targets' reports.
 
 The states and rules are those of docs/fs3-chain.md; numbers in comments are its rules.
 """
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Public(enum.IntEnum):
-    """State of a member, decided by the manager; the numbers are the order of members in a chain."""
+    """State of a member, decided by the manager; the numbers order the members of a chain."""
 
     SERVING = 0
     RECOVERING = 1
@@ -21,23 +21,23 @@ class Public(enum.IntEnum):
 
 
 class LocalState(enum.IntEnum):
-    """What a target says of itself."""
+    """State that a target reports of itself."""
 
     ONLINE = 0
-    """Just started, or out of the path of writes."""
+    """Just started, or not in the path of writes."""
     UPTODATE = 1
-    """Finished what its public state asked for, at the chain version that it names."""
+    """Finished the task of its public state, at the chain version that it reports."""
     FAULTY = 2
     """Its contents cannot follow the chain, or its disk fails."""
 
 
 class Local(msgspec.Struct, frozen=True, array_like=True):
-    """What an alive target says of itself.
+    """Report of an alive target.
 
     Attributes:
         incarnation: number of the start of its process, from 1.
-        version: the chain version at which it became UPTODATE.
-        store: the number that its store was given when it was made empty.
+        version: chain version at which it became UPTODATE.
+        store: number that its store was given when it was made empty.
     """
 
     incarnation: int
@@ -47,11 +47,11 @@ class Local(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
-    """One target of a chain.
+    """Target as a member of a chain.
 
     Attributes:
         incarnation: for which it was made SERVING, RECOVERING or SYNCING; 0 in other states.
-        store: the store with which it was made SERVING or RECOVERING, kept while LASTSRV; 0: any.
+        store: store with which it was made SERVING or RECOVERING, kept while LASTSRV; 0: any.
     """
 
     target: int
@@ -61,7 +61,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Chain(msgspec.Struct, frozen=True, array_like=True):
-    """A chain at one version; members in the order of their states, the head first."""
+    """Chain at one version; members in the order of their states, the head first."""
 
     id: int
     version: int
@@ -69,33 +69,33 @@ class Chain(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def new(cls, chain: int, targets: Sequence[int]) -> "Chain":
-        """A chain that never served: its targets are all as good as the last ones that served.
+        """Returns a chain that never served: all its targets count as the last serving ones.
 
         Raises:
-            ValueError: if there is no target, or one twice.
+            ValueError: there is no target, or a target occurs twice.
         """
         if not targets or len(set(targets)) != len(targets):
             raise ValueError(f"chain {chain} needs targets, each once, not {list(targets)}")
         return cls(chain, 1, tuple(Member(target, Public.LASTSRV) for target in targets))
 
     def targets(self, *states: Public) -> tuple[int, ...]:
-        """The targets in any of these states, in order; of all members where none is named."""
+        """Returns the targets in any of these states, in order; all targets if none is given."""
         return tuple(m.target for m in self.members if not states or m.state in states)
 
     @property
     def path(self) -> tuple[int, ...]:
-        """The targets that a write passes, head first."""
+        """Targets that a write passes, head first."""
         return self.targets(Public.SERVING, Public.SYNCING)
 
 
 ACTIVE = (Public.SERVING, Public.RECOVERING, Public.SYNCING)
 """States that hold for one incarnation only."""
 HOLDERS = (Public.RECOVERING, Public.LASTSRV)
-"""States of those that hold what was acknowledged, where none serves."""
+"""States of members that hold all acknowledged writes, if no member serves."""
 
 
 def holds_state(member: Member, locals_: Mapping[int, Local]) -> bool:
-    """Whether an active member may stay so: alive, the same process, not FAULTY (rule 1)."""
+    """Returns whether an active member stays so: alive, the same process, not FAULTY (rule 1)."""
     local = locals_.get(member.target)
     return (
         local is not None
@@ -105,11 +105,11 @@ def holds_state(member: Member, locals_: Mapping[int, Local]) -> bool:
 
 
 def next_chain(chain: Chain, locals_: Mapping[int, Local], proceed: bool = False) -> Chain:
-    """The chain that follows from what its targets say: `chain` itself, or its next version.
+    """Returns the chain that follows from its targets' reports: `chain` or its next version.
 
     Args:
-        locals_: what each target says whose node's lease runs; the others are not alive.
-        proceed: no longer wait for last serving targets that do not come.
+        locals_: reports of the targets whose node's lease runs; all other targets are not alive.
+        proceed: stop waiting for last serving targets that do not return.
     """
     members = _leave(chain, locals_)
     members = [_promote(member, chain.version, locals_) for member in members]
@@ -127,16 +127,16 @@ def next_chain(chain: Chain, locals_: Mapping[int, Local], proceed: bool = False
 
 
 def dismissed(before: Chain, after: Chain) -> set[int]:
-    """The targets whose process has an active state before, and not after."""
+    """Returns the targets whose process has an active state before, and not after."""
     stay = {(m.target, m.incarnation) for m in after.members if m.state in ACTIVE}
     active = [m for m in before.members if m.state in ACTIVE]
     return {m.target for m in active if (m.target, m.incarnation) not in stay}
 
 
 def needs_word_of(chain: Chain, locals_: Mapping[int, Local]) -> tuple[int, ...]:
-    """The serving targets of which one must answer a question before `next_chain` is published.
+    """Returns the serving targets of which one must answer before `next_chain` is published.
 
-    Where some serving members leave and others seem to stay, those may be just as dead, and only not
+    If some serving members leave and others seem to stay, the latter may be dead, too, and not
     missed yet. Published too early, the change would leave one of them as the only LASTSRV.
     """
     serving = [member for member in chain.members if member.state is Public.SERVING]
@@ -145,10 +145,10 @@ def needs_word_of(chain: Chain, locals_: Mapping[int, Local]) -> tuple[int, ...]
 
 
 def restart_from(chain: Chain, target: int) -> Chain:
-    """The operator's word that what `target` holds is what is left of the chain.
+    """Restarts a chain: the operator declares that `target` holds what is left of it.
 
     Raises:
-        ValueError: if it is no member, or the chain has a serving member.
+        ValueError: the target is no member, or the chain has a serving member.
     """
     if target not in chain.targets():
         raise ValueError(f"target {target} is not a member of chain {chain.id}")
@@ -159,7 +159,10 @@ def restart_from(chain: Chain, target: int) -> Chain:
 
 
 def has_served(chain: Chain) -> bool:
-    """Whether it serves, or is stopped and did before: then its last holders have the stores that did."""
+    """Returns whether the chain serves, or is stopped and served before.
+
+    A stopped chain served before if its last holders have the stores that served.
+    """
     if chain.targets(Public.SERVING):
         return True
     stores = [member.store for member in chain.members if member.state is Public.LASTSRV]
@@ -175,7 +178,7 @@ def _serves(members: Sequence[Member]) -> bool:
 
 
 def _leave(chain: Chain, locals_: Mapping[int, Local]) -> list[Member]:
-    """Rule 1. A former SERVING or RECOVERING member is LASTSRV, at least until rule 5."""
+    """Applies rule 1. A former SERVING or RECOVERING member is LASTSRV, at least until rule 5."""
     after = []
     for member in chain.members:
         if member.state in ACTIVE and not holds_state(member, locals_):
@@ -188,7 +191,7 @@ def _leave(chain: Chain, locals_: Mapping[int, Local]) -> list[Member]:
 
 
 def _promote(member: Member, version: int, locals_: Mapping[int, Local]) -> Member:
-    """Rule 2: only who has had its task at the published version can have finished it."""
+    """Applies rule 2: only a member with its task at the published version can have finished it."""
     if member.state not in (Public.RECOVERING, Public.SYNCING):
         return member
     local = locals_[member.target]
@@ -198,17 +201,17 @@ def _promote(member: Member, version: int, locals_: Mapping[int, Local]) -> Memb
 
 
 def _retire(member: Member) -> Member:
-    """Rule 5: where one serves, nobody is LASTSRV or RECOVERING any more."""
+    """Applies rule 5: if a member serves, no member is LASTSRV or RECOVERING any more."""
     if member.state in (Public.LASTSRV, Public.RECOVERING):
         return Member(member.target, Public.WAITING)
     return member
 
 
 def _recover(members: list[Member], locals_: Mapping[int, Local], proceed: bool) -> list[Member]:
-    """Rules 3 and 4, for a chain without a SERVING member."""
+    """Applies rules 3 and 4 to a chain without a SERVING member."""
 
     def held(member: Member) -> bool:
-        """Whether it still has the store that it served with, as far as is known."""
+        """Returns whether a member still has the store that it served with, as far as known."""
         local = locals_.get(member.target)
         return local is None or member.store in (0, local.store)
 
@@ -217,7 +220,7 @@ def _recover(members: list[Member], locals_: Mapping[int, Local], proceed: bool)
         return held(member) and local is not None and local.state is not LocalState.FAULTY
 
     def keep(wanted: Callable[[Member], bool]) -> None:
-        """Holders that are not wanted wait, unless that would leave none."""
+        """Makes unwanted holders WAITING, unless that would leave no holder."""
         if not any(wanted(member) for member in holders()):
             return
         for at, member in enumerate(members):
@@ -243,7 +246,7 @@ def _recover(members: list[Member], locals_: Mapping[int, Local], proceed: bool)
 
 
 def _aliveness(member: Member, locals_: Mapping[int, Local]) -> Member:
-    """Rule 6."""
+    """Applies rule 6."""
     if member.state not in (Public.WAITING, Public.OFFLINE):
         return member
     state = Public.WAITING if member.target in locals_ else Public.OFFLINE
@@ -251,7 +254,7 @@ def _aliveness(member: Member, locals_: Mapping[int, Local]) -> Member:
 
 
 def _start_sync(members: list[Member], locals_: Mapping[int, Local]) -> list[Member]:
-    """Rule 7."""
+    """Applies rule 7."""
     if any(member.state is Public.SYNCING for member in members):
         return members
     for at, member in enumerate(members):

@@ -1,8 +1,8 @@
-"""What a primary manager decides, from heartbeats and time: pure, no I/O, no clock, no threads.
+"""Decisions of a primary manager, from heartbeats and time: pure, no I/O, no clock, no threads.
 
-Times are `now` of one monotonic clock. A decision that changes entries is a `Change`: the shell makes its
-rows durable, in a transaction that fails where another primary has taken over, and then says `saved`; only
-then is it told to anybody. One change is under way at a time.
+Times are `now` of one monotonic clock. A decision that changes entries is a `Change`. The shell
+makes its rows durable, in a transaction that fails if another primary has taken over, and then
+calls `saved`. Only then it publishes the change. At most one change is being saved at a time.
 """
 
 from collections.abc import Iterable
@@ -27,14 +27,14 @@ from fireflyer.rpc.address import Address
 
 
 class TargetVitals(msgspec.Struct, array_like=True):
-    """Of a target: what it holds and what became of it since it was opened.
+    """Contents of a target, and events since it was opened.
 
     Attributes:
-        busy_chunks: with something under way.
-        checked, damaged: chunks read for their CRCs, and those of them that did not fit.
+        busy_chunks: chunks with operations in flight.
+        checked, damaged: chunks read to check their CRCs, and those of them that failed.
         scrubbed: when all of it was last read for that, in s since 1970; 0: never.
-        unrepaired: chunks that were found damaged and not seen whole since.
-        scrub: the newest request (`Routing.scrub`) after which all of it was read.
+        unrepaired: chunks that were found damaged and not seen intact since.
+        scrub: newest request (`Routing.scrub`) after which all of it was read.
     """
 
     chunks: int
@@ -48,15 +48,15 @@ class TargetVitals(msgspec.Struct, array_like=True):
 
 
 class Vitals(msgspec.Struct, array_like=True):
-    """How a node is, for people; no chain depends on it.
+    """Condition of a node, for people; no chain depends on it.
 
     Attributes:
         version: of its software.
         disk_bytes, free_bytes: of the disk of its targets.
         metrics: URL.
         faults: targets that are not open or faulty, and why.
-        kept_bytes: of the disk, which writes must leave free.
-        refuses: a write of a whole chunk would not.
+        kept_bytes: bytes of the disk that writes must leave free.
+        refuses: a write of a whole chunk would not leave them free.
     """
 
     version: str
@@ -70,16 +70,16 @@ class Vitals(msgspec.Struct, array_like=True):
 
 
 class Beat(msgspec.Struct, array_like=True):
-    """A node's heartbeat.
+    """Heartbeat of a node.
 
     Attributes:
-        session: what `register` gave to its process.
+        session: number that `register` gave to its process.
         number: grows within the session.
-        locals: what each of its targets says of itself.
-        routing: the version that it knows.
-        vitals: now and then.
-        cluster: the number of the file system that gave the session; "": not said.
-        question: the newest one that it has heard.
+        locals: report of each of its targets.
+        routing: version that it knows.
+        vitals: sent now and then.
+        cluster: number of the file system that gave the session; "": not sent.
+        question: newest question that it has received.
     """
 
     node: int
@@ -93,11 +93,11 @@ class Beat(msgspec.Struct, array_like=True):
 
 
 class Registered(msgspec.Struct, array_like=True):
-    """What a node's process learns when it starts.
+    """Answer to the registration of a node's process.
 
     Attributes:
-        session: the number of this start, its targets' first incarnation.
-        cluster: the number of the file system, see `admission`.
+        session: number of this start, its targets' first incarnation.
+        cluster: number of the file system, see `admission`.
     """
 
     node: int
@@ -117,7 +117,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """The newest process of a node, as of its newest heartbeat."""
+    """Newest process of a node, as of its newest heartbeat."""
 
     session: int
     number: int
@@ -127,47 +127,48 @@ class _Process:
 
 
 class Core:
-    """One term of one primary."""
+    """State of a primary during one term."""
 
     def __init__(self, records: Records, epoch: int, times: Times, now: float) -> None:
         self.records = records
         self.times = times
         self._epoch = epoch
-        self._begun = 0  # incarnations of this term
+        self._begun = 0  # incarnations given in this term
         self._processes: dict[int, _Process] = {}
         self.vitals: dict[int, Vitals] = {}
-        """The newest ones of each node."""
+        """Newest vitals of each node."""
         self._started = now
         self._ticked = now
         self._blind_until = now
         self._missed: dict[
             int, int
-        ] = {}  # chain: the question asked when members were first missed
+        ] = {}  # by chain: the question asked when members were first missed
         self.question = 0
-        """The newest one; 0: none was asked in this term. It is to be told at once."""
+        """Newest question; 0: none was asked in this term. The shell must send it at once."""
         self._asked_at = float("-inf")
-        self._idle: dict[int, float] = {}  # chain: since when nobody serves
+        self._idle: dict[int, float] = {}  # by chain: since when no target serves
         self._wanted: dict[
             bytes, Entry
-        ] = {}  # asked for by operators and nodes, not yet in a change
-        self._asked: dict[bytes, Entry] = {}  # of these, what the change under way has
+        ] = {}  # requested by operators and nodes, not yet in a change
+        self._asked: dict[bytes, Entry] = {}  # of these, the entries in the change being saved
         self._saving: Change | None = None
         self._alive: list[int] = []
         self.news = True
-        """Something was heard since the last tick that may change a chain."""
+        """True if a report since the last tick may change a chain."""
 
     # Nodes
 
     def incarnation(self) -> int:
-        """A number that no process of any term had; for a target whose store was opened anew."""
+        """Returns a number new in all terms, for a target whose store was opened anew."""
         self._begun += 1
         return self._epoch << 32 | self._begun
 
     def rival(self, name: str, identity: str, now: float) -> float | None:
-        """Of a process that comes with that name: another one, with another folder, may still be this node.
+        """Finds another process, with another folder, that may still be the node of that name.
 
         Returns:
-            When that was last heard; -inf: in this term not yet. None: there is no such other.
+            Time of its newest heartbeat; -inf: none in this term yet. None: there is no such
+            process.
         """
         node = next((node for node in self._all_nodes() if node.name == name), None)
         if node is None or not identity or node.identity in ("", identity):
@@ -181,47 +182,52 @@ class Core:
     def register(
         self, name: str, address: str, slots: int, local: str = "", identity: str = ""
     ) -> Registered:
-        """A process of a node starts; the answer may be given when `settled`.
+        """Registers the start of a node's process; the answer may be given when `settled`.
 
-        The process before it may live on: it is replaced by the first heartbeat of the new one, which
-        holds the locks of its targets then. REQUIRES: `rival` says None.
+        The previous process may live on: the first heartbeat of the new one replaces it. The new
+        one holds the locks of its targets by then. REQUIRES: `rival` returns None.
 
         Raises:
-            ConfigError: if the node cannot be as it says.
+            ConfigError: its address or its number of targets is invalid.
         """
         if not 1 <= slots <= SLOTS:
-            raise ConfigError(f"node {name}: {slots} targets; it can have 1 to {SLOTS}")
+            raise ConfigError(
+                f"invalid number of targets {slots} of node {name}: expected 1 to {SLOTS}"
+            )
         Address.parse(address)
         known = {node.name: node for node in self._all_nodes()}
         old = known.get(name)
         number = old.id if old else 1 + max((node.id for node in known.values()), default=0)
         if old and old.slots > slots:
-            raise ConfigError(f"node {name} had {old.slots} targets and comes with {slots}")
+            raise ConfigError(
+                f"node {name} had {old.slots} targets and now has {slots}: restore the missing ones"
+            )
         node = Node(number, name, address, slots, local, identity)
         if node != old:
             self._want(node)
         return Registered(number, self.incarnation(), self.times.lease_s)
 
     def heartbeat(self, beat: Beat, now: float) -> Routing:
-        """Its lease begins anew; returns what changed since the routing that it knows.
+        """Renews a node's lease; returns what changed since the routing that it knows.
 
         Raises:
-            Stale: if a later process of the node has registered: this one must stop.
-            NotPrimary: if the session was given by a later primary, or by none.
-            Unavailable: while a change is being saved by which it loses what it needs a lease for: a lease
-                given now would outlive that.
+            Stale: a later process of the node has registered, or the node is not known: this one
+                must stop.
+            NotPrimary: a later primary gave the session, or none did.
+            Unavailable: the change being saved takes a state from the node that needs a lease. A
+                lease given now would outlive that state.
         """
         if beat.session > (self._epoch << 32 | self._begun):
             raise NotPrimary(
-                f"session {beat.session} is none that this primary or one before it gave"
+                f"unknown session {beat.session}: neither this primary nor an earlier one issued it"
             )
         node = self.records.nodes.get(beat.node)
         if node is None:
-            raise Stale(f"node {beat.node} is not known here: register it again")
+            raise Stale(f"unknown node {beat.node}: register it again")
         known = self._processes.get(beat.node)
         if known and beat.session < known.session:
             raise Stale(
-                f"a later process of node {node.name} has taken its place: this one must stop"
+                f"a later process of node {node.name} replaced this process, which must stop"
             )
         if known is None or (beat.session, beat.number) > (known.session, known.number):
             locals_ = {t: local for t, local in beat.locals.items() if t in node.targets()}
@@ -231,11 +237,11 @@ class Core:
             self._processes[beat.node] = _Process(*said)
             self.news |= known is None or known.locals != locals_ or bool(self._missed)
         if self._is_leaving(node):
-            raise Unavailable(f"node {node.name} is about to lose its place in a chain: once more")
+            raise Unavailable(f"node {node.name} is about to lose its place in a chain: retry")
         return msgspec.structs.replace(self.records.after(beat.routing), question=self.question)
 
     def _is_leaving(self, node: Node) -> bool:
-        """Whether the change that is being saved takes an active state from one of its targets."""
+        """Returns whether the change being saved takes an active state from one of its targets."""
         if self._saving is None:
             return False
         chains = self.records.chains
@@ -243,12 +249,12 @@ class Core:
         return any(dismissed(old, new) & {*node.targets()} for old, new in pairs if old)
 
     def heard(self, node: int) -> tuple[float, dict[int, Local]] | None:
-        """When its newest heartbeat came, and what its targets said in it; None: in this term none came."""
+        """Returns time and target reports of its newest heartbeat; None: none came in this term."""
         process = self._processes.get(node)
         return (process.heard, process.locals) if process else None
 
     def alive(self, now: float) -> list[int]:
-        """The nodes whose leases may still run."""
+        """Returns the nodes whose leases may still run."""
         return [
             number
             for number, process in self._processes.items()
@@ -258,9 +264,10 @@ class Core:
     # Chains
 
     def tick(self, now: float) -> Change | None:
-        """The next change to save, if one is due and none is being saved."""
+        """Returns the next change to save, if one is due and none is being saved."""
         if now - self._ticked > self.times.heartbeat_s:
-            # We were held up: heartbeats may lie unread. Whose lease ended meanwhile is seen later.
+            # The loop was held up: heartbeats may lie unread. Leases that ended meanwhile are
+            # detected later.
             self._blind_until = now + self.times.heartbeat_s
         self._ticked = now
         if self._saving:
@@ -278,16 +285,17 @@ class Core:
         return self._saving
 
     def saved(self) -> Routing:
-        """The change under way is durable: returns what to tell everybody."""
+        """Applies the saved change, which is durable; returns the routing to publish."""
         assert self._saving
         change, self._saving = self._saving, None
         self.news = True
         return self.records.apply(change.entries, change.version)
 
     def put_off(self) -> None:
-        """The change under way is not in the store and never will be.
+        """Drops the change being saved, which is not in the store and never will be.
 
-        What was asked for is wanted still. What was found is not: nodes that were silent may serve again.
+        Requested entries are still wanted. Evaluated chains are not, because silent nodes may serve
+        again.
         """
         assert self._saving
         self._saving = None
@@ -296,11 +304,11 @@ class Core:
 
     @property
     def settled(self) -> bool:
-        """Nothing that was asked for remains to be saved."""
+        """True if no requested entry remains to be saved."""
         return self._saving is None and not self._wanted
 
     def _evaluate(self, now: float) -> list[Chain]:
-        """The chains that change. Looks at them only where something may have."""
+        """Returns the chains that change. Evaluates chains only if something may have changed."""
         fresh = now - self._started <= self.times.dead_s
         alive = self.alive(now)
         if alive == self._alive and not (self.news or fresh or self._missed or self._idle):
@@ -318,21 +326,25 @@ class Core:
             waited = now - self._idle.setdefault(chain.id, now)
         if now - self._started <= self.times.dead_s and self._unheard(chain):
             return (
-                chain  # whoever was not heard in this term yet may have a lease of the one before
+                chain  # a node that was not heard in this term yet may hold a lease of the previous
             )
         if not self._has_word(chain, locals_, now):
             return chain
         return next_chain(chain, locals_, waited >= self.times.recovery_wait_s)
 
     def _has_word(self, chain: Chain, locals_: dict[int, Local], now: float) -> bool:
-        """Whether one that seems to stay has answered the question that was asked when others were first
-        missed. What merely arrives after that may have been long on its way, from one that is dead."""
+        """Returns whether a staying target answered the question asked when members were first
+        missed.
+
+        A heartbeat that merely arrives later may have been long in flight, from a node that is
+        dead.
+        """
         staying = needs_word_of(chain, locals_)
         if not staying:
             self._missed.pop(chain.id, None)
             return True
         if chain.id not in self._missed:
-            if self._asked_at != now:  # one for all chains that are looked at now
+            if self._asked_at != now:  # one question for all chains evaluated now
                 self._asked_at = now
                 self.question = max(self.question, self._epoch << 32) + 1
             self._missed[chain.id] = self.question
@@ -347,14 +359,16 @@ class Core:
     def lay_out(
         self, table: int, replicas: int, *, one_node: bool = False, seed: int = 0, version: int = 0
     ) -> Table:
-        """Makes chains of all targets that are in none, and a new version of the table with them added.
+        """Makes chains of all targets that are in none, and a new version of the table with them
+        added.
 
         Args:
             one_node: replicas may be on one node, on different targets.
-            version: of the table to make, if not just the next: one that is there is returned as it is.
+            version: of the table to make, if not just the next; an existing one is returned as it
+                is.
 
         Raises:
-            ConfigError: if there are too few nodes, or no target is free.
+            ConfigError: there are too few nodes, no target is free, or `version` is not next.
         """
         versions = [known for known in self._all_tables() if known.id == table]
         last = max(versions, key=lambda known: known.version, default=Table(table, 0, ()))
@@ -386,10 +400,10 @@ class Core:
         return made
 
     def restart_chain(self, chain: int, target: int) -> Chain:
-        """The operator gives up what only the lost last serving targets of a chain had.
+        """Restarts a chain from `target`; gives up what only the lost last serving targets had.
 
         Raises:
-            ConfigError: if there is no such chain or member, or the chain serves.
+            ConfigError: there is no such chain or member, or the chain serves.
         """
         current = next((known for known in self._all_chains() if known.id == chain), None)
         if current is None:
@@ -409,7 +423,7 @@ class Core:
         return [*saving, *self._wanted.values()]
 
     def _all_nodes(self) -> list[Node]:
-        """With those that are not saved yet; likewise the next two."""
+        """Returns all nodes, with those not saved yet; likewise the next two methods."""
         later = {e.id: e for e in self._pending() if isinstance(e, Node)}
         return list((self.records.nodes | later).values())
 

@@ -1,11 +1,11 @@
-"""Who is primary among the manager processes: a lease in the metadata store. Pure.
+"""Election of the primary among the manager processes: a lease in the metadata store. Pure.
 
-The store's clock is not asked. A primary renews its row; who has seen the row unchanged for a whole
-`dead_s` of its own clock may take it, with the next epoch. A primary that could not renew for `lease_s`
-stops acting, earlier than anybody else can have taken over.
+The store's clock is not used. A primary renews its row. A process that has seen the row unchanged
+for a whole `dead_s` of its own clock may take it, with the next epoch. A primary that could not
+renew for `lease_s` stops acting, before any other process can have taken over.
 
-Where the store admits one process at a time, that process keeps its row as it is: to find it there is enough,
-so that a store without space does not end its term.
+If the store admits one process at a time, that process keeps its row as it is. Finding the row is
+enough, so a store without space does not end its term.
 """
 
 import msgspec
@@ -14,12 +14,12 @@ from fireflyer.fs3.manager.leases import Times
 
 
 class Primary(msgspec.Struct, frozen=True, array_like=True):
-    """The row.
+    """Row of the primary.
 
     Attributes:
-        epoch: grows with each primary; fences what older ones still write.
-        holder: a random number of the process.
-        address: where it answers.
+        epoch: grows with each primary; fencing token against writes of older ones.
+        holder: random number of the process.
+        address: at which it answers.
         beat: grows with each renewal.
     """
 
@@ -30,7 +30,7 @@ class Primary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Election:
-    """One process's part in it."""
+    """Part of one process in the election."""
 
     def __init__(self, holder: int, address: str, times: Times, *, alone: bool = False) -> None:
         """`alone`: the store admits one process at a time, so any other primary has ended."""
@@ -40,14 +40,15 @@ class Election:
         self._since = 0.0
         self._ends = float("-inf")
         self.epoch = 0
-        """Of the term held or held last."""
+        """Epoch of the term held or held last."""
 
     def decide(self, now: float, row: Primary | None) -> Primary | None:
-        """The row that makes it primary, to write unless it is `row`; None: it is not primary.
+        """Returns the row that makes this process primary; None: it is not primary.
 
-        May be asked again in a repeated transaction.
+        The caller writes the row unless it is `row`. A repeated transaction may call this again.
 
-        `now` must be taken after `row` was read: what rests is counted from when it was surely there.
+        `now` must be taken after `row` was read, because an unchanged row counts from when it was
+        surely there.
         """
         if row is None:
             return Primary(1, self._holder, self._address, 1)
@@ -63,12 +64,12 @@ class Election:
         return None
 
     def written(self, row: Primary, begun: float) -> None:
-        """`row` is in the store; the transaction that saw to it began at `begun`, whence the lease counts."""
+        """Records that `row` is in the store; the lease counts from the transaction's begin."""
         self.epoch, self._seen = row.epoch, row
         self._ends = begun + self._times.lease_s
 
     def lost(self) -> None:
-        """Another one is primary."""
+        """Ends the lease of this process at once."""
         self._ends = float("-inf")
 
     def holds(self, now: float) -> bool:
@@ -76,5 +77,5 @@ class Election:
 
     @property
     def primary(self) -> str:
-        """The address of the one seen last, or ""."""
+        """Address of the primary seen last, or ""."""
         return self._seen.address if self._seen else ""

@@ -1,6 +1,7 @@
-"""Leases: how long a node may serve, and when the manager may call it dead. docs/fs3-chain.md, "Leases".
+"""Leases: how long a node may serve, and when the manager may declare it dead.
 
-Times are seconds of the monotonic clock of whoever asks; only rates are assumed to agree, within 1 %.
+See docs/fs3-chain.md, "Leases". Times are seconds of the caller's monotonic clock; only rates are
+assumed to agree, within 1 %.
 """
 
 from dataclasses import dataclass
@@ -10,12 +11,12 @@ from fireflyer.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
-    """The settings of docs/fs3.md, "Time"."""
+    """Settings of docs/fs3.md, "Time"."""
 
     lease_s: float = 3.0
-    """How long a node serves after it sent a heartbeat that was answered."""
+    """Seconds that a node serves after it sent a heartbeat that was answered."""
     recovery_wait_s: float = 60.0
-    """How long a chain without a serving target waits for all its last serving ones."""
+    """Seconds that a chain without a serving target waits for all its last serving ones."""
 
     def __post_init__(self) -> None:
         if self.lease_s <= 0 or self.recovery_wait_s < 0:
@@ -23,12 +24,12 @@ class Times:
 
     @classmethod
     def for_failover(cls, failover_s: float) -> "Times":
-        """Settings with which clients see a dead node's work taken over within that time."""
+        """Returns settings with which clients see a dead node replaced within `failover_s`."""
         return cls(lease_s=0.75 * failover_s)
 
     @property
     def dead_s(self) -> float:
-        """After this silence a lease has ended by any clock."""
+        """Seconds of silence after which a lease has ended by any clock."""
         return self.lease_s * 1.1 + 0.05
 
     @property
@@ -37,28 +38,28 @@ class Times:
 
     @property
     def tick_s(self) -> float:
-        """Between two looks at all chains."""
+        """Seconds between two evaluations of all chains."""
         return self.lease_s / 30
 
 
 class NodeLease:
-    """A node's own view of its lease: counted from when it sent what was answered. Pure."""
+    """Lease as its node sees it: it counts from the sending of an answered heartbeat. Pure."""
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
         self._sent: dict[int, float] = {}
         self._last = 0
         self.ends = float("-inf")
-        """Until then the node may serve."""
+        """Time until which the node may serve."""
 
     def send(self, now: float) -> int:
-        """The number of the heartbeat that is sent now."""
+        """Records a heartbeat that is sent now; returns its number."""
         self._last += 1
         self._sent[self._last] = now
         return self._last
 
     def answered(self, number: int) -> None:
-        """That heartbeat was answered; older ones do not matter any more."""
+        """Extends the lease for an answered heartbeat; older heartbeats do not matter any more."""
         sent = self._sent.get(number)
         if sent is None:
             return

@@ -1,4 +1,4 @@
-"""A caller's end of the manager: typed methods, and a copy of the routing that pushes keep current."""
+"""Client of the manager: typed methods, and a copy of the routing that pushes keep current."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ WHERE_SECRET = (
 
 
 class ManagerLink:
-    """Thread-safe; follows the primary among `addresses`. Calls wait for the manager: see `Client.call`."""
+    """Link to the primary among `addresses`. Thread-safe. Calls wait for it: see `Client.call`."""
 
     def __init__(
         self,
@@ -37,16 +37,16 @@ class ManagerLink:
         policy: Policy | None = None,
         on_routing: Callable[[Routing], None] | None = None,
     ) -> None:
-        """`on_routing` gets each part that was news, on the thread that brought it, in order."""
+        """`on_routing` gets each new part, in order, on the thread that received it."""
         self._view = View()
-        self._lock = threading.RLock()  # `on_routing` may ask for chains
+        self._lock = threading.RLock()  # reentrant: `on_routing` may ask for chains
         self._on_routing = on_routing
         self._addresses = [addresses] if isinstance(addresses, str) else list(addresses)
         self._client = Client(
             *(addresses, secret, role),
             policy=policy,
             pushes={"routing": self._pushed},
-            strangers=NO_MANAGER,
+            unexpected_roles=NO_MANAGER,
         )
 
     def register(
@@ -60,16 +60,17 @@ class ManagerLink:
         cluster: str = "",
         holds: bool = False,
     ) -> Registered:
-        """A process of the node `name` starts; see `Registration`.
+        """Registers a process of the node `name` that starts; see `Registration`.
 
         Raises:
-            ConfigError: the node cannot be as it says, belongs to another file system, or runs elsewhere.
+            ConfigError: invalid registration, or the node belongs to another file system or runs
+                elsewhere.
         """
         body = Registration(name, address, slots, local, identity, cluster, holds)
         return self._client.call("register", body, Registered)
 
     def incarnation(self) -> int:
-        """A new one, for a target whose store was opened anew."""
+        """Returns a new incarnation, for a target whose store was opened anew."""
         return self._client.call("incarnation", None, int)
 
     def heartbeat(
@@ -80,15 +81,16 @@ class ManagerLink:
         locals_: Mapping[int, Local],
         vitals: Vitals | None = None,
     ) -> None:
-        """Sends a heartbeat, extends the lease by its answer and takes the routing that comes with it.
+        """Sends a heartbeat, extends the lease by its answer and takes the routing that comes with
+        it.
 
-        What changes between two of them is pushed.
+        Changes between two heartbeats are pushed.
 
-        Tried for no longer than the lease, which counts from `now` however often it was sent.
+        Retries for no longer than the lease, which counts from `now` however often it was sent.
 
         Raises:
             Stale: this process must stop. ConfigError: the manager is another file system's by now.
-            Others: it did not answer.
+            Others: the manager did not answer.
         """
         number = lease.send(now)
         with self._lock:
@@ -100,15 +102,16 @@ class ManagerLink:
         self._take(part)
 
     def refresh(self, deadline_s: float = 30.0) -> None:
-        """Asks for what changed since the copy, and for pushes of what changes from now on."""
+        """Requests what changed since the copy, and pushes of what changes from now on."""
         self._take(self._client.call("routing", self.version, Routing, deadline_s=deadline_s))
 
     def reach(self, seconds: float) -> None:
-        """The first `refresh`, for as long.
+        """Does the first `refresh`, for at most `seconds`.
 
         Raises:
-            ProtocolMismatch: another secret, or none was given, or another version.
-            DeadlineExceeded: no manager answered; names all addresses, and what became of the last attempt.
+            ProtocolMismatch: another secret, no secret where one is needed, or another version.
+            DeadlineExceeded: no manager answered; names all addresses, and the error of the last
+                attempt.
         """
         try:
             self.refresh(seconds)
@@ -124,7 +127,7 @@ class ManagerLink:
     def lay_out(
         self, table: int, replicas: int, *, one_node: bool = False, version: int = 0
     ) -> Table:
-        """Chains of all free targets, as a new version of the table; see `Core.lay_out`."""
+        """Makes chains of all free targets, as a new version of the table; see `Core.lay_out`."""
         return self._client.call("lay_out", LayOut(table, replicas, one_node, version), Table)
 
     def restart_chain(self, chain: int, target: int) -> Chain:
@@ -132,13 +135,13 @@ class ManagerLink:
         return self._client.call("restart_chain", Restart(chain, target), Chain)
 
     def scrub(self, number: int = 0) -> int:
-        """Has all nodes read all their chunks now, and repair what is damaged; returns at once.
+        """Makes all nodes read all their chunks now, and repair damaged ones; returns at once.
 
         Args:
-            number: of a request that was made before, should a new primary not know it; 0: a new one.
+            number: of an earlier request, in case a new primary does not know it; 0: a new request.
 
         Returns:
-            Its number, which the targets name (`TargetVitals.scrub`) when they are done.
+            Its number, which the targets report (`TargetVitals.scrub`) when they are done.
         """
         return self._client.call("scrub", number, int)
 
@@ -147,19 +150,19 @@ class ManagerLink:
 
     @property
     def version(self) -> int:
-        """Of the routing that is known here."""
+        """Version of the routing that is known here."""
         with self._lock:
             return self._view.version
 
     @property
     def scrub_asked(self) -> int:
-        """The newest request for a scrub."""
+        """Number of the newest request for a scrub."""
         with self._lock:
             return self._view.scrub
 
     @property
     def question(self) -> int:
-        """The newest one of the manager; the next heartbeat answers it."""
+        """Newest question of the manager; the next heartbeat answers it."""
         with self._lock:
             return self._view.question
 
@@ -168,7 +171,7 @@ class ManagerLink:
             return self._view.chains.get(number)
 
     def chain_of(self, target: int) -> int | None:
-        """The chain that a target is a member of."""
+        """Returns the chain that a target is a member of."""
         with self._lock:
             return next((c.id for c in self._view.chains.values() if target in c.targets()), None)
 
@@ -177,7 +180,7 @@ class ManagerLink:
             return self._view.tables.get((number, version))
 
     def address(self, node: int) -> str | None:
-        """Of a node's data service."""
+        """Returns the address of a node's data service."""
         with self._lock:
             known = self._view.nodes.get(node)
             return known.address if known else None
@@ -192,7 +195,10 @@ class ManagerLink:
                     self._on_routing(taken)
 
     def _pushed(self, body: msgspec.Raw) -> None:
-        """A part that cannot be read is left out: `refresh` or the next heartbeat brings its contents."""
+        """Takes a pushed part.
+
+        An unreadable one is dropped: `refresh` or a heartbeat brings its contents.
+        """
         try:
             self._take(parse_body(body, Routing))
         except ProtocolMismatch:

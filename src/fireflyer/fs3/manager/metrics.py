@@ -1,4 +1,4 @@
-"""What a manager counts, for Prometheus."""
+"""Prometheus metrics of a manager."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
@@ -7,13 +7,13 @@ from fireflyer.fs3.manager.core import Core
 
 
 def state_of(chain: Chain) -> str:
-    """whole: all members serve; degraded: some do; stopped: none."""
+    """Returns "whole" if all members serve, "degraded" if some do, "stopped" if none does."""
     serving = len(chain.targets(Public.SERVING))
     return "whole" if serving == len(chain.members) else "degraded" if serving else "stopped"
 
 
 class Metrics:
-    """Of one manager process, in a registry of its own."""
+    """Metrics of one manager process, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -61,5 +61,5 @@ class Metrics:
         self._tables.set(len(records.tables))
 
     def text(self) -> str:
-        """In the text format of Prometheus."""
+        """Returns the metrics in the text format of Prometheus."""
         return generate_latest(self.registry).decode()

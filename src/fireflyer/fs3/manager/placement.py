@@ -1,7 +1,7 @@
-"""Which nodes hold the replicas of which chain, so that a dead node's load falls evenly on the others.
+"""Placement of replicas on nodes, so that a dead node's load falls evenly on the others.
 
-When a node is gone, its chains are read from the nodes that share them, and are synced from those
-when it returns: what matters is how many chains each pair of nodes shares.
+A lost node's chains are read from the nodes that share them, and synced from these when it returns.
+What matters is therefore how many chains each pair of nodes shares.
 """
 
 import itertools
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fireflyer.fs3.manager.designs import Block, balanced_design, round_robin
+from fireflyer.fs3.manager.block_designs import Block, balanced_design, round_robin
 
 MOVES_A_REPLICA = 400
-"""Length of the search, in tried exchanges for each replica that is placed."""
+"""Length of the search: exchanges tried for each replica that is placed."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Placement:
     exact: bool
 
     def slots(self) -> list[list[tuple[int, int]]]:
-        """For each chain its targets as (node, number of the target on that node, from 0)."""
+        """Returns each chain's targets as (node, number of the target on that node, from 0)."""
         used = [itertools.count() for _ in range(self.nodes)]
         return [[(node, next(used[node])) for node in chain] for chain in self.chains]
 
     def pairs(self) -> npt.NDArray[np.int64]:
-        """[nodes, nodes]: how many chains two nodes share; on the diagonal, how many a node has."""
+        """Returns [nodes, nodes]: chains shared by two nodes; on the diagonal, chains of a node."""
         shared = np.zeros((self.nodes, self.nodes), np.int64)
         for chain in self.chains:
             shared[np.ix_(chain, chain)] += 1
@@ -46,12 +46,12 @@ class Placement:
 
 @dataclass(frozen=True)
 class Report:
-    """How even a placement is.
+    """Evenness of a placement.
 
     Attributes:
         smallest_pair, largest_pair: chains that two nodes share.
-        smallest_share, largest_share: of the traffic that a dead node causes, the part that falls on one
-            other node; `fair_share` where it is the same for all.
+        smallest_share, largest_share: part of a dead node's traffic that falls on one other node;
+            `fair_share` if it is the same for all.
     """
 
     smallest_pair: int
@@ -62,10 +62,10 @@ class Report:
 
 
 def place(nodes: int, targets: int, replicas: int, seed: int = 0) -> Placement:
-    """Chains of `replicas` nodes, as many as `targets` a node allow; some targets may stay without one.
+    """Places chains of `replicas` nodes, as many as `targets` a node allow; some may stay free.
 
     Raises:
-        ValueError: if there are fewer nodes than replicas, or no target.
+        ValueError: there are fewer nodes than replicas, or no target.
     """
     if not 1 <= replicas <= nodes:
         raise ValueError(f"{replicas} replicas need as many nodes; there are {nodes}")
@@ -89,7 +89,7 @@ def place(nodes: int, targets: int, replicas: int, seed: int = 0) -> Placement:
 
 
 def report(placement: Placement) -> Report:
-    """How even it is; a single node has nobody to share with."""
+    """Returns how even a placement is; zeros for a single node."""
     n = placement.nodes
     if n == 1:
         return Report(0, 0, 0.0, 0.0, 0.0)
@@ -114,8 +114,10 @@ def _rotate(chains: list[Block], nodes: int) -> tuple[Block, ...]:
 
 
 class _Search:
-    """Exchanges nodes between chains while that makes the pair counts more even (their squares' sum
-    smaller), with a falling chance to accept a worse one."""
+    """Search that exchanges nodes between chains to make the pair counts more even.
+
+    It minimizes the sum of their squares, and accepts a worse one with a falling probability.
+    """
 
     def __init__(self, nodes: int, targets: int, replicas: int, chosen: random.Random) -> None:
         self._nodes, self._targets, self._replicas = nodes, targets, replicas
@@ -143,7 +145,7 @@ class _Search:
         return kept
 
     def _begin(self) -> None:
-        """A first placement: each chain takes the nodes with the most free targets."""
+        """Makes a first placement: each chain takes the nodes with the most free targets."""
         free = [self._targets] * self._nodes
         for _ in range(self._nodes * self._targets // self._replicas):
             order = sorted(range(self._nodes), key=lambda n: (-free[n], self._random.random()))
@@ -155,8 +157,10 @@ class _Search:
             self._chains.append(chain)
 
     def _try(self, heat: float) -> int:
-        """One exchange of a node of one chain for one of another; returns by how much the sum of
-        squares changed, 0 where the exchange was impossible or taken back."""
+        """Tries to exchange a node of one chain for one of another.
+
+        Returns the change of the sum of squares; 0 if the exchange was impossible or taken back.
+        """
         one, other = self._random.sample(self._chains, 2)
         i, j = self._random.randrange(len(one)), self._random.randrange(len(other))
         a, b = one[i], other[j]

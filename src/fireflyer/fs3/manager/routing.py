@@ -1,7 +1,7 @@
-"""What the manager knows and tells: nodes, targets, chains and chain tables, with versions; and its rows.
+"""Routing: nodes, targets, chains and chain tables, with versions; and its rows in the store.
 
-`Routing` is both the whole and a part of it: what changed after a version. Each entry has a row in the
-metadata store, `A` kind number(s) -> [version at which it changed, entry].
+`Routing` is both the whole and a part of it: the changes after a version. Each entry has a row in
+the metadata store, `A` kind number(s) -> [version at which it changed, entry].
 """
 
 from collections.abc import Iterable
@@ -13,24 +13,24 @@ from fireflyer.errors import Corrupted
 from fireflyer.fs3.manager.chains import Chain
 
 SLOTS = 256
-"""Targets that a node can have: the target in slot s of node n has the number n * 256 + s."""
+"""Maximum number of targets of a node: target s of node n has the number n * 256 + s."""
 
 TABLE = 1
-"""The chain table of new files."""
+"""Chain table of new files."""
 
 PREFIX = b"A"
 PRIMARY_KEY = b"Ap"
 CLUSTER_KEY = b"Ai"
-"""Its row has the number of the file system, and no entry."""
+"""Key of the row with the number of the file system; the row holds no entry."""
 
 
 class Node(msgspec.Struct, frozen=True, array_like=True):
-    """A machine or process that holds targets.
+    """Machine or process that holds targets.
 
     Attributes:
-        name: given by its operator; it keeps its number as long as it keeps its name.
+        name: given by its operator; the node keeps its number as long as it keeps its name.
         address: of its data service.
-        slots: how many targets it has.
+        slots: number of its targets.
         local: machine and path of a socket for clients of that machine, or ""; see `fs3.local`.
         identity: of its folder, see `storage.identity`; "": not known.
     """
@@ -47,7 +47,7 @@ class Node(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Table(msgspec.Struct, frozen=True, array_like=True):
-    """An immutable list of chains from which files choose."""
+    """Immutable list of chains from which files choose."""
 
     id: int
     version: int
@@ -58,11 +58,11 @@ Entry = Node | Chain | Table
 
 
 class Routing(msgspec.Struct, frozen=True, array_like=True):
-    """The whole (`since` 0), or what changed after version `since`.
+    """Whole routing (`since` 0), or the changes after version `since`.
 
     Attributes:
-        question: nodes name it in their next heartbeat, which was sent after this then; it grows.
-        scrub: the newest request that all chunks be read and compared with their CRCs; it grows. 0: not said.
+        question: grows; a node's next heartbeat names it, which proves that it was sent later.
+        scrub: newest request to read all chunks and check their CRCs; it grows. 0: not sent.
     """
 
     since: int
@@ -86,10 +86,10 @@ class Records:
 
     @classmethod
     def load(cls, rows: Iterable[tuple[bytes, bytes]]) -> "Records":
-        """From the rows of the metadata store that begin with PREFIX.
+        """Loads the rows of the metadata store that begin with PREFIX.
 
         Raises:
-            Corrupted: if one cannot be read.
+            Corrupted: a row cannot be read.
         """
         records = cls()
         for key, value in rows:
@@ -104,18 +104,18 @@ class Records:
         return records
 
     def rows(self, entries: Iterable[Entry], version: int) -> dict[bytes, bytes]:
-        """The rows that make `entries` part of the records at `version`."""
+        """Returns the rows that make `entries` part of the records at `version`."""
         return {key_of(entry): msgspec.msgpack.encode((version, entry)) for entry in entries}
 
     def apply(self, entries: Iterable[Entry], version: int) -> Routing:
-        """They are in the store: returns what to tell everybody."""
+        """Adds entries that are in the store; returns the routing to publish."""
         since = self.version
         for entry in entries:
             self._put(entry, version)
         return self.after(since)
 
     def after(self, since: int) -> Routing:
-        """What changed after a version; the whole where that version is not one of ours."""
+        """Returns the changes after a version; the whole if the records never had that version."""
         if not 0 <= since <= self.version:
             since = 0
         if since == self.version:
@@ -144,7 +144,7 @@ class Records:
 
 
 def key_of(entry: Entry) -> bytes:
-    """The key of an entry's row."""
+    """Returns the key of an entry's row."""
     if isinstance(entry, Node):
         return PREFIX + b"n" + entry.id.to_bytes(4, "big")
     if isinstance(entry, Chain):
@@ -156,11 +156,11 @@ _KINDS: dict[bytes, Any] = {b"n": Node, b"c": Chain, b"t": Table}
 
 
 MOST_AHEAD = 64
-"""Parts that a view keeps until what is before them comes."""
+"""Maximum number of parts that a view keeps until the parts before them come."""
 
 
 class View:
-    """A client's or node's copy of the routing, kept current by parts in any order. Pure."""
+    """Copy of the routing at a client or node, kept current by parts in any order. Pure."""
 
     def __init__(self) -> None:
         self._ahead: list[Routing] = []
@@ -172,10 +172,11 @@ class View:
         self.tables: dict[tuple[int, int], Table] = {}
 
     def take(self, part: Routing) -> list[Routing]:
-        """Returns the parts that are known from now on, in order; none of them is older than what was known.
+        """Adds a part; returns the parts that became known, in order, none older than the known
+        version.
 
-        None: it says nothing new, or something before this one is missing. Then it is kept for when that
-        comes; ask for it if it does not.
+        Returns no part if this one says nothing new, or if an earlier one is missing. In the second
+        case it is kept until that comes; request it if it does not come.
         """
         self.question = max(self.question, part.question)
         self.scrub = max(self.scrub, part.scrub)

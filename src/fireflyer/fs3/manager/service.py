@@ -1,6 +1,7 @@
-"""A manager process: the shell around `Election` and `Core`, on an asyncio loop.
+"""Manager process: the shell around `Election` and `Core`, on an asyncio loop.
 
-All state is the loop's; transactions run in a thread, one at a time for each of the two loops.
+All state belongs to the loop. Transactions run in a thread, one at a time for each of the two
+tasks.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ import msgspec
 from fireflyer import __version__
 from fireflyer.clock import Clock, SystemClock
 from fireflyer.errors import ConfigError, Corrupted, FireflyerError, NoSpace, NotPrimary
-from fireflyer.fs3.lasting import Lasting
+from fireflyer.fs3.condition_log import ConditionLog
 from fireflyer.fs3.manager.admission import Refused, Registration, check, cluster_of, stays
 from fireflyer.fs3.manager.chains import Chain, Local, Public
 from fireflyer.fs3.manager.core import Beat, Change, Core, Registered, Vitals
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 
 class Transaction(Protocol):
-    """What a manager needs of a transaction of the metadata store."""
+    """Interface of a transaction of the metadata store that a manager needs."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
@@ -58,11 +59,11 @@ class Restart(msgspec.Struct, array_like=True):
 
 
 class NodeStatus(msgspec.Struct, array_like=True):
-    """For people: a node, as it was last heard.
+    """Node as it was last heard, for people.
 
     Attributes:
-        heard_s: how long ago.
-        locals: what its targets said of themselves.
+        heard_s: age of its newest heartbeat.
+        locals: reports of its targets.
     """
 
     heard_s: float
@@ -71,13 +72,13 @@ class NodeStatus(msgspec.Struct, array_like=True):
 
 
 class Status(msgspec.Struct, array_like=True):
-    """For people: who is primary, and how the cluster is.
+    """Primary and condition of the cluster, for people.
 
     Attributes:
         software: version of the primary.
-        metrics: URL of its process's.
-        heard: by node; those that this primary has not heard are missing.
-        troubles: what is wrong that no node and no chain shows.
+        metrics: URL of its process's metrics.
+        heard: by node; nodes that this primary has not heard are missing.
+        troubles: faults that no node and no chain shows.
     """
 
     primary: str
@@ -95,7 +96,7 @@ class Status(msgspec.Struct, array_like=True):
 
 
 class Manager:
-    """Answers on `server`, which the caller listens with and closes."""
+    """Manager that answers on `server`; the caller listens with the server and closes it."""
 
     def __init__(
         self,
@@ -108,20 +109,21 @@ class Manager:
         ill: Callable[[], str] = str,
         clock: Clock | None = None,
     ) -> None:
-        """
+        """Registers the methods on `server`.
+
         Args:
             address: under which others reach this process.
             alone: the metadata store admits one process at a time.
-            ill: what is wrong with the metadata store, "" if nothing is; called by any thread.
+            ill: returns the fault of the metadata store, "" if there is none; called by any thread.
         """
         self.metrics = Metrics()
         self.url = ""
-        """Of the metrics of this process, for people."""
+        """URL of this process's metrics, for people."""
         self._server, self._transact, self._times = server, transact, times
         self._address, self._ill = address, ill
-        self._store = Lasting(log, "the metadata store is well again")
-        self._elected = Lasting(log, "the election is held again")
-        self._saved = Lasting(log, "the routing is saved again")
+        self._store = ConditionLog(log, "the metadata store works again")
+        self._elected = ConditionLog(log, "the election is held again")
+        self._saved = ConditionLog(log, "the routing is saved again")
         self._clock = clock or SystemClock()
         self._election = Election(secrets.randbits(63), address, times, alone=alone)
         self._core: Core | None = None
@@ -129,8 +131,8 @@ class Manager:
         self._refused = Refused()
         self._wake = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
-        self._asked = 0  # the newest question that was told
-        self._scrub = 0  # the newest request for one
+        self._asked = 0  # newest question that was pushed
+        self._scrub = 0  # newest request for a scrub
         self._subscribers: set[Connection] = set()
         server.on_close = self._subscribers.discard
         server.on("register", Registration, self._register)
@@ -143,7 +145,7 @@ class Manager:
         server.on("status", type(None), self._status)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._elect())
@@ -189,7 +191,7 @@ class Manager:
         self._answer(self._not_primary())
 
     def _term(self) -> Core:
-        """The core, while this process is primary."""
+        """Returns the core; raises NotPrimary unless this process is primary."""
         if self._core is None or not self._election.holds(self._clock.monotonic()):
             raise self._not_primary()
         return self._core
@@ -216,18 +218,22 @@ class Manager:
             change = core.tick(now)
             self._ask(core)
             if change and not await self._save(core, change):
-                await asyncio.sleep(self._times.heartbeat_s / 2)  # less than "held up" is
+                await asyncio.sleep(self._times.heartbeat_s / 2)  # shorter than "held up"
             elif core.settled and not core.news:
                 self._saved.look("")
 
     def _ask(self, core: Core) -> None:
-        """Tells nodes a new question; those who miss it hear it with their next heartbeat."""
+        """Pushes a new question; nodes that miss it get it with their next heartbeat."""
         if core.question != self._asked:
             self._asked, version = core.question, core.records.version
             self._push(Routing(version, version, question=core.question))
 
     async def _save(self, core: Core, change: Change) -> bool:
-        """Whether it is saved. What finds no space is not in the store and can wait; else the term ends."""
+        """Saves a change; returns whether it is saved.
+
+        A change that finds no space is not in the store and can wait; any other failure ends the
+        term.
+        """
         epoch = self._election.epoch
         try:
             await asyncio.to_thread(self._transact, self._written(change, epoch))
@@ -247,7 +253,7 @@ class Manager:
         return True
 
     def _answer(self, error: FireflyerError | None) -> None:
-        """To all who wait until what they asked for is saved."""
+        """Resolves all requests that wait until their entries are saved."""
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if future.done():
@@ -272,7 +278,7 @@ class Manager:
             connection.push("routing", part)
 
     async def _settled(self, core: Core) -> None:
-        """Returns when all that was asked of the core is durable."""
+        """Returns when all that was requested of the core is durable."""
         self._wake.set()
         while not core.settled:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -287,7 +293,7 @@ class Manager:
             self._check(body, known)
             await self._without_rival(body)
         except ConfigError as error:
-            log.error("a process is refused: %s", error)
+            log.error("refused a process: %s", error)
             raise
         self._refused.taken(body.name)
         core = self._term()
@@ -303,10 +309,10 @@ class Manager:
             raise
 
     async def _without_rival(self, body: Registration) -> None:
-        """Returns when no process with another folder is that node: its lease has ended, if there was one.
+        """Returns when no process with another folder is that node: a former lease has ended.
 
         Raises:
-            ConfigError: there is one; it was heard while this waited.
+            ConfigError: there is such a process; it was heard during the wait.
         """
         begun = self._clock.monotonic()
         while True:
@@ -315,8 +321,8 @@ class Manager:
                 return
             if rival >= begun:
                 raise ConfigError(
-                    f"node {body.name} runs with another folder: its name cannot be used by a second "
-                    "process. To replace its disk, end that process first"
+                    f"node {body.name} is already running with another folder: a second process cannot use "
+                    "its name. To replace its disk, end the first process"
                 )
             await asyncio.sleep(self._times.tick_s)
 
@@ -334,13 +340,16 @@ class Manager:
         return msgspec.structs.replace(answer, scrub=self._scrub)
 
     def _scrub_now(self, call: Call, body: int) -> int:
-        """The answers to heartbeats tell it. Seconds since 1970, so a new primary's numbers are larger."""
+        """Records a scrub request, which the answers to heartbeats tell.
+
+        Numbers are seconds since 1970, so a new primary's are larger.
+        """
         self._term()
         self._scrub = max(body or int(self._clock.wall()), self._scrub + (not body))
         return body or self._scrub
 
     def _routing(self, call: Call, body: int) -> Routing:
-        """What changed after that version; later changes are pushed to this connection."""
+        """Returns the changes after that version; later changes are pushed to this connection."""
         core = self._term()
         self._subscribers.add(call.connection)
         return core.records.after(body)
@@ -387,7 +396,7 @@ class Manager:
         return [its.why for its in (self._store, self._saved) if its.why] + self._refused.lines()
 
     def trouble(self) -> str:
-        """What is wrong with it; "" if nothing is. Any thread."""
+        """Returns the fault of this manager; "" if there is none. Any thread."""
         primary = self._election.primary
         elsewhere = primary not in ("", self._address)
         none = "" if self._core is not None or elsewhere else "no manager is primary"
@@ -400,7 +409,7 @@ class Manager:
 def vote(
     transaction: Transaction, election: Election, clock: Callable[[], float]
 ) -> Primary | None:
-    """Takes, renews or finds the row of the primary, as `election` says; returns that row."""
+    """Takes, renews or finds the row of the primary, as `election` decides; returns that row."""
     seen = _primary(transaction)
     row = election.decide(clock(), seen)
     if row is not None and row != seen:
@@ -412,17 +421,17 @@ def save(transaction: Transaction, change: Change, epoch: int) -> None:
     """Writes a change of the primary of that epoch.
 
     Raises:
-        NotPrimary: if another epoch has begun.
+        NotPrimary: another epoch has begun.
     """
     row = _primary(transaction)
     if row is None or row.epoch != epoch:
-        raise NotPrimary(f"epoch {epoch} is over: this manager is not the primary any more")
+        raise NotPrimary(f"epoch {epoch} is over: this manager is no longer the primary")
     for key, value in change.rows.items():
         transaction.set(key, value)
 
 
 def entries(transaction: Transaction) -> list[tuple[bytes, bytes]]:
-    """The rows of all entries, for `Records.load`."""
+    """Returns the rows of all entries, for `Records.load`."""
     end = PREFIX[:-1] + bytes([PREFIX[-1] + 1])
     return [
         row

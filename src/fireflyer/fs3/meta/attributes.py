@@ -15,6 +15,7 @@ from fireflyer.fs3.meta.context import (
     shown,
     store,
 )
+from fireflyer.fs3.meta.directory_entries import DOTS
 from fireflyer.fs3.meta.files import seed_of
 from fireflyer.fs3.meta.inode import (
     CHUNK_MAX,
@@ -48,7 +49,6 @@ from fireflyer.fs3.meta.messages import (
     Statfs,
     StatMany,
 )
-from fireflyer.fs3.meta.naming import DOTS
 from fireflyer.fs3.meta.walk import find
 
 STRIPE_MAX = 1 << 16
@@ -60,7 +60,10 @@ def stat(t: Transaction, ctx: Context, call: Stat) -> Inode:
 
 
 def stat_many(t: Transaction, ctx: Context, call: StatMany) -> Inodes:
-    """As `stat` of each, symlinks not followed; a directory is found once, names are looked up together."""
+    """Returns `stat` of each target, without following symlinks.
+
+    Finds each directory once and looks up all names together.
+    """
     folders: dict[tuple[int, bytes], int] = {}
     keys: list[bytes | None] = []
     for number, path in call.targets:
@@ -98,7 +101,7 @@ def stat_many(t: Transaction, ctx: Context, call: StatMany) -> Inodes:
 
 
 def _searchable(t: Transaction, ctx: Context, number: int, path: bytes) -> int:
-    """The number of the directory there; 0 if there is none that the user may search."""
+    """Returns the number of the directory there; 0 if there is none that the user may search."""
     try:
         directory = find(t, ctx.user, number, path)
     except FileError:
@@ -108,8 +111,10 @@ def _searchable(t: Transaction, ctx: Context, number: int, path: bytes) -> int:
 
 
 def change_mode(t: Transaction, ctx: Context, call: ChangeMode) -> Inode:
-    """Raises:
-    FileError: EPERM (not the owner), EOPNOTSUPP (a symlink), ...
+    """Changes the permission bits.
+
+    Raises:
+        FileError: EPERM (not the owner), EOPNOTSUPP (a symlink), ...
     """
     inode = find(t, ctx.user, call.inode, call.path, call.follow)
     if inode.kind == SYMLINK:
@@ -124,8 +129,11 @@ def change_mode(t: Transaction, ctx: Context, call: ChangeMode) -> Inode:
 
 
 def change_owner(t: Transaction, ctx: Context, call: ChangeOwner) -> Inode:
-    """Raises:
-    FileError: EPERM: others than root give nothing away, and give groups that they are in; EINVAL, ...
+    """Changes owner and group.
+
+    Raises:
+        FileError: EPERM: only root changes an owner; a file's owner sets only groups that it is in;
+            EINVAL, ...
     """
     inode = find(t, ctx.user, call.inode, call.path, call.follow)
     user = ctx.user
@@ -147,8 +155,11 @@ def change_owner(t: Transaction, ctx: Context, call: ChangeOwner) -> Inode:
 
 
 def set_times(t: Transaction, ctx: Context, call: SetTimes) -> Inode:
-    """Raises:
-    FileError: EPERM (others' times), EACCES (others' times to now, without write permission), ...
+    """Sets atime and mtime.
+
+    Raises:
+        FileError: EPERM (another user's inode), EACCES (likewise to now, without write permission),
+            ...
     """
     inode = find(t, ctx.user, call.inode, call.path, call.follow)
     atime, mtime = call.atime, call.mtime
@@ -171,8 +182,11 @@ def set_times(t: Transaction, ctx: Context, call: SetTimes) -> Inode:
 
 
 def set_layout(t: Transaction, ctx: Context, call: SetLayout) -> Inode:
-    """Raises:
-    FileError: EINVAL (sizes), EPERM, EBUSY (somebody writes the file), ENOTEMPTY (it is not empty), ...
+    """Sets the layout of a directory, or of an empty file.
+
+    Raises:
+        FileError: EINVAL (sizes), EPERM, EBUSY (the file is open for writing), ENOTEMPTY (it is not
+            empty), ...
     """
     inode = find(t, ctx.user, call.inode, call.path)
     require_owner(ctx.user, inode, call.path)

@@ -1,4 +1,4 @@
-"""What every operation gets beside its transaction and arguments; permissions; inodes loaded and shown."""
+"""Context of an operation; permission checks; inodes loaded, stored and shown."""
 
 import errno
 from collections.abc import Mapping
@@ -24,10 +24,11 @@ SETUID, SETGID, STICKY = 0o4000, 0o2000, 0o1000
 
 
 class Context:
-    """Who asks, when, and the number of the next inode that the operation makes.
+    """User, client and time of an operation, and the number of the next inode that it makes.
 
-    Whoever runs the operation sets `number` to the first of as many as it may make, new for each attempt;
-    numbers may be wasted. `tables` has the newest version of each chain table, and how many chains it has.
+    Before each attempt the caller sets `number` to the first of as many new numbers as the
+    operation may use; numbers may be wasted. `tables` has the newest version of each chain table,
+    and its number of chains.
     """
 
     __slots__ = ("client", "now", "number", "tables", "user")
@@ -42,7 +43,7 @@ class Context:
         self.tables = tables
 
     def fresh(self) -> int:
-        """A number that was never given before."""
+        """Returns an inode number that was never given before."""
         assert self.number, "this call was given no numbers of inodes"
         self.number += 1
         return self.number - 1
@@ -53,7 +54,7 @@ def member(user: User, gid: int) -> bool:
 
 
 def allowed(user: User, inode: Inode, bits: int) -> bool:
-    """Whether the permission bits let this user read, write or search (execute)."""
+    """Returns whether the permission bits let this user read, write or search (execute)."""
     if user.uid == 0:
         return not bits & SEARCH or inode.kind == DIRECTORY or bool(inode.mode & 0o111)
     if inode.uid == user.uid:
@@ -81,7 +82,7 @@ def require_root(user: User) -> None:
 
 
 def require_removable(user: User, directory: Inode, inode: Inode, path: bytes) -> None:
-    """The rules of sticky directories: only owners of the file or the directory remove or rename."""
+    """Enforces sticky directories: only owners of the file or the directory remove or rename."""
     if directory.mode & STICKY and user.uid not in (0, inode.uid, directory.uid):
         raise FileError(errno.EPERM, path)
 
@@ -105,7 +106,7 @@ def store(t: Transaction, inode: Inode) -> None:
 
 
 def shown(t: Transaction, inode: Inode) -> Inode:
-    """An inode as answered: a directory with the rows kept beside it."""
+    """Returns the inode for an answer: a directory's with the rows kept beside it."""
     if inode.kind == DIRECTORY:
         times = t.snapshot_get(times_key(inode.number))
         if times is not None:
@@ -116,5 +117,5 @@ def shown(t: Transaction, inode: Inode) -> Inode:
 
 
 def names_changed(t: Transaction, directory: Inode, now: int) -> None:
-    """A directory's names have changed. Written blindly: changes in one directory do not conflict."""
+    """Records a change of a directory's names, unread, so that such changes do not conflict."""
     t.set(times_key(directory.number), pack_times(now, now))

@@ -16,6 +16,7 @@ from fireflyer.fs3.meta.context import (
     shown,
     store,
 )
+from fireflyer.fs3.meta.directory_entries import drop_directory, free_place, new_inode, put_entry
 from fireflyer.fs3.meta.inode import (
     DIRECTORY,
     FILES,
@@ -35,15 +36,16 @@ from fireflyer.fs3.meta.messages import (
     ReadDirectory,
     RemoveDirectory,
 )
-from fireflyer.fs3.meta.naming import drop_directory, free_place, new_inode, put_entry
 from fireflyer.fs3.meta.walk import child, find, place
 
 ENTRIES_AT_ONCE = 16_384
 
 
 def make_directory(t: Transaction, ctx: Context, call: MakeDirectory) -> Inode:
-    """Raises:
-    FileError: EEXIST, EACCES, and those of the walk.
+    """Makes a directory.
+
+    Raises:
+        FileError: EEXIST, EACCES, and those of the walk.
     """
     at = free_place(t, ctx, call.inode, call.path, directory=True)
     inode = new_inode(ctx, DIRECTORY, call.mode, at)
@@ -55,8 +57,10 @@ def make_directory(t: Transaction, ctx: Context, call: MakeDirectory) -> Inode:
 
 
 def remove_directory(t: Transaction, ctx: Context, call: RemoveDirectory) -> Done:
-    """Raises:
-    FileError: ENOTDIR, ENOTEMPTY, EBUSY (the root), EINVAL ("."), EACCES, EPERM (sticky), ...
+    """Removes an empty directory.
+
+    Raises:
+        FileError: ENOTDIR, ENOTEMPTY, EBUSY (the root), EINVAL ("."), EACCES, EPERM (sticky), ...
     """
     path = call.path
     if not path.strip(b"/") and path:
@@ -87,8 +91,10 @@ def require_empty(t: Transaction, directory: Inode, path: bytes) -> None:
 
 
 def read_directory(t: Transaction, ctx: Context, call: ReadDirectory) -> Listing:
-    """Raises:
-    FileError: ENOTDIR, EACCES, ...
+    """Reads a page of a directory.
+
+    Raises:
+        FileError: ENOTDIR, EACCES, ...
     """
     directory = find(t, ctx.user, call.inode, call.path)
     if directory.kind != DIRECTORY:
@@ -108,7 +114,7 @@ def read_directory(t: Transaction, ctx: Context, call: ReadDirectory) -> Listing
 
 
 def path_of(t: Transaction, parent: int, name: bytes) -> bytes:
-    """From the root; the parents' names are in their inodes."""
+    """Returns a name's path from the root; the parents' names are in their inodes."""
     parts = [name]
     while parent != ROOT:
         directory = load(t, parent)

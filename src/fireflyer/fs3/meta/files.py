@@ -13,6 +13,7 @@ from fireflyer.fs3.meta.context import (
     require,
     store,
 )
+from fireflyer.fs3.meta.directory_entries import DOTS, new_inode, put_entry
 from fireflyer.fs3.meta.inode import (
     DIRECTORY,
     FILE,
@@ -40,14 +41,16 @@ from fireflyer.fs3.meta.messages import (
     ReportLength,
     Truncate,
 )
-from fireflyer.fs3.meta.naming import DOTS, new_inode, put_entry
 from fireflyer.fs3.meta.walk import Place, child, entry, find, place
 
 _MASK = (1 << 64) - 1
 
 
 def seed_of(number: int) -> int:
-    """A file's seed: splitmix64's finalizer of its inode number, so equal runs give equal layouts."""
+    """Returns a file's seed: splitmix64's finalizer of its inode number.
+
+    Equal runs therefore give equal layouts.
+    """
     z = (number + 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -69,7 +72,9 @@ def new_file(t: Transaction, ctx: Context, at: Place, name: bytes, mode: int) ->
 
 
 def create(t: Transaction, ctx: Context, call: Create) -> Inode:
-    """open(O_CREAT), with O_EXCL if `exclusive`: follows symlinks otherwise, also to what is not there.
+    """Executes open(O_CREAT), with O_EXCL if `exclusive`.
+
+    Otherwise it follows symlinks, also to a target that does not exist.
 
     Raises:
         FileError: EEXIST, EISDIR, EACCES, ELOOP, and those of the walk.
@@ -98,7 +103,7 @@ def create(t: Transaction, ctx: Context, call: Create) -> Inode:
 
 
 def create_many(t: Transaction, ctx: Context, call: CreateMany) -> Inodes:
-    """create(exclusive) of several names in one directory; each has its own error."""
+    """Executes create(exclusive) for several names in one directory; each has its own error."""
     directory = load(t, call.inode)
     if directory.kind != DIRECTORY:
         raise FileError(errno.ENOTDIR)
@@ -138,18 +143,21 @@ def _opened(
 
 
 def open_file(t: Transaction, ctx: Context, call: Open) -> Inode:
-    """Raises:
-    FileError: EISDIR (a directory, for writing), ELOOP (a symlink, not followed), EACCES, ENOENT, ...
+    """Opens a file.
+
+    Raises:
+        FileError: EISDIR (a directory, for writing), ELOOP (a symlink, not followed), EACCES,
+            ENOENT, ...
     """
     inode = find(t, ctx.user, call.inode, call.path, call.follow)
     return _opened(t, ctx, inode, call.handle, call.path, read=call.read)
 
 
 def _session(t: Transaction, ctx: Context, number: int, handle: int) -> tuple[Inode, bytes]:
-    """The inode of a file that this client has open for writing.
+    """Returns the inode and session key of a file that this client has open for writing.
 
     Raises:
-        FileError: EBADF: it has not, or not any more.
+        FileError: EBADF: the client has no such session, or no longer.
     """
     key = session_key(number, ctx.client, handle)
     if t.get(key) is None:
@@ -158,8 +166,10 @@ def _session(t: Transaction, ctx: Context, number: int, handle: int) -> tuple[In
 
 
 def check_length(inode: Inode, length: int, path: bytes) -> None:
-    """Raises:
-    FileError: EINVAL (negative), EFBIG (beyond the last chunk that a file can have).
+    """Checks a length.
+
+    Raises:
+        FileError: EINVAL (negative), EFBIG (beyond the last chunk that a file can have).
     """
     if length < 0:
         raise FileError(errno.EINVAL, path)
@@ -168,7 +178,7 @@ def check_length(inode: Inode, length: int, path: bytes) -> None:
 
 
 def _reported(t: Transaction, ctx: Context, inode: Inode, length: int, version: int) -> bool:
-    """Whether the report was taken: not one that knows nothing of a truncate."""
+    """Stores a reported length; returns False if the report does not know of a truncation."""
     check_length(inode, length, b"inode %d" % inode.number)
     if version != inode.length_version:
         return False
@@ -180,7 +190,7 @@ def _reported(t: Transaction, ctx: Context, inode: Inode, length: int, version: 
 
 
 def _strip(ctx: Context, inode: Inode) -> None:
-    """Writing by others than root takes setuid and, of what a group may execute, setgid."""
+    """Removes setuid, and setgid if group-executable, when a user other than root writes."""
     if ctx.user.uid != 0:
         inode.mode &= ~(0o6000 if inode.mode & 0o010 else 0o4000)
 
@@ -213,12 +223,14 @@ def extend_stripe(t: Transaction, ctx: Context, call: ExtendStripe) -> Inode:
 
 
 _APPENDS = b"a"
-"""The row of a session that appends."""
+"""Row value of a session that appends."""
 
 
 def append(t: Transaction, ctx: Context, call: Append) -> Inode:
-    """Raises:
-    FileError: EBUSY: another session appends.
+    """Makes the session the only one that appends to the file.
+
+    Raises:
+        FileError: EBUSY: another session appends.
     """
     inode, key = _session(t, ctx, call.inode, call.handle)
     for other, value in t.get_range(*sessions_of(inode.number)):
@@ -229,8 +241,11 @@ def append(t: Transaction, ctx: Context, call: Append) -> Inode:
 
 
 def truncate(t: Transaction, ctx: Context, call: Truncate) -> Inode:
-    """Raises:
-    FileError: EISDIR, EINVAL (negative, or not a file), EFBIG, EACCES, EBADF (a handle that is not open).
+    """Sets the length of a file.
+
+    Raises:
+        FileError: EISDIR, EINVAL (negative, or not a file), EFBIG, EACCES, EBADF (a handle that is
+            not open).
     """
     if call.length < 0:
         raise FileError(errno.EINVAL, call.path)

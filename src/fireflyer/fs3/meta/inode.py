@@ -1,4 +1,4 @@
-"""What is stored: keys and values. Numbers in keys are big-endian, so that ranges are in order."""
+"""Stored keys and values. Numbers in keys are big-endian, so that ranges are in order."""
 
 import errno
 import struct
@@ -12,35 +12,37 @@ ROOT = 1
 FILE, DIRECTORY, SYMLINK = 1, 2, 3
 
 CHUNK_MIN, CHUNK_MAX = 4 << 10, 64 << 20
-"""Bytes of a chunk."""
+"""Smallest and largest chunk, in bytes."""
 NAME_MAX = 255
 PATH_MAX = 4096
 LINKS_FOLLOWED = 40
 
 
 class Layout(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Where chunks go; of a directory: what files made in it get (their seed is their own)."""
+    """Placement of chunks; a directory's is for files made in it, each with a seed of its own."""
 
     table: int
     table_version: int
     chunk_size: int
     """Bytes."""
     stripe: int
-    """How many chains a file uses."""
+    """Number of chains that a file uses."""
     seed: int = 0
 
 
 class Inode(msgspec.Struct, array_like=True, gc=False):
-    """A file, directory or symlink. Times are ns since 1970; `parent` and `name` are one of its names.
+    """File, directory or symlink. Times are ns since 1970; `parent` and `name` are one of its
+    names.
 
-    Of a directory in an answer, mtime, ctime and nlink are whole; as stored, `M` rows add to them.
+    A directory's mtime, ctime and nlink are complete in an answer; in the store, `M` rows add to
+    them.
     """
 
     format: int
     number: int
     kind: int
     mode: int
-    """The twelve permission bits."""
+    """Twelve permission bits."""
     uid: int
     gid: int
     nlink: int
@@ -50,28 +52,28 @@ class Inode(msgspec.Struct, array_like=True, gc=False):
     btime: int
     length: int
     length_version: int
-    """Grows with each truncate; a length reported for an older one is ignored."""
+    """Grows with each truncation; a length reported for an older version is ignored."""
     layout: Layout | None
     dyn_stripe: int
-    """Only the first `dyn_stripe` chains of the file's order may hold chunks of it."""
+    """Number of chains, from the first of the file's order, that may hold its chunks."""
     parent: int
     name: bytes
     target: bytes = b""
-    """Of a symlink."""
+    """Target of a symlink."""
 
     @property
     def length_max(self) -> int:
-        """Bytes that a file can have: an index of a chunk has 32 bits."""
+        """Maximum length of a file in bytes, because a chunk's index has 32 bits."""
         return (self.layout.chunk_size if self.layout is not None else CHUNK_MAX) << 32
 
     @property
     def chains(self) -> int:
-        """How many chains may hold chunks of this file."""
+        """Number of chains that may hold chunks of this file."""
         return min(self.layout.stripe, self.dyn_stripe) if self.layout is not None else 0
 
 
 def too_big(inode: Inode, path: str | bytes) -> FileError:
-    """EFBIG, with the limit."""
+    """Returns EFBIG, with the limit."""
     return FileError(errno.EFBIG, path, f"a file has at most 2^32 chunks: {inode.length_max} bytes")
 
 
@@ -80,10 +82,10 @@ _decode = msgspec.msgpack.Decoder(Inode).decode
 
 
 def decode(data: bytes) -> Inode:
-    """The inode in a row.
+    """Decodes the inode in a row.
 
     Raises:
-        Corrupted: it is none, or of another format.
+        Corrupted: the row is no inode, or has another format.
     """
     try:
         inode = _decode(data)
@@ -106,9 +108,9 @@ unpack_times = _TIMES.unpack
 
 ALLOCATOR = b"Ninode"
 FILES = b"Nfiles"
-"""Counter: inodes that have a name."""
+"""Counter of inodes that have a name."""
 UNLINKED = b"Nunlinked"
-"""Counter: files that have none, and are still open or not yet emptied."""
+"""Counter of files without a name that are still open or not yet emptied."""
 
 _pack = _NUMBER.pack
 
@@ -122,18 +124,18 @@ def entry_key(parent: int, name: bytes) -> bytes:
 
 
 def entries_range(parent: int, after: bytes = b"") -> tuple[bytes, bytes]:
-    """The names in a directory, behind `after`."""
+    """Returns the key range of the names in a directory, behind `after`."""
     begin = _pack(b"D", parent)
     return (begin + after + b"\0" if after else begin), _pack(b"D", parent + 1)
 
 
 def times_key(directory: int) -> bytes:
-    """mtime and ctime of the last change of a directory's names; written blindly."""
+    """Returns the key of mtime and ctime of a directory's names; the row is written unread."""
     return _pack(b"M", directory) + b"t"
 
 
 def subdirectories_key(directory: int) -> bytes:
-    """Counter: directories in a directory."""
+    """Returns the key of the counter of directories in a directory."""
     return _pack(b"M", directory) + b"n"
 
 
@@ -146,7 +148,7 @@ def other_name_key(number: int, parent: int, name: bytes) -> bytes:
 
 
 def rows_of(prefix: bytes, number: int) -> tuple[bytes, bytes]:
-    """All rows of one inode (or client) under a one-byte prefix."""
+    """Returns the key range of one inode's (or client's) rows under a one-byte prefix."""
     return _pack(prefix, number), _pack(prefix, number + 1)
 
 
@@ -155,13 +157,13 @@ def session_key(number: int, client: int, handle: int) -> bytes:
 
 
 def unpack_session(key: bytes) -> tuple[int, int, int]:
-    """(inode, client, handle)"""
+    """Returns (inode, client, handle)."""
     _, number, client, handle = _SESSION.unpack(key)
     return number, client, handle
 
 
 def sessions_of(number: int, client: int | None = None) -> tuple[bytes, bytes]:
-    """The sessions of an inode, or of one client on it."""
+    """Returns the key range of the sessions of an inode, or of one client on it."""
     if client is None:
         return rows_of(b"S", number)
     first = _pack(b"S", number) + client.to_bytes(8, "big")
@@ -177,5 +179,5 @@ def client_key(client: int) -> bytes:
 
 
 def number_in(key: bytes) -> int:
-    """The number behind a one-byte prefix."""
+    """Returns the number behind a one-byte prefix."""
     return int.from_bytes(key[1:9], "big")

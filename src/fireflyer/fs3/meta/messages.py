@@ -1,9 +1,9 @@
-"""Requests to a meta service and its answers: msgspec structs, one a call.
+"""Requests to a metadata service and its answers: a msgspec struct per call.
 
-Files are named by an inode and a path from it: `b""` is the inode itself, a path that begins with "/"
-starts at the root. Modes are the twelve permission bits, already masked by the caller's umask. Times are ns.
-`client` and `handle` are numbers that clients choose, above 0: a client's is unique among all, a handle's in
-its client.
+Files are named by an inode and a path from it: `b""` is the inode itself, a path that begins with
+"/" starts at the root. Modes are the twelve permission bits, already masked by the caller's umask.
+Times are ns. Clients choose the numbers `client` and `handle`, above 0: a client's is unique among
+all, a handle's within its client.
 """
 
 from typing import Annotated
@@ -15,20 +15,20 @@ from fireflyer.fs3.meta.inode import Inode, Layout
 INT64_MAX = (1 << 63) - 1
 Number = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 Signed = Annotated[int, msgspec.Meta(ge=-INT64_MAX, le=INT64_MAX)]
-"""What is of neither kind is refused where a request is decoded: keys hold numbers of 64 bits."""
+"""Integers of 64 bits, as in keys; decoding a request rejects numbers beyond these bounds."""
 Limit = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 
 OMIT = -1
-"""A time, an owner or a length that stays as it is."""
+"""Value that leaves a time, an owner or a length as it is."""
 NOW = -2
-"""A time: the server's."""
+"""Value of a time: the server's time."""
 
 NOREPLACE, EXCHANGE = 1, 2
 XATTR_CREATE, XATTR_REPLACE = 1, 2
 
 
 class User(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """On whose behalf."""
+    """User on whose behalf a call is made."""
 
     uid: Number
     gid: Number
@@ -36,11 +36,11 @@ class User(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Call(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What is asked."""
+    """Base of all calls."""
 
 
 class Stat(Call, frozen=True, tag="Stat"):
-    """Attributes: of a name (lookup), of a path (resolve), of an inode. Answer: Inode."""
+    """Returns the attributes of a name (lookup), a path (resolve) or an inode. Answer: Inode."""
 
     inode: Number
     path: bytes = b""
@@ -48,13 +48,19 @@ class Stat(Call, frozen=True, tag="Stat"):
 
 
 class StatMany(Call, frozen=True, tag="StatMany"):
-    """Answer: Inodes, one for each (inode, path); symlinks at the end are not followed."""
+    """Stats each (inode, path); symlinks at the end are not followed.
+
+    Answer: Inodes, one for each.
+    """
 
     targets: list[tuple[Number, bytes]]
 
 
 class ReadDirectory(Call, frozen=True, tag="ReadDirectory"):
-    """Names behind `after` in order of their bytes, with attributes if `plus`. Answer: Listing."""
+    """Lists names behind `after` in order of their bytes, with attributes if `plus`.
+
+    Answer: Listing.
+    """
 
     inode: Number
     path: bytes = b""
@@ -71,7 +77,7 @@ class ReadLink(Call, frozen=True, tag="ReadLink"):
 
 
 class Names(Call, frozen=True, tag="Names"):
-    """All names of an inode, as paths from the root; for root only. Answer: Blobs."""
+    """Returns all names of an inode, as paths from the root; for root only. Answer: Blobs."""
 
     inode: Number
 
@@ -116,7 +122,7 @@ class CreateMany(Call, frozen=True, tag="CreateMany"):
 
 
 class Open(Call, frozen=True, tag="Open"):
-    """Checks permissions; with a handle it is open for writing until Close. Answer: Inode."""
+    """Checks permissions; a handle opens the file for writing until Close. Answer: Inode."""
 
     inode: Number
     path: bytes = b""
@@ -128,7 +134,7 @@ class Open(Call, frozen=True, tag="Open"):
 class Close(Call, frozen=True, tag="Close"):
     """Ends a session; with a length also ReportLength. Answer: Inode.
 
-    A length that is not taken leaves the session.
+    If the length is not accepted, the session stays.
     """
 
     inode: Number
@@ -138,9 +144,10 @@ class Close(Call, frozen=True, tag="Close"):
 
 
 class ReportLength(Call, frozen=True, tag="ReportLength"):
-    """The largest end written. Answer: Inode; with another `length_version` it was not taken.
+    """Reports the largest end written. Answer: Inode; another `length_version` means not accepted.
 
-    The file was truncated since, then: the caller finds out what it wrote after that, and reports again.
+    In that case the file was truncated since. The client finds out what it wrote after that, and
+    reports again.
     """
 
     inode: Number
@@ -150,7 +157,10 @@ class ReportLength(Call, frozen=True, tag="ReportLength"):
 
 
 class ExtendStripe(Call, frozen=True, tag="ExtendStripe"):
-    """Before the first chunk at index `dyn_stripe` or beyond is written: `index` is its. Answer: Inode."""
+    """Extends the stripe before a chunk at index `dyn_stripe` or beyond is written.
+
+    `index` is that chunk's. Answer: Inode.
+    """
 
     inode: Number
     handle: Number
@@ -158,14 +168,14 @@ class ExtendStripe(Call, frozen=True, tag="ExtendStripe"):
 
 
 class Append(Call, frozen=True, tag="Append"):
-    """Before the first append: until its session ends, no other one appends to the file. Answer: Inode."""
+    """Makes the session the only appender until it ends; before the first append. Answer: Inode."""
 
     inode: Number
     handle: Number
 
 
 class Truncate(Call, frozen=True, tag="Truncate"):
-    """Sets the length; the chunks beyond it were cut before this call. Answer: Inode."""
+    """Sets the length; the client has removed the chunks beyond it before. Answer: Inode."""
 
     inode: Number
     path: bytes
@@ -206,7 +216,7 @@ class Rename(Call, frozen=True, tag="Rename"):
 
 
 class Link(Call, frozen=True, tag="Link"):
-    """A further name of a file. Answer: Inode."""
+    """Adds a name to a file. Answer: Inode."""
 
     inode: Number
     path: bytes
@@ -273,7 +283,10 @@ class RemoveXattr(Call, frozen=True, tag="RemoveXattr"):
 
 
 class SetLayout(Call, frozen=True, tag="SetLayout"):
-    """Of a directory (for files made later) or of an empty file that nobody writes. Answer: Inode."""
+    """Sets the layout of a directory (for files made later), or of an empty file.
+
+    No session may write the file. Answer: Inode.
+    """
 
     inode: Number
     path: bytes
@@ -281,23 +294,27 @@ class SetLayout(Call, frozen=True, tag="SetLayout"):
 
 
 class KeepAlive(Call, frozen=True, tag="KeepAlive"):
-    """The client lives; all of its sessions stay. Answer: Done."""
+    """Heartbeat of a client; all of its sessions stay. Answer: Done."""
 
 
 class EndClient(Call, frozen=True, tag="EndClient"):
-    """The client is finished, has closed its files and awaits no answers. Answer: Done."""
+    """Ends a client that has closed its files and awaits no answers. Answer: Done."""
 
 
 class Expire(Call, frozen=True, tag="Expire"):
-    """Forgets clients not seen for `timeout_ns`; names their files, of which the length must be asked from
-    the chains. For root only. Answer: Removals."""
+    """Forgets clients not seen for `timeout_ns`. For root only. Answer: Removals.
+
+    The answer names their open files. The length of these must be queried from the chains.
+    """
 
     timeout_ns: Number
 
 
 class Settle(Call, frozen=True, tag="Settle"):
-    """Ends the sessions of a vanished client on a file, with the length that its chains know. For root only.
-    Answer: Inode."""
+    """Ends a vanished client's sessions on a file, with the length that the file's chains report.
+
+    For root only. Answer: Inode.
+    """
 
     inode: Number
     client: Number
@@ -307,33 +324,35 @@ class Settle(Call, frozen=True, tag="Settle"):
 
 
 class Collect(Call, frozen=True, tag="Collect"):
-    """Files without names and sessions, behind inode `after`: their chunks are to be removed. For root only.
-    Answer: Removals."""
+    """Lists files without names and sessions behind inode `after`, to remove their chunks.
+
+    For root only. Answer: Removals.
+    """
 
     after: Number = 0
     limit: Limit = 256
 
 
 class Collected(Call, frozen=True, tag="Collected"):
-    """The chunks of these files are removed. For root only. Answer: Done."""
+    """Confirms that the chunks of these files are removed. For root only. Answer: Done."""
 
     inodes: list[Number]
 
 
 class Done(
     msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
-):  # another answer is none
-    """It is done."""
+):  # no other answer decodes as this one
+    """Answer of a call that returns nothing."""
 
 
 class Inodes(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One inode or POSIX error number for each thing asked."""
+    """One inode or POSIX error number for each item of the call."""
 
     items: list[Inode | int]
 
 
 class Listing(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """(name, inode, kind) in order; `inodes` likewise where attributes were asked."""
+    """Page of (name, inode, kind) in order; `inodes` likewise if attributes were requested."""
 
     entries: list[tuple[bytes, int, int]]
     inodes: list[Inode]
@@ -349,7 +368,7 @@ class Blobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Counts(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Of the whole file system."""
+    """Counters of the whole file system."""
 
     files: int
     name_max: int
@@ -359,14 +378,14 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Removal(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A file whose first `chains` chains must be asked (Expire) or emptied of it (Collect)."""
+    """File whose first `chains` chains must be queried (Expire) or emptied of it (Collect)."""
 
     inode: Number
     layout: Layout
     chains: int
     length_version: int
     client: Number = 0
-    """Of Expire: whose sessions."""
+    """Client whose sessions these are (Expire only)."""
 
 
 class Removals(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -407,11 +426,11 @@ Answer = Inode | Inodes | Listing | Blob | Blobs | Counts | Removals | Done
 
 
 class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One call of one client.
+    """Call of a client.
 
-    A `number` above 0 names the request for ever within its client: sent again, it is not done again but
-    answered as the first time. The client has the answers of all its requests up to `acknowledged`.
-    `again`: it was sent before, so copies of it may still be on their way.
+    A `number` above 0 is an idempotency key of its client, for ever: a request sent again is not
+    executed again but answered as the first time. The client has the answers of all its requests up
+    to `acknowledged`. `again`: the request was sent before, so copies of it may still be in flight.
     """
 
     user: User

@@ -1,7 +1,7 @@
-"""What a metadata service counts, for Prometheus.
+"""Prometheus metrics of a metadata service.
 
-Thread contract: `done` from any thread and cheap, for it is on the path of every request: it notes what was
-done, and whoever finds many notes, or is asked for figures, counts them.
+Thread contract: `done` may be called from any thread. It is on the path of every request, so it
+only notes the request. A call that finds many notes, or a scrape, counts them.
 """
 
 import errno
@@ -22,38 +22,39 @@ from fireflyer.errors import FileError, FireflyerError
 
 PREFIX = "fireflyer_fs3_meta"
 BOUNDS = [2.0**power for power in range(-15, 4)]
-"""Of the buckets, in s: 31 us to 8 s."""
+"""Bounds of the buckets, in s: 31 us to 8 s."""
 NOTES = 1024
 
 
 def name_of(error: FireflyerError) -> str:
-    """ENOENT and the like of a FileError, else its class."""
+    """Returns the errno name of a FileError (ENOENT, ...), else the error's class name."""
     if isinstance(error, FileError):
         return errno.errorcode.get(error.errno or 0, "FileError")
     return type(error).__name__
 
 
 class Operations:
-    """Requests by kind: how long they took, and what was refused."""
+    """Requests by kind: durations and errors."""
 
     def __init__(
         self, store: Callable[[], Mapping[str, int]], unlinked: Callable[[], int | None]
     ) -> None:
-        """
+        """Registers the metrics in a registry of their own.
+
         Args:
-            store: gives the counters of `SqliteEngine.statistics`.
-            unlinked: how many files without a name there are; None: it is not known.
+            store: returns the counters of `SqliteEngine.statistics`.
+            unlinked: returns the number of files without a name; None: it is not known.
         """
         self._store, self._unlinked = store, unlinked
         self._notes: deque[tuple[str, float, str]] = deque()
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards the two attributes below
         self._times: dict[str, list[float]] = {}  # by kind: each bucket's count, then the sum
         self._errors: dict[tuple[str, str], int] = {}
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
     def done(self, kind: str, seconds: float, error: str = "") -> None:
-        """A request was answered; `error` names what was raised."""
+        """Notes an answered request; `error` names the error that it raised."""
         self._notes.append((kind, seconds, error))
         if len(self._notes) >= NOTES and self._lock.acquire(blocking=False):
             try:

@@ -16,6 +16,14 @@ from fireflyer.fs3.meta.context import (
     store,
 )
 from fireflyer.fs3.meta.directories import path_of
+from fireflyer.fs3.meta.directory_entries import (
+    DOTS,
+    add_name,
+    drop_name,
+    free_place,
+    new_inode,
+    put_entry,
+)
 from fireflyer.fs3.meta.inode import (
     DIRECTORY,
     FILES,
@@ -27,15 +35,16 @@ from fireflyer.fs3.meta.inode import (
     rows_of,
 )
 from fireflyer.fs3.meta.messages import Blob, Blobs, Done, Link, Names, ReadLink, Symlink, Unlink
-from fireflyer.fs3.meta.naming import DOTS, add_name, drop_name, free_place, new_inode, put_entry
 from fireflyer.fs3.meta.walk import child, find, place
 
 LINKS_MAX = 1 << 31
 
 
 def unlink(t: Transaction, ctx: Context, call: Unlink) -> Done:
-    """Raises:
-    FileError: EISDIR, EACCES, EPERM (sticky), and those of the walk.
+    """Removes a name of a file or symlink.
+
+    Raises:
+        FileError: EISDIR, EACCES, EPERM (sticky), and those of the walk.
     """
     path = call.path
     at = place(t, ctx.user, call.inode, path)
@@ -53,8 +62,10 @@ def unlink(t: Transaction, ctx: Context, call: Unlink) -> Done:
 
 
 def link(t: Transaction, ctx: Context, call: Link) -> Inode:
-    """Raises:
-    FileError: EPERM (a directory), EEXIST, EACCES, EMLINK, ENOENT (no name is left), ...
+    """Adds a name to a file.
+
+    Raises:
+        FileError: EPERM (a directory), EEXIST, EACCES, EMLINK, ENOENT (no name is left), ...
     """
     inode = find(t, ctx.user, call.inode, call.path, call.follow)
     at = free_place(t, ctx, call.new_inode, call.new_path, directory=False)
@@ -69,8 +80,10 @@ def link(t: Transaction, ctx: Context, call: Link) -> Inode:
 
 
 def symlink(t: Transaction, ctx: Context, call: Symlink) -> Inode:
-    """Raises:
-    FileError: EEXIST, EACCES, ENAMETOOLONG, ENOENT (an empty target), EINVAL (NUL), ...
+    """Makes a symlink.
+
+    Raises:
+        FileError: EEXIST, EACCES, ENAMETOOLONG, ENOENT (an empty target), EINVAL (NUL), ...
     """
     target = call.target
     if not target:

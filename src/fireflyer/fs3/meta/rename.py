@@ -15,18 +15,24 @@ from fireflyer.fs3.meta.context import (
     store,
 )
 from fireflyer.fs3.meta.directories import require_empty
+from fireflyer.fs3.meta.directory_entries import (
+    DOTS,
+    drop_directory,
+    drop_name,
+    move_name,
+    put_entry,
+)
 from fireflyer.fs3.meta.inode import DIRECTORY, ROOT, Inode, entry_key, subdirectories_key
 from fireflyer.fs3.meta.messages import EXCHANGE, NOREPLACE, Done, Rename
-from fireflyer.fs3.meta.naming import DOTS, drop_directory, drop_name, move_name, put_entry
 from fireflyer.fs3.meta.walk import Place, child, entry, place
 
 
 def rename(t: Transaction, ctx: Context, call: Rename) -> Done:
-    """Moves what is at one place to another, over what may be there, in one step.
+    """Moves an entry to another place in one step, over what may be there; or exchanges both.
 
     Raises:
-        FileError: EINVAL (into itself, ".", unknown flags), EEXIST, ENOTEMPTY, EISDIR, ENOTDIR, EBUSY (root),
-            EACCES, EPERM (sticky), and those of the walk.
+        FileError: EINVAL (into itself, ".", unknown flags), EEXIST, ENOTEMPTY, EISDIR, ENOTDIR,
+            EBUSY (root), EACCES, EPERM (sticky), and those of the walk.
     """
     if call.flags not in (0, NOREPLACE, EXCHANGE):
         raise FileError(errno.EINVAL, call.path)
@@ -68,7 +74,7 @@ def _check(
     moved: Inode,
     replaced: Inode | None,
 ) -> None:
-    """Permissions, and that no directory would come to lie in itself."""
+    """Checks permissions, and that no directory would come to lie in itself."""
     user = ctx.user
     require(user, old.directory, WRITE | SEARCH, call.path)
     require(user, new.directory, WRITE | SEARCH, call.new_path)
@@ -85,7 +91,7 @@ def _check_move(
 ) -> None:
     if moved.kind != DIRECTORY or old.directory.number == new.directory.number:
         return
-    # Its ".." changes, which is a write to it.
+    # The directory's ".." changes, which is a write to the directory.
     require(ctx.user, moved, WRITE, path)
     above = new.directory
     while True:

@@ -1,7 +1,8 @@
-"""Executes requests on an engine: idempotency, inode numbers, who was seen when. No network.
+"""Executes requests on an engine: idempotency, inode numbers, liveness of clients. No network.
 
-Thread contract: `execute` and `execute_many` from any thread; requests given together share commits.
-Invariants: nothing is answered before it is durable; an inode number is given once, for ever.
+Thread contract: `execute` and `execute_many` from any thread; requests given together share
+commits.
+Invariants: an answer is returned only once it is durable; an inode number is given once, for ever.
 """
 
 import os
@@ -103,27 +104,30 @@ def initialize(t: Transaction, now: int, layout: Layout = DEFAULT_LAYOUT) -> Non
 
 
 def is_made(t: Transaction) -> bool:
-    """Whether there is a root directory: the file system was set up before."""
+    """Returns whether there is a root directory: the file system was set up before."""
     return t.get(inode_key(ROOT)) is not None
 
 
 def is_reading(request: Request) -> bool:
-    """Whether a request changes nothing, and so need not wait for those that do."""
+    """Returns whether a request changes nothing, and so need not wait for writes."""
     return type(request.call) in _READS
 
 
 def _stays(request: Request) -> bool:
-    """Whether something of the client is kept, an answer or an open file; only then it is noted as seen."""
+    """Returns whether the store keeps an answer or an open file of the client.
+
+    Only then the client is noted as seen.
+    """
     if request.client == 0 or isinstance(request.call, messages.EndClient):
         return False
     return request.number > 0 or getattr(request.call, "handle", 0) > 0
 
 
-REFUSED = b"\xc1"  # begins no msgpack: a recorded refusal follows
+REFUSED = b"\xc1"  # no msgpack begins with it: a recorded refusal follows
 
 
 def _refusal(error: FireflyerError) -> bytes:
-    """What a refused request leaves."""
+    """Returns the record of a refused request; raises errors that leave none."""
     if isinstance(error, FileError):
         path = os.fsencode(error.filename or "")  # a name need not be UTF-8
         return REFUSED + encode((error.errno or 0, path, error.detail))
@@ -131,7 +135,7 @@ def _refusal(error: FireflyerError) -> bytes:
 
 
 def _recorded(record: bytes) -> msgspec.Raw | FireflyerError:
-    """The answer in a record, still encoded."""
+    """Returns the answer in a record, still encoded, or the recorded error."""
     if record.startswith(REFUSED):
         return FileError(*msgspec.msgpack.decode(record[1:], type=tuple[int, bytes, str]))
     return msgspec.Raw(record)
@@ -142,7 +146,7 @@ def _answer(request: Request, raw: msgspec.Raw) -> Answer | FireflyerError:
         return _DECODERS[type(request.call)](raw)
     except (msgspec.DecodeError, ValueError):
         return ProtocolMismatch(
-            f"request {request.number} of client {request.client} was another one before"
+            f"request number {request.number} of client {request.client} was used for another request"
         )
 
 
@@ -155,7 +159,10 @@ class Numbers:
         self._next = self._end = 0
 
     def take(self, count: int) -> int:
-        """The first of so many numbers in a row. Not for use while a transaction is open."""
+        """Returns the first of `count` numbers in a row.
+
+        Not for use while a transaction is open.
+        """
         with self._lock:
             if self._end - self._next < count:
                 size = max(count, NUMBERS_AT_ONCE)
@@ -173,20 +180,20 @@ class Numbers:
 
 
 def _made(call: messages.Call) -> int:
-    """How many inodes a call may make."""
+    """Returns the maximum number of inodes that a call makes."""
     if isinstance(call, messages.CreateMany):
         return len(call.names)
     return int(isinstance(call, messages.Create | messages.MakeDirectory | messages.Symlink))
 
 
 class Folders:
-    """Numbers of directories by their paths, as they last were: guesses, of use for reading ahead only."""
+    """Cache of directory numbers by path. It may be outdated, so it serves only to read ahead."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, bytes], int] = {}
 
     def keys(self, call: Any) -> tuple[bytes, ...]:
-        """What a call will read, if it is a call on the last name of a path and the guess is right."""
+        """Returns the keys that a call on a path's last name will read, if the cache is right."""
         path, start = getattr(call, "path", None), getattr(call, "inode", 0)
         if not path:
             return (inode_key(start),) if start else ()
@@ -207,12 +214,12 @@ class Folders:
 
 
 class MetaService:
-    """The metadata of one file system on an engine, which the caller closes.
+    """Metadata of one file system on an engine, which the caller closes.
 
     Args:
         engine: the store; an empty one gets a root directory with `layout`.
-        now: the time in ns since 1970.
-        session_ns: how long a client that is not seen keeps its sessions; used to refresh it in time.
+        now: returns the time in ns since 1970.
+        session_ns: how long an unseen client keeps its sessions; determines when it is refreshed.
     """
 
     def __init__(
@@ -234,18 +241,19 @@ class MetaService:
         run(engine, lambda t: initialize(t, now(), layout))
 
     def use_table(self, table: int, version: int, chains: int) -> None:
-        """From now on new files use this version of the table, and no more chains than it has.
+        """Makes new files use this version of the table, with at most its number of chains.
 
-        Without one they use the version and the stripe that their directory names. Any thread.
+        Without a call, new files use the version and the stripe that their directory names. Any
+        thread.
         """
         self._tables = {**self._tables, table: (version, chains)}
 
     def execute(self, request: Request) -> Answer:
-        """Does what a request asks; durable when it returns.
+        """Executes a request; durable when it returns.
 
         Raises:
-            FileError: it cannot be done, and nothing was.
-            Unavailable: too many conflicts. StorageError: the store failed; done or not.
+            FileError: the request was refused, and nothing was changed.
+            Unavailable: too many conflicts. StorageError: the store failed; executed or not.
         """
         (answer,) = self.execute_many((request,))
         if isinstance(answer, FireflyerError):
@@ -253,9 +261,10 @@ class MetaService:
         return answer
 
     def execute_many(self, requests: Sequence[Request]) -> list[Answer | FireflyerError]:
-        """Executes independent requests, as if by as many callers at once: reads first, then writes.
+        """Executes independent requests, as if by as many callers at once: reads first, then
+        writes.
 
-        A request's own error stands in its place.
+        The error of a request is returned in its place.
 
         Raises:
             StorageError: as `execute`, for all of them.
@@ -268,7 +277,7 @@ class MetaService:
     def answer_many(
         self, requests: Sequence[Request]
     ) -> list[Answer | msgspec.Raw | FireflyerError]:
-        """Likewise, for who sends the answers on: those that are kept are as they are in the store."""
+        """Executes requests for a caller that forwards the answers: recorded ones stay encoded."""
         now = self._now()
         answers: list[Any] = [None] * len(requests)
         writes: list[tuple[int, Request, Job[bytes | Answer]]] = []
@@ -311,11 +320,13 @@ class MetaService:
         if ends or clear_to - self._cleared.get(client, 0) < RECORDS_KEPT:
             clear_to = 0
         else:
-            self._cleared[client] = clear_to  # should it fail, the next one clears these too
+            self._cleared[client] = clear_to  # if this fails, the next request clears these, too
 
         def body(t: Transaction) -> bytes | Answer:
             if kept and number <= counter(t.get(record_key(client, 0))):
-                raise Stale(f"request {number} of client {client} was answered and forgotten")
+                raise Stale(
+                    f"request {number} of client {client} was answered, and its answer is no longer stored"
+                )
             answer = operation(t, context, call)
             self._folders.learn(call, answer)
             if refresh:
@@ -338,7 +349,7 @@ class MetaService:
         )
 
     def _done(self, request: Request, result: Any, now: int) -> Any:
-        """The answer for a job's result. Remembers what need not be written again for this client."""
+        """Returns the answer for a job's result; remembers that the client was written as seen."""
         if isinstance(result, bytes):
             result = _recorded(result)
         if isinstance(result, FireflyerError):

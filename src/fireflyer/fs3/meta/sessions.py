@@ -1,12 +1,13 @@
-"""Clients that vanish and files without names: what a shell must ask and remove, and what ends it.
+"""Vanished clients and files without names: the steps that end sessions and remove chunks.
 
-A shell runs in rounds: `expire`; for each file it names, ask its chains for the length, then `settle`;
-`collect`; for each file it names, remove its chunks from its chains, then `collected`. Each step may be
-repeated.
+A shell runs in rounds: `expire`; for each file returned, query its chains for the length, then
+`settle`; `collect`; for each file returned, remove its chunks from its chains, then `collected`.
+Each step may be repeated.
 """
 
 from fireflyer.fs3.kv.transaction import Transaction
 from fireflyer.fs3.meta.context import Context, load, require_root, store
+from fireflyer.fs3.meta.directory_entries import forget_inode
 from fireflyer.fs3.meta.files import check_length
 from fireflyer.fs3.meta.inode import (
     FILE,
@@ -32,13 +33,12 @@ from fireflyer.fs3.meta.messages import (
     Removals,
     Settle,
 )
-from fireflyer.fs3.meta.naming import forget_inode
 
 PAGE = 1024
 
 
 def seen(t: Transaction, client: int, now: int) -> None:
-    """The client lives."""
+    """Records that the client is alive."""
     t.set(client_key(client), now.to_bytes(8, "big"))
 
 
@@ -48,7 +48,7 @@ def keep_alive(t: Transaction, ctx: Context, call: KeepAlive) -> Done:
 
 
 def end_client(t: Transaction, ctx: Context, call: EndClient) -> Done:
-    """The client's record goes when its sessions are settled, which is at once if it closed its files."""
+    """Forgets the client once its sessions are settled: at once if it closed its files."""
     if _open_files(t, {ctx.client}):
         t.set(client_key(ctx.client), bytes(8))
     else:
@@ -66,9 +66,10 @@ def _expired(value: bytes | None, now: int, timeout: int) -> bool:
 
 
 def _open_files(t: Transaction, clients: set[int]) -> dict[tuple[int, int], None]:
-    """(inode, client) of these clients' sessions, by a scan of all sessions.
+    """Returns (inode, client) of these clients' sessions, by a scan of all sessions.
 
-    Not a conflict with every open: who opens a file after it was not seen for long writes its `C` row again.
+    The scan does not conflict with every open, because a client that opens a file after a long
+    silence writes its `C` row again.
     """
     found: dict[tuple[int, int], None] = {}
     begin, end = b"S", b"T"
@@ -82,7 +83,7 @@ def _open_files(t: Transaction, clients: set[int]) -> dict[tuple[int, int], None
 
 
 def expire(t: Transaction, ctx: Context, call: Expire) -> Removals:
-    """Forgets the expired clients that have nothing open; names the files of the others."""
+    """Forgets expired clients without open files; returns the open files of the others."""
     require_root(ctx.user)
     gone: set[int] = set()
     for key, value in t.snapshot_range(b"C", b"D"):
@@ -107,7 +108,10 @@ def _removal(inode: Inode, client: int = 0) -> Removal:
 
 
 def settle(t: Transaction, ctx: Context, call: Settle) -> Inode:
-    """The length that the chains know, unless the file was truncated since; nothing if the client is back."""
+    """Stores the length that the chains report, and ends the client's sessions on the file.
+
+    The length is ignored if the file was truncated since. Nothing changes if the client is back.
+    """
     require_root(ctx.user)
     inode = load(t, call.inode)
     last_seen = t.get(client_key(call.client))
@@ -142,7 +146,7 @@ def collect(t: Transaction, ctx: Context, call: Collect) -> Removals:
 
 
 def collected(t: Transaction, ctx: Context, call: Collected) -> Done:
-    """The inodes go; those that have a name, a session or are gone already are passed over."""
+    """Removes these inodes, except those that have a name or a session, or are gone already."""
     require_root(ctx.user)
     for number in call.inodes:
         data = t.get(inode_key(number))

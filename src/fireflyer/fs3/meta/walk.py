@@ -1,4 +1,4 @@
-"""From an inode and a path to an inode, or to the directory and the name at the path's end."""
+"""Path resolution: from an inode and a path to an inode, or to a directory and the last name."""
 
 import errno
 
@@ -19,7 +19,7 @@ from fireflyer.fs3.meta.messages import User
 
 
 class Place:
-    """The directory and the last name of a path; `slash` if something must be a directory there."""
+    """Directory and last name of a path; `slash` if the path requires a directory there."""
 
     __slots__ = ("directory", "name", "slash")
 
@@ -30,7 +30,7 @@ class Place:
 
 
 def find(t: Transaction, user: User, start: int, path: bytes, follow: bool = True) -> Inode:
-    """The inode at a path.
+    """Returns the inode at a path.
 
     Raises:
         FileError: ENOENT, ENOTDIR, EACCES (no search), ELOOP, ENAMETOOLONG, EINVAL (NUL).
@@ -43,7 +43,9 @@ def find(t: Transaction, user: User, start: int, path: bytes, follow: bool = Tru
 
 
 def place(t: Transaction, user: User, start: int, path: bytes) -> Place:
-    """The directory that holds the path's last name, which need not exist and may be "." or "..".
+    """Returns the directory that holds the path's last name, and the name.
+
+    The name need not exist and may be "." or "..".
 
     Raises:
         FileError: as `find`; ENOENT for an empty path.
@@ -61,7 +63,7 @@ def place(t: Transaction, user: User, start: int, path: bytes) -> Place:
 
 
 def entry(t: Transaction, directory: Inode, name: bytes) -> int | None:
-    """The inode's number behind a name in a directory."""
+    """Returns the inode number of a name in a directory, or None."""
     value = t.get(entry_key(directory.number, name))
     if value is None:
         return None
@@ -71,10 +73,10 @@ def entry(t: Transaction, directory: Inode, name: bytes) -> int | None:
 
 
 def child(t: Transaction, at: Place, path: bytes) -> Inode:
-    """The inode at a place.
+    """Returns the inode at a place.
 
     Raises:
-        FileError: ENOENT; ENOTDIR where the path ends in a slash and it is no directory.
+        FileError: ENOENT; ENOTDIR if the path ends in a slash and the inode is no directory.
     """
     number = entry(t, at.directory, at.name)
     if number is None:

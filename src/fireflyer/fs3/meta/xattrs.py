@@ -66,8 +66,11 @@ def list_xattrs(t: Transaction, ctx: Context, call: ListXattrs) -> Blobs:
 
 
 def set_xattr(t: Transaction, ctx: Context, call: SetXattr) -> Done:
-    """Raises:
-    FileError: EEXIST (XATTR_CREATE), ENODATA (XATTR_REPLACE), E2BIG, EOPNOTSUPP (other namespaces), ...
+    """Sets an extended attribute.
+
+    Raises:
+        FileError: EEXIST (XATTR_CREATE), ENODATA (XATTR_REPLACE), E2BIG, EOPNOTSUPP (other
+            namespaces), ...
     """
     inode = find(t, ctx.user, call.inode, call.path, call.follow)
     _check(ctx, inode, call.name, WRITE, call.path)

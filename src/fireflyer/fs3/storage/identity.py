@@ -1,4 +1,4 @@
-"""Which node and which file system a node's folder belongs to: its file `identity`."""
+"""File `identity` of a node's folder: the node and the file system that the folder belongs to."""
 
 import secrets
 from pathlib import Path
@@ -24,10 +24,10 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def of_folder(folder: Path) -> Identity:
-    """What the file in a node's folder says; it is made where there is none.
+    """Returns the identity of a node's folder; makes the file if there is none.
 
     Raises:
-        ConfigError: it cannot be read or written.
+        ConfigError: the file cannot be read or written, or is damaged.
     """
     path = folder / FILE
     try:

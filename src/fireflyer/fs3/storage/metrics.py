@@ -1,4 +1,4 @@
-"""What a storage node counts, for Prometheus."""
+"""Prometheus metrics of a storage node."""
 
 import time
 from collections.abc import Iterator
@@ -23,44 +23,45 @@ FIRST_NS = 1 << 13
 
 _COUNTERS = {
     "read_bytes": "bytes sent to readers",
-    "written_bytes": "bytes that came from writers",
+    "written_bytes": "bytes received from writers",
     "reads": "pieces of chunks read",
     "writes": "writes to chunks",
-    "messages": "messages of other targets",
-    "refused": "frames that were none of the protocol",
-    "mismatched": "frames whose bytes did not fit their CRCs when they came",
+    "messages": "messages from other targets",
+    "refused": "frames that did not follow the protocol",
+    "mismatched": "received frames whose bytes did not match their CRCs",
     "reported": "chunks that readers found damaged",
 }
 _GAUGES = {
     "connections": "open connections",
-    "buffer_bytes": "memory of payloads under way",
-    "buffer_limit": "what buffer_bytes can be at most",
+    "buffer_bytes": "memory of payloads in flight",
+    "buffer_limit": "maximum of buffer_bytes",
     "jobs": "jobs that wait for a worker",
-    "ready": "answers in memory that clients did not ask for yet",
+    "ready": "answers in memory that clients have not fetched yet",
     "index_bytes": "memory of the chunks' indexes",
 }
 _TARGET_COUNTERS = {
     "groups": "group commits of the log",
-    "applied": "writes that these made durable",
-    "checked": "chunks read by the scrub, or because a reader found them damaged",
-    "damaged": "chunks of those whose bytes did not fit their CRCs",
+    "applied": "writes that group commits made durable",
+    "checked": "chunks checked by the scrub, or after a reader found them damaged",
+    "damaged": "checked chunks whose bytes did not match their CRCs",
+    "mended": "damaged pieces of log and index restored from their copies when the store opened",
 }
 _TARGET_GAUGES = {
     "chunks": "chunks",
     "bytes": "bytes in chunks",
     "extent_bytes": "bytes of disk that chunks take",
     "log_bytes": "bytes of log since the last snapshot",
-    "busy_chunks": "chunks with something under way: writes, repairs, resynchronisation",
+    "busy_chunks": "chunks with a pending write, repair or resynchronisation",
 }
 _TIMINGS = {
     "read": "of a frame of reads, from its arrival to its answer",
-    "write": "of a frame of writes, likewise",
+    "write": "of a frame of writes, from its arrival to its answer",
     "sync": "of a group commit",
 }
 
 
 class StorageCollector:
-    """Asks a node when it is asked."""
+    """Collector that queries the node at each scrape."""
 
     def __init__(self, node: "StorageNode") -> None:
         self._node = node
@@ -101,7 +102,7 @@ class StorageCollector:
             rows = [([name, str(t), str(its["chain"])], its[key]) for t, its in targets.items()]
             yield _gauge(f"target_{key}", what, labels, rows)
         rows = [([name, str(t), str(its["chain"])], its["scrubbed"]) for t, its in targets.items()]
-        what = "when the last scrub of it was done, in s since 1970; 0: never"
+        what = "time of the last complete scrub, in s since 1970; 0: never"
         yield _gauge("target_scrubbed_timestamp_seconds", what, labels, rows)
         states = [
             (Public(int(its["role"])), LocalState(int(its["local"]))) for its in targets.values()
@@ -117,7 +118,7 @@ class StorageCollector:
             ([name, local.name.lower()], float(sum(at == local for _, at in states)))
             for local in LocalState
         ]
-        what = "targets by what they say of themselves"
+        what = "targets by the state that they report"
         yield _gauge("targets_local", what, ["node", "state"], counted)
 
     def _node_itself(self) -> Iterator[Metric]:
@@ -125,11 +126,11 @@ class StorageCollector:
         size, free = node.space()
         for key, what, value in (
             ("disk_bytes", "size of the disk of the targets", size),
-            ("disk_free_bytes", "free space of it", free),
-            ("disk_kept_bytes", "of which writes leave so much free", node.settings.reserve),
-            ("refuses_writes", "1: its disk is too full for a whole chunk", float(node.refuses)),
+            ("disk_free_bytes", "free space of that disk", free),
+            ("disk_kept_bytes", "space that writes leave free on that disk", node.settings.reserve),
+            ("refuses_writes", "1: the disk is too full for a whole chunk", float(node.refuses)),
             ("faults", "targets that are not open or faulty", len(node.faults)),
-            ("lease_seconds", "how long the lease still runs", node.lease_ends - time.monotonic()),
+            ("lease_seconds", "remaining time of the lease", node.lease_ends - time.monotonic()),
         ):
             yield _gauge(key, what, ["node"], [([name], value)])
 
@@ -144,7 +145,7 @@ def _gauge(
 
 
 def _cumulated(buckets: list[int]) -> list[tuple[str, float]]:
-    """As Prometheus has them: how many took at most so many seconds."""
+    """Converts buckets to Prometheus' form: (bound in s, how many took at most as long)."""
     rows, count = [], 0
     for at, here in enumerate(buckets):
         count += here

@@ -1,4 +1,4 @@
-"""The agent of a storage node: its registration and lease, and what the manager says to its targets."""
+"""Agent of a storage node: its registration and lease, and the manager's orders to its targets."""
 
 import contextlib
 import os
@@ -10,14 +10,14 @@ from pathlib import Path
 from fireflyer import __version__
 from fireflyer._native.fs3 import io
 from fireflyer.errors import ConfigError, FireflyerError, Stale, StorageError
-from fireflyer.fs3.lines import Door, dial
-from fireflyer.fs3.local import advertised, new_socket
+from fireflyer.fs3.data_connections import Acceptor, dial
 from fireflyer.fs3.manager.chains import Local, LocalState
 from fireflyer.fs3.manager.core import Registered, TargetVitals, Vitals
 from fireflyer.fs3.manager.leases import NodeLease
 from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.routing import SLOTS, Routing
 from fireflyer.fs3.roles import Role
+from fireflyer.fs3.same_node import advertised, new_socket
 from fireflyer.fs3.storage import identity
 from fireflyer.fs3.storage.lost import Files, no_folder, other_store
 from fireflyer.fs3.storage.scrub import BEGIN, STEP_CHUNKS, ScrubLog, pause_before
@@ -25,35 +25,36 @@ from fireflyer.log import speaker
 from fireflyer.rpc.proof import Secret
 
 PAUSE_S = 0.2
-"""Between attempts to reach a node, or to open a target's store again."""
+"""Seconds between attempts to reach a node, or to open a target's store again."""
 LINES_AT_ONCE = 16
-"""Of the log about single chunks; others are counted."""
+"""Maximum log lines about single chunks at a time; further chunks are counted."""
 FOLDERS_EVERY_S = 1.0
-"""How often the node looks whether its targets' folders are still there."""
+"""Seconds between checks that the targets' folders are still there."""
 FAULTY = (
-    "faulty: its store is new, was emptied or is incomplete, or differs from what its chain has; "
-    "it is filled anew while another target serves"
+    "faulty: its store is new, empty or incomplete, its log or index is damaged beyond its copies, "
+    "or it differs from the data of its chain; it is filled again while another target serves"
 )
 Place = tuple[int, int] | None
-"""Device and inode of the file that tells what a target's folder is; None: it is not there."""
+"""Device and inode of a target's folder; None: the folder or its identity file is not there."""
 VITALS_EVERY_S = 1.0
-"""How often a heartbeat says how the node is; every one says what a chain depends on."""
+"""Seconds between heartbeats with vitals; every heartbeat has what a chain depends on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeSettings:
-    """How a storage node is set up.
+    """Settings of a storage node.
 
     Attributes:
         directory: holds a folder per target.
         name: stays the same from start to start.
         listen: address of the data service; port 0 for any.
-        advertise: under which others reach it, if not under `listen`.
-        targets: how many it has.
+        advertise: address at which others reach it, if not `listen`.
+        targets: number of its targets.
         workers, buffers: see `io.Node`.
         reserve: bytes of the disk that writes leave free, for logs and repair.
-        chunk: bytes of a usual chunk: with less room than that above the reserve the node calls itself full.
-        scrub_s: within which time each chunk is read and checked once; 0: never.
+        chunk: bytes of a usual chunk; with less room above the reserve, the node reports itself
+            full.
+        scrub_s: time within which each chunk is read and checked once; 0: never.
         metrics: URL of this process's metrics, for people.
     """
 
@@ -77,13 +78,14 @@ class NodeSettings:
 
 
 class StorageNode:
-    """A running node, from the constructor to `close`.
+    """Running node, from the constructor to `close`.
 
     Attributes:
         address: of its data service.
         number: given by the manager.
         ended: set when the node stopped by itself.
-        why_ended: why it did: another process has taken its place, or the manager is another file system's.
+        why_ended: the reason: another process has taken its place, or the manager is another file
+            system's.
     """
 
     def __init__(
@@ -93,11 +95,11 @@ class StorageNode:
         secret: Secret,
         ended: threading.Event | None = None,
     ) -> None:
-        """Waits for the manager. `ended` may be shared with other nodes.
+        """Starts the node and waits for the manager. `ended` may be shared with other nodes.
 
         Raises:
-            ConfigError: if the directory, address or node cannot be used as asked.
-            WireError: if no manager answers.
+            ConfigError: the directory, address or node cannot be used as requested.
+            WireError: no manager answers.
         """
         self.settings = settings
         self.ended = ended or threading.Event()
@@ -105,24 +107,24 @@ class StorageNode:
         self._log = speaker("fs3", "storage", settings.name)
         self._scrubbed = ScrubLog(settings.directory)
         self._answered: dict[int, int] = {}  # by target: the newest request that its scrub has met
-        self._hurry = threading.Event()  # the scrub is not to wait: there is a request, or the end
+        self._hurry = threading.Event()  # the scrub must not wait: there is a request, or the end
         self._full = False
-        self._told = 0.0  # when a heartbeat last said how the node is
+        self._told = 0.0  # when a heartbeat last carried vitals
         self._secret = secret
         self._service = io.Node(settings.workers, settings.buffers)
-        self._lock = threading.Lock()  # guards the service against use after its end, and the next
+        self._lock = threading.Lock()  # guards `_ended_service`; no service call after its end
         self._ended_service = False
         self._stopping = threading.Event()
         self._me: Registered | None = None
-        self._again: dict[int, float] = {}  # targets that were open or failed to be: not before
-        self._unreached: dict[int, float] = {}  # nodes: not before
+        self._again: dict[int, float] = {}  # of targets shut or failed to open: time of next try
+        self._unreached: dict[int, float] = {}  # of nodes not reached: time of the next try
         self._chains: dict[int, int] = {}  # of open targets
         self._faults: dict[int, str] = {}  # of targets that are not open
-        self._faulty: dict[int, str] = {}  # of open ones
+        self._faulty: dict[int, str] = {}  # of open targets
         self._places: dict[int, Place] = {}  # of targets that were opened
-        self._looked = 0.0  # when the folders were looked at
-        self._files: dict[int, Files] = {}  # of open targets, the one longest not looked at first
-        self._door = Door(settings.listen, secret, Role.STORAGE, self._service.serve)
+        self._looked = 0.0  # when the folders were last checked
+        self._files: dict[int, Files] = {}  # of open targets; the one checked longest ago is first
+        self._door = Acceptor(settings.listen, secret, Role.STORAGE, self._service.serve)
         self.address = settings.advertise or str(self._door.address)
         self._local = self._open_local()
         self._link = ManagerLink(managers, secret, Role.STORAGE, on_routing=self._on_routing)
@@ -142,7 +144,10 @@ class StorageNode:
             thread.start()
 
     def _register(self) -> Registered:
-        """The folder is this file system's from then on; it is so before a target is made in it."""
+        """Registers the node; the folder is this file system's from then on.
+
+        This happens before a target is made in the folder.
+        """
         folder = self.settings.directory
         mine = identity.of_folder(folder)
         self._identity = mine.node
@@ -161,7 +166,7 @@ class StorageNode:
         )
 
     def close(self) -> None:
-        """Ends it; the manager sees that by its silence."""
+        """Stops the node; the manager detects that by its silence."""
         self._stopping.set()
         self._hurry.set()
         for thread in self._threads:
@@ -170,18 +175,19 @@ class StorageNode:
         self._end()
 
     def statistics(self) -> dict[str, int]:
-        """Counters of the service; see `io.Node.statistics`."""
+        """Returns the counters of the service; see `io.Node.statistics`."""
         return self._service.statistics()
 
     def timings(self) -> dict[str, tuple[list[int], int]]:
-        """See `io.Node.timings`."""
+        """Returns the durations of requests; see `io.Node.timings`."""
         return self._service.timings()
 
     def targets(self) -> dict[int, dict[str, float]]:
-        """Of each open target what `io.Node.targets` says, and more.
+        """Returns the values of `io.Node.targets` for each open target, and more.
 
-        That is its `chain`, its `role` in it (a Public), what it says of itself (`local`, a LocalState),
-        when it was last scrubbed (`scrubbed`, s since 1970; 0: never), and for which request (`scrub`).
+        Added are its `chain`, its `role` in it (a Public), the state that it reports (`local`, a
+        LocalState), when it was last scrubbed (`scrubbed`, s since 1970; 0: never), and for which
+        request (`scrub`).
         """
         found: dict[int, dict[str, float]] = {}
         counts = self._service.targets()
@@ -195,7 +201,7 @@ class StorageNode:
         return found
 
     def space(self) -> tuple[int, int]:
-        """Bytes of the disk, and bytes of it that are free; zeros if it cannot be asked."""
+        """Returns the disk's bytes and its free bytes; zeros if the disk cannot be queried."""
         try:
             disk = os.statvfs(self.settings.directory)
         except OSError:
@@ -204,21 +210,21 @@ class StorageNode:
 
     @property
     def refuses(self) -> bool:
-        """Whether its disk is too full for a write of a whole chunk."""
+        """True if the disk is too full for a write of a whole chunk."""
         size, free = self.space()
         return size > 0 and free < self.settings.reserve + self.settings.chunk
 
     @property
     def lease_ends(self) -> float:
-        """On the monotonic clock."""
+        """End of the lease on the monotonic clock."""
         return self._lease.ends
 
     def trouble(self) -> str:
-        """What is wrong with it; "" if nothing is."""
+        """Returns the fault of this node; "" if there is none."""
         if self.why_ended:
             return str(self.why_ended)
         if not self._lease.runs(time.monotonic()):
-            return "its lease is over: it does not reach the manager"
+            return "its lease has expired: it cannot reach the manager"
         return "; ".join(f"target {target}: {why}" for target, why in self.faults.items())
 
     @property
@@ -237,8 +243,12 @@ class StorageNode:
             self._ended_service = True
             self._service.stop()
 
-    def _open_local(self) -> Door | None:
-        """The door for clients on this machine; none where the data service is a Unix socket itself."""
+    def _open_local(self) -> Acceptor | None:
+        """Opens the listener for clients on this machine.
+
+        Returns None if the data service is a Unix socket itself, or if no path is short enough for
+        a socket.
+        """
         self._socket = ""
         if self._door.address.path:
             return None
@@ -250,9 +260,9 @@ class StorageNode:
                 self.settings.directory,
             )
             return None
-        door = Door(f"unix:{path}", self._secret, Role.STORAGE, self._service.serve)
+        acceptor = Acceptor(f"unix:{path}", self._secret, Role.STORAGE, self._service.serve)
         self._socket = path
-        return door
+        return acceptor
 
     # The lease
 
@@ -282,7 +292,10 @@ class StorageNode:
                 self._hurry.set()
 
     def _told_why(self, error: ConfigError) -> FireflyerError:
-        """What a start of this node would be told; the manager's side says it, too, and names the node."""
+        """Registers again, to learn the error that a start of this node would get.
+
+        The manager's side logs it, too, and names the node.
+        """
         assert self._me is not None
         try:
             self._register_as(identity.Identity(self._identity, self._me.cluster), holds=True)
@@ -296,7 +309,7 @@ class StorageNode:
         self.ended.set()
 
     def _versions(self) -> list[tuple[int, int]]:
-        """Of the chains of the open targets, as of the heartbeat's answer or later."""
+        """Returns the versions of open targets' chains, as of the heartbeat's answer or later."""
         chains = {target: self._link.chain(number) for target, number in self._chains.items()}
         return [(target, chain.version) for target, chain in chains.items() if chain]
 
@@ -307,7 +320,7 @@ class StorageNode:
         }
 
     def _vitals(self, now: float) -> Vitals | None:
-        """How the node is, now and then."""
+        """Returns the vitals if they are due, else None."""
         if now < self._told + VITALS_EVERY_S:
             return None
         self._told = now
@@ -325,7 +338,7 @@ class StorageNode:
         )
 
     def _look_at_disk(self, free: int) -> None:
-        """A line of the log when it fills up, and when there is room again."""
+        """Logs a line when the disk fills up, and when it has room again."""
         full, before = self.refuses, self._full
         self._full = full
         if full and not before:
@@ -337,7 +350,7 @@ class StorageNode:
             self._log.info("the disk has room again: free_mib=%d", free >> 20)
 
     def _tell_findings(self) -> None:
-        """A line of the log for each chunk that was found damaged or is not any more; few at a time."""
+        """Logs a line for each chunk that was found damaged or repaired; few at a time."""
         found, more = self._service.findings()
         for target, inode, index, damaged in found[:LINES_AT_ONCE]:
             where = (
@@ -354,7 +367,7 @@ class StorageNode:
     # Routing
 
     def _on_routing(self, part: Routing) -> None:
-        """By the thread that sends heartbeats, or the one that receives pushes."""
+        """Runs on the thread that sends heartbeats, or on the one that receives pushes."""
         with self._lock:
             if self._ended_service:
                 return
@@ -367,7 +380,7 @@ class StorageNode:
                         self._tell(target, chain.id)
 
     def _tell(self, target: int, number: int) -> None:
-        """Ends with the newest version, whatever another thread says meanwhile."""
+        """Passes a chain to a target; ends with the newest version, whatever other threads pass."""
         told = 0
         while (chain := self._link.chain(number)) is not None and chain.version > told:
             members = [(m.target, int(m.state), m.incarnation) for m in chain.members]
@@ -375,12 +388,12 @@ class StorageNode:
             told = chain.version
 
     def _open_targets(self) -> bool:
-        """Opens those that got a chain, and anew those whose store failed; whether there was one."""
+        """Opens targets that got a chain or whose store failed; returns whether any was opened."""
         assert self._me is not None
         self._look_at_folders()
         for target, _, local, _, store, _, _, failed in self._service.reports():
             if failed and target in self._chains:
-                self._log.warning("target %d: its store failed and is opened anew", target)
+                self._log.warning("target %d: its store failed and is being reopened", target)
                 self._shut(target)
             else:
                 self._look_at_local(target, LocalState(local), store)
@@ -395,32 +408,32 @@ class StorageNode:
         return opened
 
     def _shut(self, target: int) -> None:
-        """To be opened anew after a while."""
+        """Closes a target, to be opened anew after a while."""
         self._service.close(target)
         del self._chains[target], self._files[target]
         self._faulty.pop(target, None)
         self._again[target] = time.monotonic() + PAUSE_S
 
     def _look_at_local(self, target: int, local: LocalState, store: int) -> None:
-        """A line of the log when a target turns faulty, or turns out to have another store than before."""
+        """Logs a line when a target turns faulty or has another store, and when that ends."""
         why = FAULTY if local is LocalState.FAULTY else ""
         chain = self._link.chain(self._chains.get(target, 0))
         if chain and (other := other_store(chain, target, store, self._folder(target))):
             why = f"faulty: {other}"
         if why == self._faulty.get(target, ""):
             return
-        if why:  # the line comes before anybody can ask
+        if why:  # logged before `faults` shows it
             self._log.error("target %d is %s", target, why)
             self._faulty[target] = why
         else:
-            self._log.info("target %d is not faulty any more", target)
+            self._log.info("target %d is no longer faulty", target)
             del self._faulty[target]
 
     def _look_at_folders(self) -> None:
-        """Shuts targets whose files were removed: what they hold would be gone with this process.
+        """Shuts targets whose files were removed: their contents would be gone with this process.
 
-        They are not opened while their folder is missing, so that it is not made anew: that is for the next
-        start, or for whoever makes it again.
+        While their folder is missing, they are not opened, so that it is not made anew. The next
+        start makes it, unless it is restored before.
         """
         if self._looked + FOLDERS_EVERY_S > time.monotonic():
             return
@@ -435,7 +448,10 @@ class StorageNode:
         self._look_at_files()
 
     def _look_at_files(self) -> None:
-        """Of one target each time, as there may be thousands. It goes on serving what it still can."""
+        """Checks the files of one target per call, because there may be thousands.
+
+        A target with missing files goes on serving what it still can.
+        """
         if not self._files:
             return
         target, files = next(iter(self._files.items()))
@@ -490,7 +506,7 @@ class StorageNode:
         try:
             line = dial(address, self._secret, Role.STORAGE, timeout_s=1.0)
         except FireflyerError as error:
-            self._log.debug("node %d is not reached: %s", node, error)
+            self._log.debug("cannot reach node %d: %s", node, error)
             self._unreached[node] = time.monotonic() + PAUSE_S
         else:
             self._service.connected(node, line.detach())
@@ -498,10 +514,10 @@ class StorageNode:
     # The scrub
 
     def _scrub(self) -> None:
-        """Goes over all chunks again and again: slowly, or at once where that was asked for."""
+        """Scrubs all chunks again and again: slowly, or at once on request."""
         while True:
             self._hurry.wait(1.0)
-            self._hurry.clear()  # before what it says is looked at
+            self._hurry.clear()  # before reading what it announces
             if self._stopping.is_set():
                 return
             asked = self._link.scrub_asked
@@ -512,7 +528,7 @@ class StorageNode:
                     break
 
     def _scrub_slowly(self, target: int) -> bool:
-        """The rest of a round. False: it was broken off by something more urgent."""
+        """Continues a round. Returns False if something more urgent interrupted it."""
         after = self._scrubbed.place(target % SLOTS).after
         while not self._hurry.wait(self._scrub_pause()):
             if target not in self._chains:
@@ -523,7 +539,7 @@ class StorageNode:
         return False
 
     def _scrub_at_once(self, target: int, asked: int) -> None:
-        """A whole round for a request."""
+        """Does a whole round for a request."""
         after = BEGIN
         while target in self._chains and not self._stopping.is_set():
             after = self._scrub_step(target, after)
@@ -537,7 +553,7 @@ class StorageNode:
         return after
 
     def _scrub_pause(self) -> float:
-        """As things are now: chunks come and go while a round is on."""
+        """Returns the pause for the present number of chunks, which changes during a round."""
         chunks = self._service.statistics()["chunks"]
         return pause_before(self.settings.scrub_s, chunks, len(self._chains))
 
@@ -546,7 +562,10 @@ class StorageNode:
 
 
 def _place(folder: Path) -> Place:
-    """Of a store that is there. Its files come and go with its snapshots, the identity by a rename."""
+    """Returns the place of a folder with a store.
+
+    The store's files change with its snapshots, and `identity` by a rename, but the folder stays.
+    """
     try:
         os.stat(folder / "identity")
         its = os.stat(folder)

@@ -1,4 +1,4 @@
-"""What the scrub of a node remembers over restarts: how far it came, and when each target was last done."""
+"""Progress of a node's scrub, kept over restarts: its position, and each target's last round."""
 
 import time
 from pathlib import Path
@@ -16,9 +16,9 @@ LONGEST_PAUSE_S = 60.0
 
 
 def pause_before(scrub_s: float, chunks: int, targets: int) -> float:
-    """Seconds to wait before each step of a round: all of them come to `scrub_s`, or less.
+    """Returns the seconds to wait before each step of a round: `scrub_s` or less in all.
 
-    A round of a target has a step for each `STEP_CHUNKS` of its chunks, of which the last may have fewer,
+    A target's round has a step for each `STEP_CHUNKS` of its chunks, the last perhaps with fewer,
     and one that finds the end.
     """
     steps = chunks / STEP_CHUNKS + 2 * max(1, targets)
@@ -26,10 +26,10 @@ def pause_before(scrub_s: float, chunks: int, targets: int) -> float:
 
 
 class Place(msgspec.Struct):
-    """Of one target, by its slot.
+    """Progress in one target, by its slot.
 
     Attributes:
-        after: the last chunk read (inode, index); BEGIN: none of this round.
+        after: last chunk read (inode, index); BEGIN: none in this round.
         finished: s since 1970, when a whole round was done; 0: never.
     """
 
@@ -38,7 +38,10 @@ class Place(msgspec.Struct):
 
 
 class ScrubLog:
-    """One thread writes, others may read. A file that cannot be read or written costs a round, no more."""
+    """Progress of all targets, in a file. One thread writes, others may read.
+
+    A file that cannot be read or written costs a round, no more.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
@@ -50,14 +53,14 @@ class ScrubLog:
             return
         except (OSError, msgspec.DecodeError) as error:
             get_logger("fs3").warning(
-                "%s cannot be read, the scrub begins anew: %s", self._path, error
+                "cannot read %s, so the scrub starts from the beginning: %s", self._path, error
             )
 
     def place(self, slot: int) -> Place:
         return self._places.get(slot, Place())
 
     def note(self, slot: int, after: tuple[int, int]) -> None:
-        """The scrub came to there; BEGIN: to the end."""
+        """Records the last chunk that the scrub read; BEGIN: it came to the end."""
         finished = time.time() if after == BEGIN else self.place(slot).finished
         self._places[slot] = Place(after, finished)
         if after == BEGIN or time.monotonic() >= self._saved + SAVE_EVERY_S:

@@ -1,16 +1,17 @@
-"""The web dashboard: pages made by the server, one script, one style sheet. docs/hai-dashboard.md tells more.
+"""The web dashboard: pages made by the server, one script, one style sheet. See
+docs/hai-dashboard.md.
 
-door.py       who is let in: cookies, and the headers of every answer
+auth_middleware.py       authentication by cookie, and the headers of every response
 sessions.py   signed-in browsers, and one-time codes
-forms.py      what a form may carry, and whose form it is
-refusals.py   forms and sign-ins that were refused, written down
-routes.py     signing in and out; page_routes.py the pages; acting_routes.py what changes something;
+forms.py      limits of forms, and the check of their origin
+refusal_log.py   log of rejected forms and sign-ins
+routes.py     signing in and out; page_routes.py the pages; action_routes.py changes;
               live_routes.py streams
-looks.py      what a page shows, read from the controller and the database
-books.py      the goodput ledger, kept up to date
-clustermap.py, timeline.py   geometry
+page_queries.py      queries of the pages, to the controller and the database
+ledger_cache.py      the goodput ledger, kept current
+cluster_map.py, timeline.py   geometry
 tail.py       the end of a log
-told.py       what an event of a task says
-words.py      times, amounts and names as people read them
+event_text.py       events of a task as text
+text_filters.py      times, amounts and names as text
 pages.py      templates
 """

@@ -1,4 +1,4 @@
-"""What a form sends, read with limits, and the proof that it is one of ours."""
+"""Reads forms with limits, and verifies that they come from this server's pages."""
 
 import hmac
 from urllib.parse import parse_qsl, urlsplit
@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl, urlsplit
 from fastapi import Request
 
 from fireflyer.errors import ConfigError
-from fireflyer.hai.dashboard.refusals import Refusals
+from fireflyer.hai.dashboard.refusal_log import RefusalLog
 
 MOST_BYTES = 16_384
 MOST_FIELDS = 20
@@ -15,14 +15,14 @@ ELSEWHERE = "this form does not come from a page of this server"
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """The fields of an urlencoded form; of a name that comes twice, the last.
+    """Returns the fields of an urlencoded form; the last one if a name comes twice.
 
     Raises:
-        ConfigError: it is too large, or no form.
+        ConfigError: the body is too large, or not a form.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
-        raise ConfigError("this takes a form")
+        raise ConfigError("expected a form: Content-Type must be application/x-www-form-urlencoded")
     data = b""
     async for piece in request.stream():
         data += piece
@@ -35,16 +35,16 @@ async def read_form(request: Request) -> dict[str, str]:
             max_num_fields=MOST_FIELDS,
             errors="strict",
         )
-    except ValueError:  # UnicodeError too
+    except ValueError:  # includes UnicodeError
         raise ConfigError("the form cannot be read") from None
     return dict(fields)
 
 
 def same_origin(request: Request) -> bool:
-    """Whether a browser says that the request comes from a page of this server.
+    """Returns whether a browser states that the request comes from a page of this server.
 
-    Every browser of today sends Sec-Fetch-Site, over TLS and on loopback; Origin comes with every form that
-    is posted. What a page of another origin can make a browser send carries neither in this form.
+    Today's browsers send Sec-Fetch-Site over TLS and on loopback, and Origin with every posted
+    form. A page of another origin cannot make a browser send either with these values.
     """
     site = request.headers.get("sec-fetch-site")
     if site is not None:
@@ -53,12 +53,12 @@ def same_origin(request: Request) -> bool:
     return bool(origin.netloc) and origin.netloc == request.headers.get("host")
 
 
-async def checked_form(request: Request, refusals: Refusals) -> dict[str, str]:
-    """The fields of a form of the session's own pages; another is written down.
+async def checked_form(request: Request, refusals: RefusalLog) -> dict[str, str]:
+    """Returns the fields of a form of the session's own pages; logs any other form.
 
     Raises:
-        PermissionDenied: it comes from elsewhere, or from a page of an earlier session.
-        ConfigError: as `read_form`.
+        PermissionDenied: the form comes from elsewhere, or from a page of an earlier session.
+        ConfigError: as for `read_form`.
     """
     if not same_origin(request):
         raise refusals.form(request, ELSEWHERE)

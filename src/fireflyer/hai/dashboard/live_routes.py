@@ -1,4 +1,4 @@
-"""What goes on while a page is open: that something has changed, and the output of ranks."""
+"""Streams for open pages: change notifications, and the output of ranks."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -7,9 +7,9 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
-from fireflyer.hai.dashboard.door import ROOT
+from fireflyer.hai.dashboard.auth_middleware import ROOT
 from fireflyer.hai.dashboard.sessions import Sessions
-from fireflyer.hai.database.trail import Trail
+from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.identity import Identity
 from fireflyer.hai.server import streams
 from fireflyer.hai.server.auth import needing
@@ -18,11 +18,11 @@ from fireflyer.hai.server.logs import IDLE_S, LogFile
 from fireflyer.hai.server.streams import AskedLog, Number
 
 PAUSE_S = 1.0
-"""Between two messages that something has changed."""
+"""Minimum seconds between two change notifications."""
 
 
-def live_routes(app: FastAPI, controller: Controller, sessions: Sessions, trail: Trail) -> None:
-    """Adds them to the application."""
+def live_routes(app: FastAPI, controller: Controller, sessions: Sessions, trail: AuditLog) -> None:
+    """Adds these routes to the application."""
     needs = needing(trail)
 
     def allowed(request: Request) -> Callable[[], bool]:
@@ -31,15 +31,15 @@ def live_routes(app: FastAPI, controller: Controller, sessions: Sessions, trail:
 
     @app.get(f"{ROOT}/changes/stream")
     async def changes(request: Request, who: Identity = needs("read")) -> Response:
-        """Says that something has changed, at most once in PAUSE_S; not what, which the page asks for.
-        It asks once when it has the head of the answer: all that changes from then on is told."""
+        """Notify that something has changed, at most once in PAUSE_S, without saying what. The page
+        reloads once after the head of this response, so it misses no change."""
         del who
         known = await controller.news(0, 0.0)
         return streams.answer(_changes(controller, known, allowed(request)))
 
     @app.get(f"{ROOT}/tasks/{{task}}/log/{{rank}}/stream")
     async def log(request: Request, at: AskedLog, who: Identity = needs("read")) -> Response:
-        """A rank's output, as the API streams it."""
+        """Stream a rank's output, as the API does."""
         return streams.follow_log(controller, at, who, allowed(request))
 
     @app.get(f"{ROOT}/tasks/{{task}}/log/{{rank}}/text")
@@ -50,7 +50,7 @@ def live_routes(app: FastAPI, controller: Controller, sessions: Sessions, trail:
         attempt: Number | None = None,
         who: Identity = needs("read"),
     ) -> Response:
-        """All of a log that there is now, as it is, to be saved as a file."""
+        """Download all of a log's current content, unchanged, as a file."""
         controller.check_owner(task, who.only)
         file = controller.logs.find(task, rank, attempt)
         name = f"{file.task}-{file.attempt}-{rank}.log"
@@ -61,8 +61,9 @@ def live_routes(app: FastAPI, controller: Controller, sessions: Sessions, trail:
 
 
 class _Download(StreamingResponse):
-    """A body in chunks. Once `allowed` says no, nothing follows, and not the last, empty chunk either: the
-    server closes the connection amid the body, so that no client takes what it has got for the whole."""
+    """Response in chunks. Once `allowed` returns False nothing follows, not even the last, empty
+    chunk. The server closes the connection within the body, so that no client mistakes the part for
+    the whole."""
 
     allowed: Callable[[], bool]
 

@@ -1,4 +1,4 @@
-"""The pages that are only looked at."""
+"""The read-only pages."""
 
 from collections import Counter
 from typing import Annotated, Literal
@@ -8,17 +8,18 @@ from pydantic import AfterValidator
 
 from fireflyer.errors import TaskError
 from fireflyer.hai.admission import check_line
-from fireflyer.hai.dashboard import clustermap, pages
-from fireflyer.hai.dashboard.door import ROOT
-from fireflyer.hai.dashboard.looks import (
+from fireflyer.hai.dashboard import cluster_map as clustermap
+from fireflyer.hai.dashboard import pages
+from fireflyer.hai.dashboard.auth_middleware import ROOT
+from fireflyer.hai.dashboard.page_queries import (
     NODES_PER_PAGE,
     PER_PAGE,
     QUEUED_PER_PAGE,
     WINDOWS,
-    Looks,
+    PageQueries,
 )
+from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.database.store import Store
-from fireflyer.hai.database.trail import Trail
 from fireflyer.hai.identity import Identity
 from fireflyer.hai.ledger import CAUSES, IDLE
 from fireflyer.hai.model import TERMINAL, TaskState
@@ -35,7 +36,7 @@ def _line(text: str) -> str:
 
 
 Text = Annotated[str, Query(), AfterValidator(_line)]
-"""Without control characters: what is asked for may go to the database, and PostgreSQL takes no NUL."""
+"""Text without control characters: it may go to the database, and PostgreSQL accepts no NUL."""
 
 HOLDING: tuple[TaskState, ...] = ("starting", "running", "suspending")
 
@@ -49,8 +50,10 @@ STATES: dict[str, tuple[str, ...]] = {
 }
 
 
-def page_routes(app: FastAPI, looks: Looks, accounts: Accounts, store: Store, trail: Trail) -> None:
-    """Adds them to the application."""
+def page_routes(
+    app: FastAPI, looks: PageQueries, accounts: Accounts, store: Store, trail: AuditLog
+) -> None:
+    """Adds these routes to the application."""
     _cluster_pages(app, looks, trail)
     _task_pages(app, looks, trail)
     _node_pages(app, looks, trail)
@@ -60,7 +63,8 @@ def page_routes(app: FastAPI, looks: Looks, accounts: Accounts, store: Store, tr
     async def ledger(
         request: Request, window: Window = "24h", who: Identity = needs("read")
     ) -> Response:
-        """Where the time went, by cause: of own tasks; of the cluster and every user for an operator."""
+        """Show the time of your own tasks by cause; for an operator, of the cluster and every
+        user."""
         found = await looks.ledger(window)
         return await pages.page(
             request, "ledger", ledger=found, window=window, windows=list(WINDOWS),
@@ -69,19 +73,19 @@ def page_routes(app: FastAPI, looks: Looks, accounts: Accounts, store: Store, tr
 
     @app.get(f"{ROOT}/users")
     async def users(request: Request, who: Identity = needs("admin")) -> Response:
-        """Users, their groups and tokens, and quotas."""
+        """Show the users, their groups and tokens, and the quotas."""
         tokens = Counter(view.user for view in accounts.tokens(None) if accounts.taken(view.id))
         return await pages.page(
             request, "users", users=accounts.users(), tokens=tokens, quotas=store.quotas()
         )
 
 
-def _cluster_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
+def _cluster_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
     needs = needing(trail)
 
     @app.get(ROOT)
     async def overview(request: Request, who: Identity = needs("read")) -> Response:
-        """What is now, at one glance."""
+        """Show the current state at a glance."""
         waiting, queued = await looks.queue(who, 0, 5)
         ledger = await looks.ledger("24h")
         running = looks.tasks(who, HOLDING, "", None, 10)
@@ -95,7 +99,7 @@ def _cluster_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
     async def cluster_map(
         request: Request, leaf: Text | None = None, who: Identity = needs("read")
     ) -> Response:
-        """Zones, leaves, nodes."""
+        """Show the zones, leaves and nodes."""
         nodes = looks.nodes(who)
         zones = clustermap.zones(nodes, looks.own(who), leaf)
         return await pages.page(
@@ -105,7 +109,7 @@ def _cluster_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
 
     @app.get(f"{ROOT}/queue")
     async def queue(request: Request, page: Number = 0, who: Identity = needs("read")) -> Response:
-        """Who waits, for what, and how long."""
+        """Show the queue: its tasks, their reasons and waiting times."""
         first = page * QUEUED_PER_PAGE
         waiting, count = await looks.queue(who, first, QUEUED_PER_PAGE)
         last = (count - 1) // QUEUED_PER_PAGE if count else 0
@@ -114,7 +118,7 @@ def _cluster_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
         )
 
 
-def _task_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
+def _task_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
     needs = needing(trail)
 
     @app.get(f"{ROOT}/tasks")
@@ -125,7 +129,7 @@ def _task_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
         before: Number | None = None,
         who: Identity = needs("read"),
     ) -> Response:
-        """Tasks, newest first."""
+        """List the tasks, newest first."""
         found = looks.tasks(who, STATES[state], user, before, PER_PAGE + 1)
         more = found[PER_PAGE - 1].task[1:] if len(found) > PER_PAGE else None
         return await pages.page(
@@ -141,7 +145,7 @@ def _task_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
         attempt: Annotated[int | None, Query(ge=1, lt=1 << 31)] = None,
         who: Identity = needs("read"),
     ) -> Response:
-        """One task: state, time, log, history."""
+        """Show one task: state, time, log, history."""
         looks.check_owner(task, who)
         found = await looks.task(task, rank, attempt)
         return await pages.page(
@@ -149,7 +153,7 @@ def _task_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
         )
 
 
-def _node_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
+def _node_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
     needs = needing(trail)
 
     @app.get(f"{ROOT}/nodes")
@@ -159,7 +163,7 @@ def _node_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
         page: Number = 0,
         who: Identity = needs("read"),
     ) -> Response:
-        """Nodes, and what is wrong with them."""
+        """List the nodes and their problems."""
         found = looks.nodes(who)
         occupancy = looks.occupancy(found)
         chosen = [node for node in found if state in ("all", clustermap.state_of(node))]
@@ -175,7 +179,7 @@ def _node_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
 
     @app.get(f"{ROOT}/nodes/{{node}}")
     async def one(request: Request, node: str, who: Identity = needs("read")) -> Response:
-        """One node: what it holds, its mark, what was observed there."""
+        """Show one node: its tasks, its mark, the observations there."""
         found = next((each for each in looks.nodes(who) if each.name == node), None)
         if found is None:
             raise TaskError(f"no node {node[:63]!a} here")

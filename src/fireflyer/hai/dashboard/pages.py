@@ -1,4 +1,4 @@
-"""From a template and values to an answer. Every value is escaped where a template puts it."""
+"""Renders templates into responses. Every value is escaped where a template inserts it."""
 
 import asyncio
 import hashlib
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Request
 from starlette.responses import HTMLResponse, Response
 
-from fireflyer.hai.dashboard import words
-from fireflyer.hai.dashboard.told import told
+from fireflyer.hai.dashboard import text_filters
+from fireflyer.hai.dashboard.event_text import told
 from fireflyer.hai.identity import Identity
 from fireflyer.hai.simulation.style import STYLE
 
@@ -35,7 +35,7 @@ NAVIGATION = (
 
 @cache
 def templates() -> "Environment":
-    """Jinja2 is imported with the first page, not with the server."""
+    """Returns the templates. Jinja2 is imported with the first page, not with the server."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     def load(name: str) -> str:
@@ -46,8 +46,8 @@ def templates() -> "Environment":
         trim_blocks=True, lstrip_blocks=True, auto_reload=False,
     )  # fmt: skip
     for call in (
-        words.short, words.span, words.ago, words.stamp, words.clock, words.percent, words.hours,
-        words.title, told,
+        text_filters.short, text_filters.span, text_filters.ago, text_filters.stamp,
+        text_filters.clock, text_filters.percent, text_filters.hours, text_filters.title, told,
     ):  # fmt: skip
         made.filters[call.__name__] = call
     return made
@@ -55,19 +55,19 @@ def templates() -> "Environment":
 
 @cache
 def static(name: str) -> bytes:
-    """A file that all pages share."""
+    """Returns a file that all pages share."""
     data = (_FILES / "static" / name).read_bytes()
     return STYLE.encode() + data if name.endswith(".css") else data
 
 
 @cache
 def version(name: str) -> str:
-    """Changes with the file, so that browsers may keep it."""
+    """Returns a tag that changes with the file, so that browsers may cache the file."""
     return hashlib.sha256(static(name)).hexdigest()[:12]
 
 
 async def render(name: str, values: Mapping[str, Any]) -> str:
-    """A template's text. A large page is made in turns with whatever else the loop has to do."""
+    """Renders a template. A large page yields to the event loop every TURN_S."""
     pieces = []
     begun = time.perf_counter()
     for piece in templates().get_template(name).generate(values):
@@ -79,13 +79,13 @@ async def render(name: str, values: Mapping[str, Any]) -> str:
 
 
 async def page(request: Request, name: str, status: int = 200, **values: Any) -> Response:
-    """A page for the session of the request.
+    """Returns a page for the session of the request.
 
     Args:
-        request: whose.
-        name: of the template, without ".html"; also which entry of the navigation is marked.
-        status: of HTTP.
-        values: for the template.
+        request: the request.
+        name: template without ".html"; also the navigation entry to mark.
+        status: HTTP status.
+        values: values for the template.
     """
     who: Identity | None = getattr(request.state, "who", None)
     known = {

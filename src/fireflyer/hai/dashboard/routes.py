@@ -1,4 +1,4 @@
-"""The application behind the door: signing in and out, what all pages share, and how a refusal looks."""
+"""The dashboard's application: signing in and out, files that all pages share, and error pages."""
 
 from typing import Annotated
 
@@ -10,43 +10,43 @@ from starlette.responses import RedirectResponse
 from fireflyer import errors
 from fireflyer.errors import PermissionDenied, Unauthenticated
 from fireflyer.hai.dashboard import pages
-from fireflyer.hai.dashboard.acting_routes import acting_routes
-from fireflyer.hai.dashboard.door import ROOT, SIGN_IN, Door, next_page
+from fireflyer.hai.dashboard.action_routes import acting_routes
+from fireflyer.hai.dashboard.auth_middleware import ROOT, SIGN_IN, AuthMiddleware, next_page
 from fireflyer.hai.dashboard.forms import ELSEWHERE, checked_form, read_form, same_origin
 from fireflyer.hai.dashboard.live_routes import live_routes
-from fireflyer.hai.dashboard.looks import Looks
+from fireflyer.hai.dashboard.page_queries import PageQueries
 from fireflyer.hai.dashboard.page_routes import page_routes
-from fireflyer.hai.dashboard.refusals import Refusals
+from fireflyer.hai.dashboard.refusal_log import RefusalLog
 from fireflyer.hai.dashboard.sessions import Sessions
+from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.database.store import Store
-from fireflyer.hai.database.trail import Trail
 from fireflyer.hai.identity import Identity
 from fireflyer.hai.server.access import Accounts
-from fireflyer.hai.server.answers import status_of
 from fireflyer.hai.server.api import Timed
 from fireflyer.hai.server.auth import needing
 from fireflyer.hai.server.controller import Controller
+from fireflyer.hai.server.responses import status_of
 
 FOREVER = "public, max-age=31536000, immutable"
-"""Of the style sheet and the script: their addresses have a version."""
+"""Cache-Control of the style sheet and the script: their URLs contain a version."""
 
 
 def build(controller: Controller, store: Store, accounts: Accounts, sessions: Sessions) -> FastAPI:
-    """The pages, without their `Door`.
+    """Builds the pages, without their `AuthMiddleware`.
 
     Args:
-        controller: what the pages show and change.
-        store: of the same server.
-        accounts: of the same server.
-        sessions: of the same server.
+        controller: state that the pages show and change.
+        store: store of the same server.
+        accounts: accounts of the same server.
+        sessions: sessions of the same server.
     """
-    trail = Trail(store.database)
+    trail = AuditLog(store.database)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(errors.FireflyerError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
-    looks = Looks(controller, store)
-    refusals = Refusals(trail, accounts)
+    looks = PageQueries(controller, store)
+    refusals = RefusalLog(trail, accounts)
     _sign_in_routes(app, accounts, sessions, trail, refusals)
     _static_routes(app)
     page_routes(app, looks, accounts, store, trail)
@@ -57,7 +57,7 @@ def build(controller: Controller, store: Store, accounts: Accounts, sessions: Se
 
 
 def _sign_in_routes(
-    app: FastAPI, accounts: Accounts, sessions: Sessions, trail: Trail, refusals: Refusals
+    app: FastAPI, accounts: Accounts, sessions: Sessions, trail: AuditLog, refusals: RefusalLog
 ) -> None:
     needs = needing(trail)
 
@@ -65,12 +65,12 @@ def _sign_in_routes(
     async def sign_in_page(
         request: Request, next: Annotated[str, Query(max_length=500)] = ""
     ) -> Response:
-        """Asks for a token or a code."""
+        """Ask for a token or a code."""
         return await pages.page(request, "sign_in", next=next_page(next), message="")
 
     @app.post(SIGN_IN)
     async def sign_in(request: Request) -> Response:
-        """Begins a session."""
+        """Sign in: begin a session."""
         if not same_origin(request):
             elsewhere = PermissionDenied(ELSEWHERE)
             refusals.sign_in(request, "", elsewhere)
@@ -86,18 +86,18 @@ def _sign_in_routes(
         with trail.change(who, "sign_in", ""):
             secret = sessions.begin(who)
         answer = RedirectResponse(target, 303)
-        door: Door = request.state.door
-        door.set_cookie(answer, request.scope, secret)
+        auth: AuthMiddleware = request.state.auth
+        auth.set_cookie(answer, request.scope, secret)
         return answer
 
     @app.post(f"{ROOT}/sign-out")
     async def sign_out(request: Request, who: Identity = needs("read")) -> Response:
-        """Ends the session."""
+        """Sign out: end the session."""
         del who
         await checked_form(request, refusals)
         sessions.end(request.state.secret)
         answer = RedirectResponse(SIGN_IN, 303)
-        request.state.door.set_cookie(answer, request.scope, "")
+        request.state.auth.set_cookie(answer, request.scope, "")
         return answer
 
 
@@ -105,11 +105,11 @@ def _identify(text: str, request: Request, accounts: Accounts, sessions: Session
     address = request.client.host if request.client is not None else ""
     if text.startswith("hai_"):
         return accounts.identify(text, address)
-    who = sessions.redeem(text, request.state.door.lets_in)
+    who = sessions.redeem(text, request.state.auth.lets_in)
     if who is None:
         raise Unauthenticated(
-            "that is no token, and no code that is still good here: a code is taken once, within a minute; "
-            "that of the home's own user on the server's own machine"
+            "invalid token or code: a code works once, within a minute; the code of the home's own user "
+            "works only on the server's own machine"
         )
     return who
 

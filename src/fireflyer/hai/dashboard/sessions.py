@@ -1,9 +1,9 @@
-"""Browsers that are signed in, and one-time codes that sign one in. In the memory of one server: nothing of
-it is on disk, so a new server asks everybody to sign in again.
+"""Sessions of signed-in browsers, and one-time codes that sign one browser in. They live only in
+the memory of one server: a new server asks every user to sign in again.
 
-Of a cookie and of a code only the SHA-256 is kept. A session holds as long as its token is taken: revoking
-the token, its expiry and disabling the user end it before the next answer, on open streams before the next
-message.
+Only the SHA-256 of a cookie or code is kept. A session is valid as long as its token. Revoking the
+token, its expiry and disabling the user end the session before the next response, on open streams
+before the next message.
 """
 
 import secrets
@@ -16,25 +16,25 @@ from fireflyer.hai.identity import HOME_TOKEN, Identity, hash_secret
 from fireflyer.hai.server.access import Accounts
 
 IDLE_S = 12 * 3600.0
-"""A session ends when its browser has asked for nothing in so long."""
+"""Seconds without a request after which a session ends."""
 
 LONGEST_S = 7 * 86_400.0
-"""A session ends so long after it was begun."""
+"""Maximum seconds of a session."""
 
 CODE_S = 60.0
-"""A code is taken for so long, once."""
+"""Seconds for which a code is valid; it is accepted once."""
 
 SESSIONS_PER_TOKEN = 50
 CODES_PER_TOKEN = 10
-"""The oldest go first."""
+"""Limits per token; the oldest are dropped first."""
 
 
 class Session(msgspec.Struct, kw_only=True):
-    """One browser."""
+    """Session of one browser."""
 
     who: Identity
     csrf: str
-    """What its forms carry."""
+    """Token that its forms carry."""
     begun: float
     seen: float
 
@@ -45,10 +45,10 @@ class _Code(msgspec.Struct, frozen=True):
 
 
 class Sessions:
-    """All sessions of one server. Used on its loop alone.
+    """All sessions of one server. Used on its loop only.
 
     Args:
-        accounts: says whether a token is still taken.
+        accounts: tells whether a token is still valid.
         clock: monotonic seconds.
     """
 
@@ -59,13 +59,13 @@ class Sessions:
         self._codes: dict[str, _Code] = {}
 
     def taken(self, who: Identity) -> bool:
-        """Whether this identity's token is still good."""
+        """Returns whether this identity's token is still valid."""
         return who.token == HOME_TOKEN or self._accounts.taken(who.token)
 
     # -- codes -------------------------------------------------------------------------------------
 
     def code(self, who: Identity) -> str:
-        """A code that signs one browser in as this identity."""
+        """Creates a code that signs one browser in as this identity."""
         now = self._clock()
         self._codes = {key: code for key, code in self._codes.items() if code.until > now}
         mine = [key for key, code in self._codes.items() if code.who.token == who.token]
@@ -76,8 +76,9 @@ class Sessions:
         return text
 
     def redeem(self, text: str, lets_in: Callable[[str], bool]) -> Identity | None:
-        """Whose code this is; from now on it is nobody's. None: it is none, is used up, or too old; or is of
-        a token that this door does not let in, and is left for the one that does."""
+        """Returns the identity of a code and invalidates the code. Returns None if the code is
+        unknown, used or too old. Also returns None if this listener does not admit the code's
+        token; the code then stays valid."""
         key = hash_secret(text)
         code = self._codes.get(key)
         if code is None or not lets_in(code.who.token):
@@ -88,7 +89,7 @@ class Sessions:
     # -- sessions ----------------------------------------------------------------------------------
 
     def begin(self, who: Identity) -> str:
-        """Begins a session; returns the secret that its cookie carries."""
+        """Begins a session; returns the secret for its cookie."""
         now = self._clock()
         self._sessions = {k: found for k, found in self._sessions.items() if self._good(found, now)}
         mine = [k for k, found in self._sessions.items() if found.who.token == who.token]
@@ -100,7 +101,7 @@ class Sessions:
         return secret
 
     def find(self, secret: str) -> Session | None:
-        """The session of a cookie; it was seen now."""
+        """Returns the session of a cookie, and marks the session as seen now."""
         key = hash_secret(secret)
         session = self._sessions.get(key)
         if session is None:
@@ -113,12 +114,12 @@ class Sessions:
         return session
 
     def holds(self, secret: str) -> bool:
-        """Whether the session has not ended; asking does not make it last."""
+        """Returns whether the session is valid; does not extend it."""
         session = self._sessions.get(hash_secret(secret))
         return session is not None and self._good(session, self._clock())
 
     def end(self, secret: str) -> None:
-        """Signs out."""
+        """Ends a session."""
         self._sessions.pop(hash_secret(secret), None)
 
     def _good(self, session: Session, now: float) -> bool:

@@ -1,10 +1,10 @@
-"""The end of a rank's log, as a page shows it before anything is streamed."""
+"""The end of a rank's log, as a page shows it before it streams."""
 
 import os
 
 import msgspec
 
-from fireflyer.hai.dashboard.words import log_text
+from fireflyer.hai.dashboard.text_filters import log_text
 from fireflyer.hai.server.logs import LogFile
 
 BYTES = 32_768
@@ -17,14 +17,15 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     text: str
     next: int
-    """Byte offset behind the text."""
+    """Byte offset after the text."""
     size: int
     cut: bool
-    """There is more before it."""
+    """True if there is more before the text."""
 
 
 def read(file: LogFile, rank: int) -> Tail:
-    """The last lines of at most BYTES; whole characters, and whole lines where one begins there."""
+    """Returns the last lines of at most BYTES: whole characters, and whole lines if one begins
+    there."""
     data, size = b"", 0
     try:
         descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -49,11 +50,11 @@ def read(file: LogFile, rank: int) -> Tail:
 
 
 _INSIDE = bytes(range(0x80, 0xC0))
-"""Bytes in the middle of a character."""
+"""UTF-8 continuation bytes."""
 
 
 def _whole(data: bytes) -> bytes:
-    """Without the beginning of a character that is not all there yet."""
+    """Returns the data without an incomplete character at its end."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte >= 0xC0:

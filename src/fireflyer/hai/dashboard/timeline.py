@@ -1,18 +1,18 @@
-"""Where a task's time went, as bars in percent of the width: one of the whole, one of each attempt. Pure."""
+"""Draws a task's time as bars in percent of the width: one of the whole, one per attempt. Pure."""
 
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from fireflyer.hai.dashboard import words
+from fireflyer.hai.dashboard import text_filters
 from fireflyer.hai.ledger import Cause, Segment
 from fireflyer.hai.model import Event
 
 MOST_BARS = 400
-"""Of more segments than that, each slot of the drawing shows the cause that filled most of it."""
+"""Maximum number of bars. For more segments, each slot shows the cause that filled most of it."""
 
 ATTEMPTS = 30
-"""The newest are shown."""
+"""Maximum number of attempts shown: the newest."""
 
 MARKS = 200
 
@@ -23,7 +23,7 @@ _TICKS_S = (
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """A stretch of time."""
+    """Stretch of time."""
 
     x: float
     width: float
@@ -32,22 +32,22 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A moment."""
+    """Moment."""
 
     x: float
     kind: str
-    """suspend, resume, fault, stop."""
+    """Kind: suspend, resume, fault or stop."""
     title: str
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt."""
+    """An attempt."""
 
     number: int
     nodes: tuple[str, ...]
     begin: float
     end: float | None
-    """None: it runs."""
+    """None: the attempt runs."""
     outcome: str
     reason: str
     bars: tuple[Bar, ...]
@@ -61,13 +61,13 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     bars: tuple[Bar, ...]
     marks: tuple[Mark, ...]
     ticks: tuple[tuple[float, str], ...]
-    """Where, and the time since the submission."""
+    """Positions, and times since the submission."""
     runs: tuple[Run, ...]
-    """Newest first."""
+    """Attempts, newest first."""
     left_out: int
-    """Older attempts."""
+    """Number of older attempts."""
     causes: tuple[Cause, ...]
-    """Those that appear."""
+    """Causes that appear."""
 
 
 class _Scale:
@@ -80,11 +80,11 @@ class _Scale:
 
 
 def timeline(events: Sequence[Event], segments: Sequence[Segment], now: float) -> Timeline | None:
-    """The drawing; None before anything happened.
+    """Computes the drawing; None before the first event.
 
     Args:
-        events: of the task, in order.
-        segments: the ledger's, of the same events.
+        events: events of the task, in order.
+        segments: the ledger's segments of the same events.
         now: wall clock.
     """
     if not events:
@@ -109,12 +109,15 @@ def _bars(segments: Sequence[Segment], scale: _Scale) -> tuple[Bar, ...]:
         begin, end = segment.begin / 1e6, segment.end / 1e6
         x = scale(begin)
         width = round(max(scale(end) - x, 0.2), 2)
-        bars.append(Bar(x, width, segment.cause, f"{segment.cause}: {words.span(end - begin)}"))
+        bars.append(
+            Bar(x, width, segment.cause, f"{segment.cause}: {text_filters.span(end - begin)}")
+        )
     return tuple(bars)
 
 
 def _coarse(segments: Sequence[Segment]) -> list[Segment]:
-    """MOST_BARS stretches of equal length, each with the cause that it has most of."""
+    """Returns about MOST_BARS segments of equal length, each with the cause that filled most of
+    it."""
     first, last = segments[0].begin, segments[-1].end
     size = max((last - first) // MOST_BARS, 1)
     found = []
@@ -183,17 +186,17 @@ def _marks(events: Iterable[Event], scale: _Scale) -> tuple[Mark, ...]:
         match event.kind:
             case "suspending":
                 preempted = bool(detail.get("preempted"))
-                title = "makes room for others" if preempted else "suspend was asked for"
+                title = "preempted for other tasks" if preempted else "suspend requested"
                 found.append(Mark(scale(event.wall), "suspend", title))
             case "resumed":
                 found.append(Mark(scale(event.wall), "resume", "resumed"))
             case "stopping":
-                found.append(Mark(scale(event.wall), "stop", "stop was asked for"))
+                found.append(Mark(scale(event.wall), "stop", "stop requested"))
             case "observed" if not detail.get("passed"):
-                title = words.short(str(detail.get("text", "a fault")), words.TEXT)
+                title = text_filters.short(str(detail.get("text", "a fault")), text_filters.TEXT)
                 found.append(Mark(scale(event.wall), "fault", title))
             case "gang_ended" if detail["outcome"] in ("failed", "lost"):
-                title = words.short(str(detail.get("reason", "")), words.TEXT)
+                title = text_filters.short(str(detail.get("reason", "")), text_filters.TEXT)
                 found.append(Mark(scale(event.wall), "fault", f"{detail['outcome']}: {title}"))
     return tuple(found[-MARKS:])
 
@@ -203,5 +206,6 @@ def _ticks(length: float) -> tuple[tuple[float, str], ...]:
     count = int(length / step)
     each = 100 * step / max(length, 1e-3)
     return tuple(
-        (round(number * each, 2), words.span(number * step)) for number in range(1, count + 1)
+        (round(number * each, 2), text_filters.span(number * step))
+        for number in range(1, count + 1)
     )

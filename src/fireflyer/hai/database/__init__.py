@@ -1,1 +1,2 @@
-"""The platform's state in SQLite or PostgreSQL: its tables, their versions, who may write."""
+"""The platform's state in SQLite or PostgreSQL: its tables, their versions, and the right to
+write."""

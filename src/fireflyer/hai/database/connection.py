@@ -1,12 +1,12 @@
-"""One connection to the platform's database, SQLite or PostgreSQL: opened, brought to the newest version,
-and used in transactions whose failures have words.
+"""One connection to the platform's database, SQLite or PostgreSQL. Opens it, migrates it to the
+newest version, and runs transactions whose errors are translated.
 
-    SQLite       a file in the home, mode 0600; write-ahead log, every commit synced. The home's lock keeps
-                 other servers away.
+    SQLite       a file in the home, mode 0600; write-ahead log, every commit synced. The home's
+                 lock keeps other servers away.
     PostgreSQL   through psycopg; synchronous_commit=on. `leader.py` keeps other servers away.
 
-A write is in order: fence (the lease of the leader holds), the caller's statements, the line of the audit log
-that is pending, commit. One thread uses a database.
+A write consists, in order, of: fence (the leader's lease holds), the caller's statements, the
+pending audit line, commit. One thread uses a database.
 """
 
 import os
@@ -29,30 +29,31 @@ _MIGRATING = 0x46466C79
 
 
 class PostgreSQL(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a PostgreSQL database is. Content of database.json in the home."""
+    """Location of a PostgreSQL database. Content of database.json in the home."""
 
     url: str
     """postgresql://USER@HOST:PORT/NAME, without a password."""
     password_file: str = ""
-    """Its first line is the password; empty: as libpq finds one (PGPASSFILE, ~/.pgpass, none)."""
+    """File with the password in its first line; empty: as libpq finds one (PGPASSFILE, ~/.pgpass,
+    none)."""
 
 
 def parse_url(text: str) -> sa.URL:
-    """The URL of a PostgreSQL database.
+    """Returns the URL of a PostgreSQL database.
 
     Raises:
-        ConfigError: it is none, or carries a password.
+        ConfigError: the text is not such a URL, or carries a password.
     """
     try:
         url = sa.make_url(text)
     except (sa.exc.ArgumentError, ValueError):
-        raise ConfigError("--database is no URL; write postgresql://USER@HOST:PORT/NAME") from None
+        raise ConfigError("invalid --database: expected postgresql://USER@HOST:PORT/NAME") from None
     if url.drivername not in ("postgresql", "postgresql+psycopg"):
-        raise ConfigError(f"--database {url.drivername}://...: only postgresql:// is known")
+        raise ConfigError(f"invalid --database {url.drivername}://...: expected postgresql://...")
     if url.password is not None or {"password", "passfile"} & url.query.keys():
         raise ConfigError(
-            "--database with a password would show it to everybody on this machine: put it into a "
-            "file (--database-password-file FILE, or PGPASSFILE) and leave it out of the URL"
+            "--database must not contain a password, which all users of this machine could read: put it "
+            "into a file (--database-password-file FILE, or PGPASSFILE)"
         )
     return url.set(drivername="postgresql+psycopg")
 
@@ -61,12 +62,14 @@ class Database:
     """An open database at the newest version of its tables.
 
     Args:
-        where: the file of a SQLite database, created with mode 0600 when missing, or a PostgreSQL database.
-        lease_s: PostgreSQL: a transaction that its client leaves open for longer is ended.
+        where: the file of a SQLite database, created with mode 0600 when missing, or a PostgreSQL
+            database.
+        lease_s: PostgreSQL only: the server ends a transaction that its client leaves idle for
+            longer.
 
     Raises:
-        Corrupted: it is no database, or holds something else.
-        StorageError: it cannot be opened, or a newer Fireflyer wrote it.
+        Corrupted: the file is not a database, or holds something else.
+        StorageError: the database cannot be opened, or a newer Fireflyer wrote it.
         Unavailable: PostgreSQL does not answer.
         ConfigError: the URL cannot be used, or PostgreSQL refuses the user.
     """
@@ -74,11 +77,12 @@ class Database:
     def __init__(self, where: Path | PostgreSQL, lease_s: float = 10.0) -> None:
         self.where = where
         self.fence: Callable[[sa.Connection], None] = lambda _connection: None
-        """Called first in every write; raises where this server must not write any more."""
+        """Called first in every write; raises if this server must not write any more."""
         self.alive: Callable[[], None] = lambda: None
-        """Called before every transaction, also a read; raises where this server must not act any more."""
+        """Called before every transaction, also a read; raises if this server must not act any
+        more."""
         self.lost: Callable[[Exception], None] = lambda _error: None
-        """Told once the connection is gone."""
+        """Called once the connection is lost."""
         self._pending: dict[str, Any] | None = None
         self._pending_table: sa.Table | None = None
         if isinstance(where, Path):
@@ -103,7 +107,7 @@ class Database:
 
     @property
     def shared(self) -> bool:
-        """Whether other machines can reach it."""
+        """Returns whether other machines can reach the database."""
         return isinstance(self.where, PostgreSQL)
 
     def close(self) -> None:
@@ -112,7 +116,7 @@ class Database:
 
     @contextmanager
     def another_connection(self) -> Iterator[sa.Connection]:
-        """A connection of its own for another thread, each statement a transaction."""
+        """Opens a separate connection for another thread; each statement is a transaction."""
         with self._translated(), self._engine.connect() as connection:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
@@ -126,7 +130,7 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
-        """One transaction; what is pending for the audit log becomes a part of it."""
+        """Runs one transaction; the pending audit line becomes part of it."""
         self.alive()
         with self._translated(), self.connection.begin():
             self.fence(self.connection)
@@ -137,7 +141,8 @@ class Database:
 
     @contextmanager
     def along(self, table: sa.Table, row: dict[str, Any]) -> Iterator[Callable[[], bool]]:
-        """The next write inserts this row, too. Calls what says whether one has."""
+        """Adds this row to the next write. Yields a function that tells whether the row was
+        written."""
         self._pending_table, self._pending = table, row
         try:
             yield lambda: self._pending is None
@@ -145,7 +150,7 @@ class Database:
             self._pending = None
 
     def name_object(self, name: str) -> None:
-        """What the pending line of the audit log is about, where that was not known before the write."""
+        """Sets the object of the pending audit line, if it was unknown before the write."""
         if self._pending is not None and not self._pending["object"]:
             self._pending["object"] = name
 
@@ -164,22 +169,22 @@ class Database:
         if self.shared:
             state = getattr(error.orig, "sqlstate", None) or ""
             if state.startswith("53"):
-                return NoSpace(f"{self.name} has no room: {text}")
+                return NoSpace(f"{self.name} is out of space: {text}")
             if state.startswith("28") or "authentication failed" in text or "no password" in text:
-                return ConfigError(f"{self.name} refuses this user: {text}")
-            if isinstance(error, sa.exc.DataError):  # the line is sound, what was sent on it is not
-                return ConfigError(f"{self.name} does not take this: {text}")
+                return ConfigError(f"{self.name} rejected this user: {text}")
+            if isinstance(error, sa.exc.DataError):  # sound connection, wrong data
+                return ConfigError(f"{self.name} rejected a value: {text}")
             if error.connection_invalidated or state[:2] in ("", "08", "57", "25"):
                 return Unavailable(
-                    f"no connection to {self.name}: {text}; attempts run on, and a server takes "
-                    "them up once the database answers"
+                    f"no connection to {self.name}: {text}; attempts continue, and a server manages "
+                    "them again once the database answers"
                 )
             return StorageError(f"{self.name}: {text}")
         if "full" in text:
             return NoSpace(f"cannot write {self.name}: {text}; free some space")
         if "malformed" in text or "not a database" in text:
             return Corrupted(
-                f"{self.name} is not a sound database: {text}; move it away or choose another home"
+                f"{self.name} is damaged or not a database: {text}; move it away or choose another home"
             )
         return StorageError(f"{self.name}: {text}")
 
@@ -198,7 +203,7 @@ class Database:
                     f"knows {VERSION}); upgrade, or choose another home"
                 )
             if version < VERSION:
-                from fireflyer.hai.database.migrating import migrate
+                from fireflyer.hai.database.upgrade import migrate
 
                 migrate(self.connection, version, "alembic_version" in tables)
 

@@ -1,18 +1,19 @@
-"""One server leads: a lease in PostgreSQL. (On SQLite the lock of the home does it.)
+"""Leader election: a lease in PostgreSQL lets one server lead. (On SQLite the home's lock does.)
 
-    take     where the lease has expired by the database's clock: term + 1, holder, a new expiry
-    renew    every third of the lease, on a connection of its own, from a thread of its own
-    fence    in each write, first: the term is still ours, FOR KEY SHARE until the commit; whoever takes
-             over changes the key and so waits for that commit, and later writes of the old term fail
-    end      where a server was stopped amid a write, its lease is over and its transaction is open: who wants
-             to take over ends its session, known by the term in its name. The database's own limit for idle
-             transactions does not see a client that stops between the statements of a pipeline
-    alive    before each transaction and each call to the engine: our own clock says that the lease, counted
-             from before the renewal was sent, has not run out
+    take     if the lease has expired by the database's clock: term + 1, holder, a new expiry
+    renew    every third of the lease, on a separate connection, from a separate thread
+    fence    first in each write: the term is still ours, FOR KEY SHARE until the commit. A takeover
+             changes the key, so it waits for that commit; later writes of the old term fail
+    end      if a server was stopped amid a write, its lease expires while its transaction is open.
+             The next server ends that session, known by the term in its name. The database's limit
+             for idle transactions misses a client that stops between statements of a pipeline
+    alive    before each transaction and each engine call: by our own clock the lease, counted from
+             before the renewal was sent, has not expired
 
-A leader that cannot renew in time must not act: `alive` raises from that moment on, whatever the threads do,
-and the process is ended if it has not ended by itself `LEAVE_S` later: its loop may be stuck in a connection
-that is frozen. After Gray and Cheriton, "Leases" (SOSP 1989); the term is Chubby's sequencer.
+A leader that cannot renew in time must not act. From that moment on `alive` raises, in every
+thread. If the process has not ended by itself after another `LEAVE_S`, it is killed, because its
+loop may be stuck in a frozen connection. After Gray and Cheriton, "Leases" (SOSP 1989); the term is
+Chubby's sequencer.
 """
 
 import os
@@ -57,7 +58,7 @@ class Leader:
 
     Args:
         database: of PostgreSQL, open.
-        lease_s: how long the others wait for a leader that is silent.
+        lease_s: time that other servers wait for a silent leader.
     """
 
     def __init__(self, database: Database, lease_s: float = LEASE_S) -> None:
@@ -73,8 +74,8 @@ class Leader:
         self._threads: list[threading.Thread] = []
 
     def take(self) -> str | None:
-        """One try. Returns None when this server leads now, and renews from now on; else who leads, for
-        people."""
+        """Tries once to take the lease. Returns None if this server now leads; it then renews the
+        lease. Otherwise returns the leader's name, for messages."""
         asked = time.monotonic()
         with self._database.another_connection() as connection:
             connection.execute(sa.text("SET lock_timeout = '2s'"))
@@ -95,11 +96,12 @@ class Leader:
             thread = threading.Thread(target=work, daemon=True, name=f"leader {work.__name__}")
             thread.start()
             self._threads.append(thread)
-        _log.info("leading as %s, term %d", self.holder, self.term)
+        _log.info("this server is the leader: %s, term %d", self.holder, self.term)
         return None
 
     def release(self) -> None:
-        """Lets the next server lead at once; nothing where it is lost. REQUIRES: this one acts no more."""
+        """Lets the next server lead at once; does nothing if the lease is lost. REQUIRES: this
+        server acts no more."""
         leads = self._left() > 0
         self._ending.set()
         if not leads:
@@ -110,21 +112,21 @@ class Leader:
             with self._database.another_connection() as connection:
                 connection.execute(_RELEASE, {"term": self.term})
         except FireflyerError as error:
-            _log.warning("the lease was not given back: %s", error)
+            _log.warning("could not release the lease: %s", error)
 
     def alive(self) -> None:
-        """Raises Stale where this server must not act any more."""
+        """Raises Stale if this server must not act any more."""
         if self._left() <= 0:
             raise self._stale()
 
     def _left(self) -> float:
-        """Seconds for which it is certain that nobody else leads."""
+        """Returns the seconds for which certainly no other server leads."""
         return 0.0 if self._over else self._until - time.monotonic()
 
     def _stale(self) -> Stale:
         return Stale(
-            f"this server ({self.holder}, term {self.term}) does not lead any more: its lease in "
-            f"{self._database.name} was not renewed in time; attempts run on"
+            f"this server ({self.holder}, term {self.term}) is no longer the leader: its lease in "
+            f"{self._database.name} was not renewed in time; attempts continue"
         )
 
     def _fence(self, connection: sa.Connection) -> None:
@@ -148,7 +150,7 @@ class Leader:
                 self._ending.wait(self._lease_s / 10)
 
     def _watch(self) -> None:
-        """Ends the process where the lease is lost and nothing else has done it."""
+        """Ends the process if the lease is lost and the process has not ended by itself."""
         while (left := self._left()) > 0:
             if self._ending.wait(min(left, self._lease_s / 10)):
                 return

@@ -1,18 +1,20 @@
-"""The platform's tables. `migrations/` makes them; a test compares the two.
+"""The platform's tables. `migrations/` creates them; a test compares the two.
 
-A task's `user` is a name, not a reference: the history outlives accounts, and the owner of a home has none.
+A task's `user` is a name, not a reference: the history outlives accounts, and the owner of a home
+has none.
 """
 
 import sqlalchemy as sa
 
 PRODUCT = "fireflyer hai"
 VERSION = 3
-"""Number of the newest migration. What an older program refuses to open has a larger one."""
+"""Number of the newest migration. An older program refuses to open a database with a larger
+number."""
 
 metadata = sa.MetaData()
 
 _Big = sa.BigInteger().with_variant(sa.Integer, "sqlite")
-"""64 bits; SQLite numbers rows by itself only where the type is called INTEGER."""
+"""64 bits; SQLite numbers rows by itself only if the type is called INTEGER."""
 
 schema_version = sa.Table(
     "schema_version",
@@ -38,8 +40,8 @@ task = sa.Table(
     sa.Index("task_by_user", "user", "id"),
     sqlite_autoincrement=True,
 )
-"""`warm`: the engine may keep something warm for the task, so a release is owed. `user`: who submitted it;
-empty: the home's owner, before tasks had users."""
+"""`warm`: the engine may keep something warm for the task, so a release is owed. `user`: the
+submitter; empty: the home's owner, before tasks had users."""
 
 attempt = sa.Table(
     "attempt",
@@ -50,7 +52,8 @@ attempt = sa.Table(
     sa.Column("launched", sa.Boolean, nullable=False),
     sa.Column("outcome", sa.Text),
 )
-"""`launched`: the engine's launch call has returned. `outcome` is null while the attempt is active."""
+"""`launched`: the engine's launch call has returned. `outcome` is null while the attempt is
+active."""
 
 event = sa.Table(
     "event",
@@ -100,7 +103,7 @@ access_token = sa.Table(
     sa.Column("expires", sa.Double),
     sa.Column("revoked", sa.Double),
 )
-"""`hash`: SHA-256 of the secret, in hex. The secret itself is nowhere."""
+"""`hash`: SHA-256 of the secret, in hex. The secret itself is not stored."""
 
 quota = sa.Table(
     "quota",
@@ -111,7 +114,7 @@ quota = sa.Table(
     sa.Column("gpus", sa.Integer),
     sa.Column("nodes", sa.Integer),
 )
-"""An empty key column stands for each that has no row of its own; a null number, no limit."""
+"""An empty key column covers each value without a row of its own; a null number means no limit."""
 
 node_mark = sa.Table(
     "node_mark",
@@ -152,5 +155,6 @@ leader = sa.Table(
     sa.Column("holder", sa.Text, nullable=False),
     sa.Column("expires", sa.Double, nullable=False),
 )
-"""One row. `term` is the key so that taking over conflicts with FOR KEY SHARE, which every transaction of
-the leader holds, and renewing does not. `expires`: seconds since 1970 by the database's clock."""
+"""One row. `term` is the key. A takeover changes it and so conflicts with the FOR KEY SHARE that
+every transaction of the leader holds; a renewal does not. `expires`: seconds since 1970 by the
+database's clock."""

@@ -1,8 +1,8 @@
 """The platform's state: tasks, attempts, and the append-only history, in SQLite or PostgreSQL.
 
-One transaction a transition writes the new state and its events together; tasks that arrive together are
-one transaction. Every commit is synced, so that an acknowledged task survives a power cut too, not only the
-death of the server.
+Each transition is one transaction that writes the new state and its events together. Tasks that
+arrive together share a transaction. Every commit is synced, so an acknowledged task survives a
+power cut, not only the death of the server.
 
 One thread uses a store.
 """
@@ -31,7 +31,7 @@ _ADD = _task.insert().returning(_task.c.id, sort_by_parameter_order=True)
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """When something was seen."""
+    """Time of an observation."""
 
     monotonic_ns: int
     wall: float
@@ -56,32 +56,32 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int
     created: float
     user: str = ""
-    """Who submitted it."""
+    """User that submitted the task."""
 
 
 class Fresh(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that is to be written for the first time."""
+    """A task to be written for the first time."""
 
     spec: TaskSpec
     secret: str
     step: Step
-    """Its first; the task in it has no id yet."""
+    """First step of the task; the task in it has no id yet."""
     when: Moment
     user: str = ""
     line: dict[str, Any] | None = None
-    """Row of the audit log to be written with it, but for its object; None: no row."""
+    """Audit row to write with the task, without its object; None: no row."""
 
 
 class Store:
     """The database of one server.
 
     Args:
-        where: an open database, which the caller closes; or the file of a SQLite database of its own, created
-            with mode 0600 when missing.
+        where: an open database, which the caller closes; or the file of a SQLite database of its
+            own, created with mode 0600 when missing.
 
     Raises:
-        Corrupted: the file is no database, or holds something else.
-        StorageError: it cannot be opened, or a newer Fireflyer wrote it.
+        Corrupted: the file is not a database, or holds something else.
+        StorageError: the database cannot be opened, or a newer Fireflyer wrote it.
     """
 
     def __init__(self, where: Path | Database) -> None:
@@ -95,7 +95,7 @@ class Store:
     # -- writing -----------------------------------------------------------------------------------
 
     def add(self, tasks: Sequence[Fresh]) -> list[Row]:
-        """Writes new tasks with their first events and their lines of the audit log, all of them or none."""
+        """Writes new tasks with their first events and their audit lines, all of them or none."""
         with self.database.writing() as connection:
             values = [_first_values(fresh) for fresh in tasks]
             numbers = connection.execute(_ADD, values).scalars().all()
@@ -148,7 +148,7 @@ class Store:
             connection.execute(_event.insert(), events)
 
     def launched(self, task: str, attempt: int) -> None:
-        """Records that the engine has taken the launch of this attempt."""
+        """Records that the engine has accepted the launch of this attempt."""
         at = (_attempt.c.task == _number(task)) & (_attempt.c.number == attempt)
         with self.database.writing() as connection:
             connection.execute(_attempt.update().where(at).values(launched=True))
@@ -162,7 +162,8 @@ class Store:
     # -- reading -----------------------------------------------------------------------------------
 
     def load(self) -> list[tuple[Task, TaskSpec]]:
-        """The tasks that are not over, and those that are owed a release, as the scheduler knows them."""
+        """Returns the scheduler's view of the tasks that are not over, or that are owed a
+        release."""
         wanted = _task.c.state.not_in(TERMINAL) | _task.c.warm
         with self.database.reading() as connection:
             rows = connection.execute(sa.select(_task).where(wanted).order_by(_task.c.id)).all()
@@ -171,7 +172,7 @@ class Store:
     def _revive(self, connection: sa.Connection, row: sa.Row[Any]) -> tuple[Task, TaskSpec]:
         spec = msgspec.json.decode(row.spec, type=TaskSpec)
         active = row.state in ACTIVE
-        begun = row.attempt > 0  # else nothing but the row is to be looked at
+        begun = row.attempt > 0  # else only the row matters
         last = self._find_attempt(connection, row.id, row.attempt) if begun else None
         faults, avoid = self._faults(connection, row.id) if begun else (0, ())
         ranks: dict[str, set[int]] = {"rank_started": set(), "rank_exited": set()}
@@ -211,7 +212,8 @@ class Store:
         return task, spec
 
     def _faults(self, connection: sa.Connection, task: int) -> tuple[int, tuple[str, ...]]:
-        """Attempts that ended by faults of nodes and network, and the nodes that the task avoids."""
+        """Returns the number of attempts ended by node and network faults, and the nodes that the
+        task avoids."""
         at = (_event.c.task == task) & (_event.c.kind == "acted")
         query = sa.select(_event.c.detail).where(at)
         details = [msgspec.json.decode(d) for d in connection.execute(query).scalars()]
@@ -220,7 +222,7 @@ class Store:
         return sum(detail["cause"] != "script" for detail in ends), tuple(sorted(avoid))
 
     def _makes_room(self, connection: sa.Connection, task: int) -> bool:
-        """Whether the last suspend was the scheduler's."""
+        """Returns whether the scheduler caused the last suspend."""
         at = (_event.c.task == task) & (_event.c.kind == "suspending")
         query = sa.select(_event.c.detail).where(at).order_by(_event.c.seq.desc()).limit(1)
         detail = connection.execute(query).scalar_one()
@@ -250,11 +252,11 @@ class Store:
     def rows(
         self, *, live: bool, user: str | None = None, after: str = "", limit: int | None = None
     ) -> list[Row]:
-        """All tasks in order of submission, or only those that are not over, or of one user; at most `limit`
-        of those that came after one.
+        """Returns tasks in order of submission: all, or only those that are not over, or one
+        user's; at most `limit` tasks submitted after `after`.
 
         Raises:
-            NoSuchTask: `after` is no task id.
+            NoSuchTask: `after` is not a task id.
         """
         query = sa.select(_task).order_by(_task.c.id).limit(limit)
         if after:
@@ -267,7 +269,7 @@ class Store:
             return [_row(row) for row in connection.execute(query)]
 
     def row(self, task: str) -> Row:
-        """One task.
+        """Returns one task.
 
         Raises:
             NoSuchTask: no such task.
@@ -286,27 +288,29 @@ class Store:
             return str(connection.execute(query).scalar_one())
 
     def attempt(self, task: str, number: int) -> Attempt | None:
-        """One attempt of a task, or None."""
+        """Returns one attempt of a task, or None."""
         with self.database.reading() as connection:
             return self._find_attempt(connection, _number(task), number)
 
     def lease(self, task: str, attempt: int) -> Lease | None:
-        """The last lease that was granted in an attempt, or None."""
+        """Returns the last lease that was granted in an attempt, or None."""
         with self.database.reading() as connection:
             return self._last_lease(connection, _number(task), attempt)
 
     def faults(self, task: str) -> tuple[int, tuple[str, ...]]:
-        """Attempts of a task that faults of nodes and network ended, and the nodes that it avoids."""
+        """Returns the number of a task's attempts ended by node and network faults, and the nodes
+        that it avoids."""
         with self.database.reading() as connection:
             return self._faults(connection, _number(task))
 
     def note(self, task: str, attempt: int, notes: Sequence[Note], when: Moment) -> None:
-        """Writes lines of history that change no state."""
+        """Writes history lines that change no state."""
         with self.database.writing() as connection:
             self._note(connection, _event_values(_number(task), attempt, notes, when))
 
     def newest(self, kinds: Sequence[str], limit: int, user: str | None = None) -> list[Event]:
-        """The newest events of these kinds, oldest first; of one user's tasks when named."""
+        """Returns the newest events of these kinds, oldest first; only of `user`'s tasks if
+        given."""
         query = sa.select(_event).where(_event.c.kind.in_(kinds)).order_by(_event.c.seq.desc())
         if user is not None:
             query = query.join(_task).where(_task.c.user == user)
@@ -315,15 +319,17 @@ class Store:
         return [event_of(row) for row in reversed(rows)]
 
     def last_on(self, node: str) -> tuple[str, int] | None:
-        """Task and number of the last attempt that had a node; None: there was none."""
+        """Returns the newest task that had a node, and the number of its last attempt there; None:
+        no task had it."""
         at = _attempt.c.nodes.contains(_dump(node), autoescape=True)
         query = sa.select(_attempt.c.task, _attempt.c.number).where(at)
+        query = query.order_by(_attempt.c.task.desc(), _attempt.c.number.desc()).limit(1)
         with self.database.reading() as connection:
-            row = connection.execute(query.order_by(_attempt.c.task.desc())).first()
+            row = connection.execute(query).first()
         return None if row is None else (f"t{row.task}", row.number)
 
     def rank_events(self, task: str, attempt: int) -> list[Event]:
-        """The rank_started, rank_joined and rank_exited events of one attempt."""
+        """Returns the rank_started, rank_joined and rank_exited events of one attempt."""
         with self.database.reading() as connection:
             rows = self._rank_events(connection, _number(task), attempt)
         return [event_of(row) for row in rows]
@@ -331,8 +337,8 @@ class Store:
     def events(
         self, after: int, task: str | None, limit: int, user: str | None = None
     ) -> list[Event]:
-        """At most `limit` events with a seq above `after`, in order; of one task, or one user's tasks, when
-        named."""
+        """Returns at most `limit` events with a seq above `after`, in order; only of `task`, or of
+        `user`'s tasks, if given."""
         query = sa.select(_event).where(_event.c.seq > after).order_by(_event.c.seq).limit(limit)
         if user is not None:
             query = query.join(_task).where(_task.c.user == user)
@@ -342,7 +348,7 @@ class Store:
             return [event_of(row) for row in connection.execute(query)]
 
     def of_live(self, kinds: Sequence[str]) -> dict[str, list[Event]]:
-        """The events of these kinds of each task that is not over."""
+        """Returns the events of these kinds of each task that is not over."""
         wanted = _task.c.state.not_in(TERMINAL) & _event.c.kind.in_(kinds)
         query = sa.select(_event).join(_task).where(wanted).order_by(_event.c.seq)
         found: dict[str, list[Event]] = {}
@@ -353,13 +359,13 @@ class Store:
         return found
 
     def quotas(self) -> list[Quota]:
-        """Every limit that was set, in order of user, group, priority."""
+        """Returns all limits that were set, in order of user, group, priority."""
         query = sa.select(_quota).order_by(_quota.c.user, _quota.c.group, _quota.c.priority)
         with self.database.reading() as connection:
             return [Quota(**row._mapping) for row in connection.execute(query)]
 
     def last_seq(self) -> int:
-        """Seq of the newest event; 0 before the first."""
+        """Returns the seq of the newest event; 0 before the first."""
         with self.database.reading() as connection:
             return connection.execute(sa.select(sa.func.max(_event.c.seq))).scalar_one() or 0
 
@@ -369,10 +375,10 @@ def unknown(task: str) -> NoSuchTask:
 
 
 def _number(task: str) -> int:
-    """The row number of a task id.
+    """Returns the row number of a task id.
 
     Raises:
-        NoSuchTask: it is no task id.
+        NoSuchTask: the text is not a task id.
     """
     if not _TASK.fullmatch(task):
         raise unknown(task)
@@ -428,7 +434,7 @@ def _row(row: sa.Row[Any]) -> Row:
 
 
 def event_of(row: sa.Row[Any]) -> Event:
-    """A line of the history, of a row of its table."""
+    """Builds an event from a row of its table."""
     return Event(
         seq=row.seq,
         task=f"t{row.task}",

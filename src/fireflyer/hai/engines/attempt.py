@@ -1,15 +1,15 @@
-"""A node's part of one attempt: its ranks, what was asked of it, and how it ended.
+"""A node's part of one attempt: its ranks, the requests it got, and how it ended.
 
     starting ──all ranks known──> running ──over──> ended
         └────────────over─────────────────────────────^
 
-`over` means that whatever process is left is to be killed: a rank failed, a deadline passed, an abort came,
-or every rank has exited. The supervisor kills and reaps, tells the attempt what it reaped, and calls `finish`
-once no process is left.
+`over` means that all remaining processes must be killed: a rank failed, a deadline passed, an abort
+came, or every rank has exited. The supervisor kills and reaps processes, reports them to the
+attempt, and calls `finish` once no process is left.
 
-In an elastic attempt whose ranks have opened their doors a rank that ends is no failure: the others go on,
-and the engine may enlist a newcomer in its place. A part whose ranks are all gone ends as `vacant`;
-newcomers open it `again`, in the same journal.
+In an elastic attempt whose ranks accept newcomers, the end of a rank is no failure: the other ranks
+continue, and the engine may enlist a newcomer in its place. A part whose ranks are all gone ends as
+`vacant`; newcomers open it `again`, in the same journal.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from fireflyer import allocator, pulse
+from fireflyer import allocator, heartbeat
 from fireflyer._native.hai import SuspendPage
 from fireflyer.errors import Corrupted
 from fireflyer.hai.engines import NodeObserved, RankExited, RankJoined, RankStarted
 from fireflyer.hai.engines.imports import MARK, has_loaded_torch
 from fireflyer.hai.engines.journal import Journal, doors_path, journal_path, read_journal
-from fireflyer.hai.engines.keepsake import keeper_path
+from fireflyer.hai.engines.keeper_activation import keeper_path
 from fireflyer.hai.engines.messages import (
     Cause,
     Frozen,
@@ -42,30 +42,31 @@ from fireflyer.hai.faults.observations import KernelObservation, Memory, Network
 from fireflyer.hai.processes import catches, describe_exit, kill, kill_group, tell_state
 
 LOOK_S = 5.0
-"""After its start a rank has imported what it needs."""
+"""Seconds after its start at which a rank has imported what it needs."""
 
 STACKS_S = 1.0
-"""What ranks have to write their stacks before they are killed."""
+"""Seconds that ranks have to write their stacks before they are killed."""
 
 
 class Attempt:
-    """Publishes a record only after it is in the journal."""
+    """A node's part of one attempt. Publishes a record only after it is in the journal."""
 
     def __init__(
         self, part: Part, publish: Callable[[Record], None], news: str = "", *, again: bool = False
     ) -> None:
-        """`news`: a pipe's path, where newcomers say that they are members. `again`: see above."""
+        """`news`: path of the pipe on which newcomers report that they are members. `again`: see
+        above."""
         self.part = part
         self.records: list[Record] = []
         self.over = False
         self.ended = False
         self.deadline: float | None = None
-        """time.monotonic() at which what is left is killed."""
+        """time.monotonic() at which the remaining processes are killed."""
         self.look_at: float | None = None
         """time.monotonic() at which `look_at_ranks` is due."""
         self.suspend_grace_s: float | None = None
         self.vacant = False
-        """Over because no rank is left, though not all returned 0."""
+        """True if the part is over because no rank is left, though not all returned 0."""
         self._publish = publish
         self._news = news
         self._asked: str | None = None
@@ -75,13 +76,14 @@ class Attempt:
         self._condemned = ""
         self._highest: int | None = None
         self._running: dict[int, int] = {}  # pid -> rank
-        self._incarnation: dict[int, int] = {}  # rank -> the last that was begun
-        self._unknown: set[int] = set()  # running newcomers that are not known to be members
+        self._incarnation: dict[int, int] = {}  # rank -> last incarnation that was begun
+        self._unknown: set[int] = set()  # running newcomers not known to be members
         self._returned_0: set[int] = set()
-        self._signalled: set[int] = set()  # pids that were told to save by SIGTERM
+        self._signalled: set[int] = set()  # pids that got SIGTERM so that they save
         self._journal: Journal | None = None
         self._page = SuspendPage.create(part.ranks)
-        # Bound but not listening: the kernel gives this port to nobody, and SO_REUSEADDR lets rank 0 bind it.
+        # Bound but not listening: no other process gets this port, and SO_REUSEADDR lets rank 0
+        # bind it.
         self._reservation: socket.socket | None = None
         self.port = part.port
         path = journal_path(Path(part.directory), part.node)
@@ -98,7 +100,7 @@ class Attempt:
             self.fail(f"{part.node} cannot prepare the attempt: {error}")
 
     def _take_up(self, records: list[Record]) -> None:
-        """What an earlier part wrote; the ranks that it had left are gone."""
+        """Restores the records of an earlier part; ranks that still ran at its end are gone."""
         self.records = records
         running: dict[int, RankStarted] = {}
         joined: set[int] = set()
@@ -123,7 +125,7 @@ class Attempt:
     # -- start -------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Fails the attempt where its script or folder cannot be used."""
+        """Fails the attempt if its script or folder cannot be used."""
         script, cwd = self.part.script, self.part.cwd
         if not os.path.exists(script):
             self.fail(f"the script {script} does not exist")
@@ -137,12 +139,12 @@ class Attempt:
             self.fail(f"the working directory {cwd} cannot be entered: permission denied")
 
     def specs(self) -> tuple[RankSpec, ...]:
-        """What to start, by local rank."""
+        """Returns the processes to start, by local rank."""
         part = self.part
         return tuple(self._spec(part.first_rank + local, 0) for local in range(part.ranks))
 
     def enlist(self, newcomers: tuple[Newcomer, ...]) -> tuple[RankSpec, ...]:
-        """What to start for newcomers; those that were begun before are left out."""
+        """Returns the processes to start for newcomers, except newcomers that were begun before."""
         running = set(self._running.values())
         fresh = [
             n for n in newcomers
@@ -196,7 +198,8 @@ class Attempt:
             "FIREFLYER_PULSE": os.path.join(part.directory, f"{part.first_rank + local}.pulse"),
             "FIREFLYER_STACKS": os.path.join(part.directory, f"{part.first_rank + local}.stacks"),
             "FIREFLYER_KEEPER": keeper_path(os.path.dirname(part.directory), part.node),
-            # Through the supervisor's own descriptor: also a wrapper that closes inherited ones can open it.
+            # Path through the supervisor's own descriptor: a wrapper that closes inherited ones can
+            # open it, too.
             "FIREFLYER_CONTROL": f"{local}:/proc/{os.getpid()}/fd/{self._page.fd}",
         }
 
@@ -222,19 +225,20 @@ class Attempt:
             kill_group(pid, signal.SIGTERM)
 
     def look_at_ranks(self) -> None:
-        """Where they have torch loaded, the task's next attempt may be forked: its folder says so."""
+        """Marks the task's folder if a rank has torch loaded, so that the next attempt may be
+        forked."""
         self.look_at = None
         if any(has_loaded_torch(pid) for pid in self._running):
             with contextlib.suppress(OSError):
                 Path(self.part.directory).parent.joinpath(MARK).touch(mode=0o600)
 
     def not_started(self, specs: Iterable[RankSpec]) -> None:
-        """Newcomers that cannot be, or are wanted no more."""
+        """Records newcomers that cannot be started, or are no longer wanted."""
         for spec in specs:
             self._exited(spec.rank, None, None, joined=False)
 
     def look_for_members(self) -> None:
-        """Newcomers have been let in."""
+        """Records newcomers that have been admitted."""
         part = self.part
         for rank in sorted(self._unknown):
             if self._page.joined(rank - part.first_rank):
@@ -267,9 +271,11 @@ class Attempt:
         )
 
     def decide(self, number: int) -> None:
-        """Where no rank of the gang has ever asked, those that save on SIGTERM, as under Slurm, are told so.
+        """Sets the call number. If no rank of the gang has ever asked, ranks that catch SIGTERM get
+        it, because such ranks save on it, as under Slurm.
 
-        Others are left alone until the grace is over: a rank may be on its way to its first question.
+        Other ranks are left alone until the grace is over: a rank may be on its way to its first
+        call.
         """
         self._page.decide(number)
         if number > 1 or self._asked != "suspend" or self.over:
@@ -289,17 +295,17 @@ class Attempt:
         self._asked = "stop"
         self.deadline = deadline
         if not self._running:
-            self.over = True  # none has begun: the fork server is still importing
+            self.over = True  # no rank has begun: the fork server is still importing
         elif grace_s > 0:
             for pid in self._running:
                 kill_group(pid, signal.SIGTERM)
 
     def abort(self) -> None:
-        """Another node failed."""
+        """Ends the part because another node failed or a newer attempt fences this one."""
         self.over = True
 
     def condemn(self, reason: str) -> None:
-        """It is to fail for this reason, once its ranks have written what they are at."""
+        """Fails the attempt for this reason, once its ranks have written their stacks."""
         if self.over or self._asked is not None or self._condemned:
             return
         self._condemned = reason
@@ -307,11 +313,12 @@ class Attempt:
             path = os.path.join(self.part.directory, f"{rank}.stacks")
             with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
                 file.write(tell_state(pid))
-            kill(pid, pulse.STACKS_SIGNAL)
+            kill(pid, heartbeat.STACKS_SIGNAL)
         self.deadline = time.monotonic() + STACKS_S
 
     def observed(self, found: KernelObservation) -> None:
-        """The kernel's log said something; of a process it is only ours if the process is."""
+        """Records an entry of the kernel's log; a process in it gets a rank if it is one of this
+        attempt."""
         if self.ended:
             return
         part = self.part
@@ -329,30 +336,31 @@ class Attempt:
         )
 
     def fail(self, reason: str) -> None:
-        """The attempt cannot go on; the first reason counts."""
+        """Fails the attempt; the first reason counts."""
         if not self._failed_ns:
             self._failure = reason
             self._failed_ns = time.monotonic_ns()
         self.over = True
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """Ends the part because its deadline has passed."""
         if self._condemned and self._asked is None:
             self.fail(self._condemned)
         elif self._running:
             left = ", ".join(str(r) for r in sorted(self._running.values()))
-            self._late = f"rank {left} had to be killed after the grace"
+            self._late = f"rank {left} had to be killed after the grace period"
         self.over = True
 
     # -- the end -----------------------------------------------------------------------------------
 
     def dying(self, pid: int) -> None:
-        """A rank has ended and is not reaped. If the others go on, what it left in its group goes with it."""
+        """Kills the process group of a rank that has ended and is not reaped. Only elastic attempts
+        need this, because their other ranks continue."""
         if pid in self._running and self.part.elastic:
             kill_group(pid, signal.SIGKILL)
 
     def reaped(self, pid: int, code: int | None, number: int | None) -> bool:
-        """A process ended; whether it was a rank of this attempt."""
+        """Records the exit of a process; returns whether it was a rank of this attempt."""
         rank = self._running.pop(pid, None)
         if rank is None:
             return False
@@ -368,7 +376,7 @@ class Attempt:
         return True
 
     def _may_lose(self) -> bool:
-        """Whether the others go on without a rank: once newcomers have a door to knock at."""
+        """Returns whether the other ranks continue without a lost one: newcomers can connect."""
         return self.part.elastic and doors_path(Path(self.part.directory)).exists()
 
     def _exited(
@@ -393,14 +401,15 @@ class Attempt:
         )
 
     def all_exited(self) -> None:
-        """Once every rank was started: when none runs any more, what they left behind is to go."""
+        """Ends the part if no rank runs, so that their leftovers are killed. REQUIRES: all were
+        started."""
         if not self._running:
             self.over = True
             all_0 = len(self._returned_0) == self.part.ranks
             self.vacant = self.part.elastic and self._asked is None and not all_0
 
     def finish(self) -> None:
-        """REQUIRES: no process of the attempt is left."""
+        """Records the end of the part. REQUIRES: no process of the attempt is left."""
         slots = range(self.part.ranks)
         page = self._page
         highest = self._highest
@@ -453,7 +462,8 @@ class Attempt:
 
 
 def server_environment(part: Part) -> dict[str, str]:
-    """Of the task's fork server: what the loader and the interpreter read at start is the user's."""
+    """Returns the environment of the task's fork server: the user's, because loader and interpreter
+    read it at start."""
     return {
         **part.env,
         "FIREFLYER_TASK": part.task,

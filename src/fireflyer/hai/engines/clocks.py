@@ -1,6 +1,7 @@
-"""Times of another machine on this one's monotonic clock. Pure.
+"""Translates times of another machine to this machine's monotonic clock. Pure.
 
-CLOCK_MONOTONIC counts from each machine's own boot, so only wall clocks, taken as set alike, compare.
+CLOCK_MONOTONIC counts from each machine's own boot, so only wall clocks compare; they are assumed
+to be in sync.
 """
 
 from msgspec.structs import replace
@@ -9,11 +10,11 @@ from fireflyer.hai.engines.gang import Now
 from fireflyer.hai.engines.messages import PartEnded, Record
 
 SAME_NS = 100_000_000
-"""Clocks that agree up to this are taken as one; wall clocks agree no better."""
+"""Maximum difference in nanoseconds of clocks taken as equal; wall clocks agree no better."""
 
 
 def translated(record: Record, now: Now) -> Record:
-    """The record with its times on our clock, which shows `now`."""
+    """Returns the record with its times on this machine's clock, which shows `now`."""
     event = record.event
     ours = now.monotonic_ns - round((now.wall - event.wall) * 1e9)
     shift = ours - event.monotonic_ns

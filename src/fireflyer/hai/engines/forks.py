@@ -1,4 +1,4 @@
-"""The supervisor's end of its fork server."""
+"""The supervisor's side of its fork server."""
 
 import os
 import signal
@@ -22,22 +22,24 @@ from fireflyer.hai.processes import kill
 from fireflyer.rpc import FrameBuffer, frame
 
 REPLY_S = 2.0
-"""What a warm fork server has to take a request, and to answer one that is no longer wanted, before it is
-killed; both take milliseconds unless it is frozen."""
+"""Seconds that a warm fork server has to accept a request, and to answer one that is no longer
+wanted, before it is killed. Both take milliseconds unless the server is frozen."""
 
 
 class ForkServer:
-    """A fork server process and its socket. Ends when this object's socket or the supervisor does."""
+    """Fork server process and its socket. The process ends when this socket or the supervisor
+    does."""
 
     def __init__(self, pid: int, stream: socket.socket) -> None:
-        """`pid`: our child; `stream`: our end of its socket. It says when it is ready."""
+        """`pid`: a child of this process; `stream`: this side of its socket. It reports when it is
+        ready."""
         self.asked: tuple[RankSpec, ...] = ()
-        """What the last request was for."""
+        """Ranks of the last request."""
         self.pending = False
-        """It has not been answered."""
+        """True if the last request has not been answered."""
         self.give_up_at: float | None = None
         self._warm = False
-        self._held = b""  # a request waits here for the end of the imports
+        self._held = b""  # request that waits for the end of the imports
         self.pid = pid
         self.socket = stream
         self._buffer = FrameBuffer()
@@ -56,11 +58,12 @@ class ForkServer:
         try:
             self.socket.sendall(self._held)
         except OSError:
-            self.kill()  # frozen, or dead already: its exit is reaped and ends the request
+            self.kill()  # frozen or dead: its exit is reaped and ends the request
         self._held = b""
 
     def replies(self) -> list[Forked | Refused]:
-        """What arrived; an end of the stream is seen as the exit of the process instead."""
+        """Returns the replies that arrived. Ignores the end of the stream: the exit of the process
+        shows it."""
         answers: list[Forked | Refused] = []
         try:
             data = self.socket.recv(1 << 16, socket.MSG_DONTWAIT)
@@ -79,8 +82,8 @@ class ForkServer:
         return answers
 
     def give_up(self) -> None:
-        """The pending request is no longer wanted: soon its ranks are known, to be killed, or
-        the server goes."""
+        """Gives up the pending request: within REPLY_S its ranks become known and are killed, or
+        the server is killed. A server that still imports is killed at once."""
         if self.give_up_at is not None:
             return
         self.give_up_at = time.monotonic() + REPLY_S
@@ -91,17 +94,17 @@ class ForkServer:
         kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """REQUIRES: the process has been reaped."""
+        """Closes the socket. REQUIRES: the process has been reaped."""
         self.socket.close()
 
 
 def start_server(
     preload: tuple[str, ...], environment: dict[str, str], python: str = ""
 ) -> ForkServer:
-    """A fork server of our own; its imports take their time in the other process.
+    """Starts a fork server as a child; returns without waiting for its imports.
 
     Raises:
-        OSError: if there can be no further process.
+        OSError: if no further process can be created.
     """
     ours, theirs = socket.socketpair()
     parent = os.getpid()

@@ -1,10 +1,10 @@
-"""From what the nodes' supervisors record to what the platform is told of a gang. No I/O, no clock.
+"""Turns the records of the nodes' supervisors into the events of a gang. No I/O, no clock.
 
-A node's part is `open` from its launch until its PartEnded record or its loss; the gang has ended when the
-launch is over and no part is open. The first failure or loss asks for an abort of all open parts.
+A node's part is `open` from its launch until its PartEnded record or its loss. The gang has ended
+when the launch is over and no part is open. The first failure or loss aborts all open parts.
 
-An elastic gang whose ranks have opened their doors goes on without the ranks that it loses: `membership` says
-who is left and who comes, and parts that were vacant or lost are opened again for newcomers.
+An elastic gang whose ranks accept newcomers continues without the ranks that it loses. `membership`
+tracks members and newcomers; vacant or lost parts are opened again for newcomers.
 """
 
 from collections.abc import Iterable
@@ -22,8 +22,8 @@ class Now(msgspec.Struct, frozen=True):
 
 
 def decide(answers: Iterable[Frozen]) -> int:
-    """The call number from which `suspend_requested()` is true on all ranks: the one in force on
-    some node, else the first that no rank was answered."""
+    """Returns the call number from which `suspend_requested()` is true on all ranks: the number in
+    force on some node, else the first number that no rank was answered."""
     answers = list(answers)
     in_force = {answer.decision for answer in answers} - {0}
     if in_force:
@@ -33,16 +33,17 @@ def decide(answers: Iterable[Frozen]) -> int:
 
 
 class GangState:
-    """Feed it records, losses and the end of the launch; `take` what follows."""
+    """State of a gang: takes records, losses and the end of the launch; `take` returns the
+    events."""
 
     def __init__(self, gang: Gang) -> None:
         self.gang = gang
         self.open: set[str] = set()
         self.parts: dict[str, PartEnded] = {}
         self.aborting = False
-        """An open part is to be aborted; so is one that opens later."""
+        """True if the open parts must be aborted, and parts that open later, too."""
         self.leaving = False
-        """A suspend or stop was asked for: nobody comes any more."""
+        """True if a suspend or stop was requested: no newcomers are started any more."""
         self.ended: GangEnded | None = None
         self._members = Membership(gang)
         self._sealed = False
@@ -55,38 +56,39 @@ class GangState:
         self._events: list[EngineEvent] = []
 
     def opened(self, node: str) -> None:
-        """The node has been asked to start its part."""
+        """Records that the node has been asked to start its part."""
         if node not in self.parts and node not in self._lost:
             self.open.add(node)
 
     def unasked(self, node: str) -> None:
-        """The node will not be asked to start its part after all."""
+        """Records that the node will not be asked to start its part after all."""
         self.open.discard(node)
 
     def reopened(self, node: str) -> None:
-        """Newcomers have been sent to the node."""
+        """Records that newcomers have been sent to the node."""
         self.parts.pop(node, None)
         self._lost.pop(node, None)
         self.open.add(node)
 
     def refuse(self, reason: str) -> None:
-        """The rest of the gang cannot be started."""
+        """Records that the rest of the gang cannot be started, and aborts the gang."""
         self._refused = reason
         self.aborting = True
 
     def never_begins(self, outcome: Outcome, reason: str) -> None:
-        """REQUIRES: no part was opened, nor will be. So it ends, once it is sealed."""
+        """Sets the outcome of a gang that ends once it is sealed. REQUIRES: no part was or will be
+        opened."""
         self._never_began = (outcome, reason)
 
     def sealed(self, now: Now) -> None:
-        """No further part will be opened."""
+        """Records that the launch is over: it opens no further part."""
         self._sealed = True
         self._look_for_the_end()
         if not self.open:
             self._end(self._last or now)
 
     def record(self, record: Record, node: str) -> None:
-        """A record of the node's journal; one that was seen before has no effect."""
+        """Applies a record of the node's journal; a record that was seen before has no effect."""
         if record.seq <= self._seq.get(node, 0) or self.ended is not None:
             return
         self._seq[node] = record.seq
@@ -99,7 +101,7 @@ class GangState:
             return
         if self._members.observe(event):
             self._events.append(event)
-        if node in self.parts:  # newcomers opened it again
+        if node in self.parts:  # newcomers opened the part again
             self.reopened(node)
         self._look_for_the_end()
 
@@ -119,11 +121,12 @@ class GangState:
     def lost(
         self, node: str, why: str, now: Now, *, doors: bool = False, innocent: bool = False
     ) -> None:
-        """The node's supervisor is gone and nothing of the part is left, and no record says how it ended.
+        """Records that the node's supervisor is gone, nothing of the part is left, and no record
+        tells how the part ended.
 
         Args:
-            doors: the ranks of an elastic gang have opened their doors.
-            innocent: it was no fault of the node, as far as is known.
+            doors: the ranks of an elastic gang accept newcomers.
+            innocent: the node is not at fault, as far as is known.
         """
         goes_on = doors and self.gang.elastic and self._members.began(node)
         if (node in self.parts or node in self._lost) and not self._members.expected(node):
@@ -140,24 +143,25 @@ class GangState:
         self._end(now)
 
     def withdraw(self, node: str, now: Now) -> None:
-        """The newcomers that were to be sent to a node without an open part will not be."""
+        """Cancels the newcomers for a node without an open part."""
         self._members.withdraw(node)
         self._end(now)
 
     def newcomers(self) -> dict[str, tuple[Newcomer, ...]]:
-        """Whom to send now, by node; each is named once."""
+        """Returns the newcomers to send now, by node; each is returned once."""
         if not self._sealed or self.aborting or self.leaving or self.ended is not None:
             return {}
         closed = {node for node, part in self.parts.items() if part.cause != "vacant"}
         return self._members.newcomers(closed)
 
     def _look_for_the_end(self) -> None:
-        """Where no member is left, nobody lets in the newcomers that wait."""
+        """Aborts the gang if no member is left, because only a member admits the waiting
+        newcomers."""
         if self._sealed and self.gang.elastic and self._members.deserted():
             self.aborting = True
 
     def take(self) -> list[EngineEvent]:
-        """The events since the last call, in order."""
+        """Returns the events since the last call, in order."""
         events, self._events = self._events, []
         return events
 

@@ -1,8 +1,8 @@
-"""How a task's ranks are started where the user left it open (`start="auto"`).
+"""Chooses how a task's ranks are started if the user left it open (`start="auto"`).
 
-A fork server with torch imported pays where ranks import torch, and costs seconds where they do not. So the
-script says: what it imports, by its text and that of the modules beside it; and what an earlier attempt of
-the task was seen to have loaded.
+A fork server with torch imported pays off if ranks import torch, and costs seconds if they do not.
+The choice depends on the imports in the text of the script and of the modules beside it. It also
+depends on what an earlier attempt of the task had loaded.
 """
 
 import ast
@@ -24,24 +24,24 @@ OURS_WITH_TORCH = (
 )
 
 MOST_FILES = 200
-"""So many files of a script are read at most."""
+"""Maximum number of files to read for a script."""
 
 MARK = "imports-torch"
-"""A file in the task's folder: a rank was seen with torch loaded."""
+"""File in the task's folder: a rank was seen with torch loaded."""
 
 LIBRARY = b"/libtorch"
-"""Begins the name of a file that every process with torch has mapped."""
+"""Start of the name of a file that every process with torch has mapped."""
 
 
 def start_of(script: str, task: Path) -> Literal["fork", "exec"]:
-    """How the ranks of a script are started; `task`: the folder of its task."""
+    """Returns how to start the ranks of a script; `task`: the folder of its task."""
     return "fork" if (task / MARK).exists() or imports_torch(script) else "exec"
 
 
 def imports_torch(script: str) -> bool:
-    """Whether the script, or a module beside it that it imports, has an import of torch anywhere in its text.
+    """Returns whether the script, or a module beside it that it imports, imports torch anywhere.
 
-    What cannot be read or parsed imports nothing: the rank will say why.
+    A file that cannot be read or parsed imports nothing: the rank reports the error.
     """
     folder = os.path.dirname(script)
     waiting, seen = [script], {script}
@@ -62,7 +62,8 @@ def _within(name: str, packages: tuple[str, ...]) -> bool:
 
 
 def _imported(path: str) -> set[str]:
-    """Full names of the modules that a file may import; of `from a import b` both a and a.b."""
+    """Returns full names of the modules that a file may import; for `from a import b`, a and
+    a.b."""
     try:
         with open(path, "rb") as file:
             tree = ast.parse(file.read())
@@ -81,7 +82,7 @@ def _imported(path: str) -> set[str]:
 
 
 def _beside(folder: str, name: str) -> list[str]:
-    """The files beside the script that an import of this name runs."""
+    """Returns the files beside the script that an import of this name runs."""
     found: list[str] = []
     path = folder
     for part in name.split("."):
@@ -91,7 +92,7 @@ def _beside(folder: str, name: str) -> list[str]:
 
 
 def has_loaded_torch(pid: int) -> bool:
-    """Whether a process has torch's library mapped; False for one that has ended."""
+    """Returns whether a process has torch's library mapped; False if the process has ended."""
     try:
         with open(f"/proc/{pid}/maps", "rb") as file:
             return LIBRARY in file.read()

@@ -1,4 +1,5 @@
-"""The files of an attempt. The journal of a node: one JSON record a line, appended before anyone is told."""
+"""Files of an attempt. A node's journal holds one JSON record a line, appended before it is
+published."""
 
 import os
 from pathlib import Path
@@ -14,19 +15,20 @@ def journal_path(directory: Path, node: str) -> Path:
 
 
 def doors_path(directory: Path) -> Path:
-    """Where the members of an elastic attempt say at which doors newcomers may knock. Until it is there, the
-    attempt is as any other."""
+    """Returns the path of the file in which members of an elastic attempt publish where newcomers
+    connect. Until the file exists, the attempt is like any other."""
     return directory / "doors"
 
 
 class Journal:
-    """Appends records. Not synced: what a crash of the machine would lose ended with it."""
+    """Appends records. Does not sync: a crash of the machine also ends the processes that lost
+    records describe."""
 
     def __init__(self, path: Path, *, again: bool = False) -> None:
-        """A new one, or `again`: one that is continued, without its torn last line.
+        """Creates a journal, or with `again` continues one, without its torn last line.
 
         Raises:
-            OSError: if it cannot be written.
+            OSError: if the journal cannot be written.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
         self._fd = os.open(path, flags if again else flags | os.O_TRUNC, 0o600)
@@ -39,7 +41,7 @@ class Journal:
         """Writes the whole line.
 
         Raises:
-            OSError: if it could not (a full disk); the journal may then end in a torn line.
+            OSError: if the write fails (a full disk); the journal may then end in a torn line.
         """
         line = msgspec.json.encode(record) + b"\n"
         while line:
@@ -50,10 +52,11 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[Record]:
-    """The records of a journal, without a torn last line; none where there is no file.
+    """Returns the records of a journal, without a torn last line; an empty list if there is no
+    file.
 
     Raises:
-        Corrupted: if a whole line is no record.
+        Corrupted: if a whole line is not a record.
     """
     try:
         data = path.read_bytes()
@@ -64,4 +67,4 @@ def read_journal(path: Path) -> list[Record]:
     try:
         return [decoder.decode(line) for line in whole.splitlines()]
     except msgspec.MsgspecError as error:
-        raise Corrupted(f"{path} holds a line that is no record: {error}") from error
+        raise Corrupted(f"{path} has an invalid line: {error}") from error

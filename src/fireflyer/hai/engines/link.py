@@ -1,8 +1,8 @@
-"""The engine's connection to the supervisor of one task on one node, which it starts where there is none.
+"""The engine's connection to the supervisor of one task on one node; starts one if there is none.
 
-The engine binds and listens; the supervisor is born with the listening socket, so a connection made at
-once waits in its backlog. Guard and supervisor hold that socket and nobody else does: a connection
-that is refused, or cut off unanswered, proves that nothing of the task is left on the node.
+The engine binds and listens. The supervisor inherits the listening socket, so an early connection
+waits in its backlog. Only guard and supervisor hold that socket: a connection that is refused, or
+closed unanswered, proves that nothing of the task is left on the node.
 """
 
 import asyncio
@@ -38,7 +38,8 @@ Answer = TypeVar("Answer", Launched, Attached, Frozen)
 
 @contextlib.contextmanager
 def _address(directory: Path, node: str) -> Iterator[str]:
-    """A short path of the node's socket: an address holds 108 bytes, a path may be longer."""
+    """Yields a short path of the node's socket: an address holds 108 bytes, a path may be
+    longer."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{descriptor}/{node}.sock"
@@ -47,10 +48,10 @@ def _address(directory: Path, node: str) -> Iterator[str]:
 
 
 def connect(directory: Path, node: str) -> socket.socket | None:
-    """A connection, or None where nobody listens.
+    """Returns a connection, or None if no process listens.
 
     Raises:
-        OSError: if it cannot be known.
+        OSError: if that cannot be known.
     """
     stream = socket.socket(socket.AF_UNIX)
     stream.setblocking(False)
@@ -68,10 +69,11 @@ def connect(directory: Path, node: str) -> socket.socket | None:
 
 @contextlib.contextmanager
 def birth(directory: Path, node: str) -> Iterator[tuple[int, int, int]]:
-    """What guard and supervisor are born with: descriptors of /dev/null, the log and a listening socket.
+    """Yields the descriptors that guard and supervisor inherit: /dev/null, the log and a listening
+    socket.
 
     Raises:
-        OSError: if there can be no such socket or log.
+        OSError: if the socket or the log cannot be created.
     """
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -100,7 +102,8 @@ def spawn(task: str, directory: Path, node: str) -> int:
             sys.executable,
             [sys.executable, "-P", "-m", "fireflyer.hai.supervisor", task, node],
             {**os.environ, "FIREFLYER_TASK": task},
-            # 0 to 2 are open in every server, so no source is one of them; 3 is overwritten last.
+            # Descriptors 0 to 2 are open in every server, so no source is one of them; 3 is
+            # overwritten last.
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, null, 0),
                 (os.POSIX_SPAWN_DUP2, log, 1),
@@ -112,7 +115,8 @@ def spawn(task: str, directory: Path, node: str) -> int:
 
 
 class Link:
-    """Hands records to `on_record`; calls `on_gone` once, when nothing is left of the task on the node."""
+    """Connection that passes records to `on_record`. Calls `on_gone` once, when nothing of the task
+    is left on the node."""
 
     def __init__(
         self,
@@ -125,7 +129,7 @@ class Link:
         self.node = node
         self.directory = directory
         self.attempt = 0
-        """Whose records this link follows, also after a new connection."""
+        """Attempt whose records this link follows, also after a reconnect."""
         self.gone = asyncio.Event()
         self._on_record = on_record
         self._on_gone = on_gone
@@ -140,7 +144,7 @@ class Link:
         return self._writer is not None
 
     def send(self, request: Request) -> None:
-        """Without an answer; nothing where the supervisor is gone."""
+        """Sends a request without waiting for an answer; no effect if the supervisor is gone."""
         data = frame(msgspec.msgpack.encode(request))
         if self._writer is None:
             self._unsent += data
@@ -148,7 +152,8 @@ class Link:
             self._writer.write(data)
 
     async def ask(self, request: Request, attempt: int, kind: type[Answer]) -> Answer | None:
-        """The answer of this kind about the attempt; None when the connection ended before it."""
+        """Returns the answer of this kind about the attempt; None if the connection ends before
+        it."""
         if self.gone.is_set():
             return None
         future: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
@@ -158,12 +163,13 @@ class Link:
         return answer if isinstance(answer, kind) else None
 
     async def leave(self) -> None:
-        """Ends the supervisor and all it holds; returns when nothing is left, or this link was closed."""
+        """Ends the supervisor and all its processes; returns when nothing is left, or this link is
+        closed."""
         self.send(Leave())
         await asyncio.wait({self._reader})
 
     async def close(self) -> None:
-        """Lets go; the supervisor goes on."""
+        """Closes the link; the supervisor keeps running."""
         self._reader.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._reader
@@ -195,7 +201,7 @@ class Link:
         self._on_gone()
 
     async def _again(self) -> socket.socket | None:
-        """A new connection after one that ended; None: nothing is left on the node."""
+        """Returns a new connection after one that ended; None: nothing is left on the node."""
         return connect(self.directory, self.node)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:

@@ -1,7 +1,8 @@
-"""The `local` engine: gangs as supervised processes of this machine, on N virtual nodes.
+"""The `local` engine: runs gangs as supervised processes of this machine, on N virtual nodes.
 
-It holds nothing that an attempt needs: supervisors and ranks live on when the engine's process dies, and
-`recover` takes them up again from their sockets and journals. docs/hai.md draws the process tree.
+The engine holds nothing that an attempt needs: supervisors and ranks live on when the engine's
+process dies. `recover` restores an attempt from their sockets and journals. docs/hai.md draws the
+process tree.
 """
 
 import asyncio
@@ -15,12 +16,12 @@ from typing import Literal
 from msgspec.structs import replace
 
 from fireflyer.errors import Corrupted, TaskError
-from fireflyer.hai import leftovers
+from fireflyer.hai import orphans
 from fireflyer.hai.engines import EngineEvent, Gang, Node, NodesChanged
 from fireflyer.hai.engines.gang import GangState, Now, decide
 from fireflyer.hai.engines.imports import start_of
 from fireflyer.hai.engines.journal import doors_path, journal_path, read_journal
-from fireflyer.hai.engines.keepsake import KEEPER_SUFFIX
+from fireflyer.hai.engines.keeper_activation import KEEPER_SUFFIX
 from fireflyer.hai.engines.link import Link, connect, spawn
 from fireflyer.hai.engines.messages import (
     Attach,
@@ -38,7 +39,7 @@ from fireflyer.hai.engines.messages import (
     Record,
 )
 from fireflyer.hai.engines.zygotes import Zygotes
-from fireflyer.hai.faults.kernellog import chosen
+from fireflyer.hai.faults.kernel_log import chosen
 from fireflyer.hai.forkserver import DEFAULT_PRELOAD
 from fireflyer.log import get_logger
 
@@ -50,13 +51,14 @@ def _now() -> Now:
 
 
 def make_folders(gang: Gang) -> None:
-    """The task's, the attempt's, and the one for output."""
+    """Creates the folders of the task, the attempt and the output."""
     for folder in (gang.directory.parent, gang.directory, gang.directory.parent / "output"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 async def decided(gang: Gang) -> Gang:
-    """With its start as the script's imports have it, where it was left open."""
+    """Returns the gang with its start chosen by the script's imports, if the start was left
+    open."""
     if gang.start != "auto":
         return gang
     start = await asyncio.to_thread(start_of, gang.script, gang.directory.parent)
@@ -64,22 +66,24 @@ async def decided(gang: Gang) -> Gang:
 
 
 class _Run:
-    """One gang, as far as this engine has followed it."""
+    """Gang, as far as this engine has followed it."""
 
     def __init__(self, gang: Gang) -> None:
         self.gang = gang
         self.state = GangState(gang)
         self.lock = asyncio.Lock()
-        """Held by launch, suspend, stop and who opens a part again: a stop sees all parts opened, or none."""
+        """Held by launch, suspend, stop and the reopening of a part: a stop sees all parts opened,
+        or none."""
         self.aborted: set[str] = set()
         self.done = asyncio.Event()
 
 
 class LocalEngine:
-    """An `Engine` over the processes of this machine; lives in one asyncio loop."""
+    """`Engine` over the processes of this machine; lives in one asyncio loop."""
 
     def __init__(self, nodes: int, *, preload: tuple[str, ...] = DEFAULT_PRELOAD) -> None:
-        """`nodes` virtual nodes "n0", "n1", ...; fork servers import `preload` before their first fork.
+        """Creates `nodes` virtual nodes "n0", "n1", ...; fork servers import `preload` before they
+        fork.
 
         Raises:
             ValueError: if there is no node.
@@ -92,7 +96,7 @@ class LocalEngine:
         self._links: dict[tuple[str, str], Link] = {}
         self._runs: dict[tuple[str, int], _Run] = {}
         self._events: asyncio.Queue[EngineEvent | NodesChanged | None] = asyncio.Queue()
-        self._guards: set[int] = set()  # pidfds of our own children
+        self._guards: set[int] = set()  # pidfds of this process's children
         self._openings: set[asyncio.Task[None]] = set()
 
     def nodes(self) -> list[Node]:
@@ -135,7 +139,7 @@ class LocalEngine:
     # -- launch and recovery -----------------------------------------------------------------------
 
     async def prepare(self, gang: Gang) -> None:
-        """Has a zygote ready where the gang's fork servers come from one."""
+        """Prepares a zygote if the gang's fork servers come from one."""
         gang = await decided(gang)
         if gang.start == "fork" and self._preload:
             await self._zygotes.prepare(gang)
@@ -222,12 +226,12 @@ class LocalEngine:
                 if answer is None:
                     self._sweep(run, node)
                 if answer is None or not answer.known:
-                    self._settle(run, node, f"{node} holds nothing of the attempt")
+                    self._settle(run, node, f"{node} has no processes of the attempt")
             graces = [a.grace_s for a in answers if a is not None and a.grace_s is not None]
             run.state.leaving |= bool(graces)
             run.state.sealed(_now())
             self._follow(run)
-        if graces:  # its second phase may have died with the server that began it
+        if graces:  # the server may have died before the suspend's second phase
             await self.suspend(gang.task, gang.attempt, graces[0])
 
     def _enlist(self, run: _Run, link: Link, newcomers: tuple[Newcomer, ...]) -> None:
@@ -238,7 +242,7 @@ class LocalEngine:
         link.send(Enlist(part=part, newcomers=newcomers))
 
     async def _open_again(self, run: _Run, node: str, newcomers: tuple[Newcomer, ...]) -> None:
-        """Newcomers for a node whose supervisor is gone."""
+        """Starts newcomers on a node whose supervisor is gone."""
         async with run.lock:
             state = run.state
             link: Link | None = None
@@ -249,7 +253,7 @@ class LocalEngine:
                 except OSError as error:
                     why = str(error)
                 if link is None:
-                    why = f"{node} cannot be launched on again: {why}"
+                    why = f"cannot launch on {node} again: {why}"
                     state.lost(node, why, _now(), doors=True)
             if link is not None and not state.aborting:
                 self._enlist(run, link, newcomers)
@@ -290,7 +294,7 @@ class LocalEngine:
                     link.send(Decide(attempt=attempt, number=number))
 
     async def _freeze(self, run: _Run, freeze: Freeze) -> dict[str, Frozen]:
-        """The answers of all nodes that are not lost meanwhile."""
+        """Returns the answers of all nodes that are not lost meanwhile."""
         answers: dict[str, Frozen] = {}
         while links := [link for link in self._open_links(run) if link.node not in answers]:
             asked = (link.ask(freeze, freeze.attempt, Frozen) for link in links)
@@ -336,9 +340,10 @@ class LocalEngine:
     # -- supervisors -------------------------------------------------------------------------------
 
     async def _link(self, gang: Gang, node: str) -> Link | None:
-        """A link to the task's supervisor on the node, started if there is none; None: it died at once."""
+        """Returns a link to the task's supervisor on the node. Starts a supervisor if there is
+        none; returns None if it died at once."""
         link = self._find(gang, node)
-        # An earlier server's supervisor may be on its way out; only an answer says that it stays.
+        # An earlier server's supervisor may be exiting; only an answer proves that it stays.
         while link is not None and not link.gone.is_set():
             answer = await link.ask(Attach(attempt=gang.attempt), gang.attempt, Attached)
             if answer is not None and not link.gone.is_set():
@@ -370,7 +375,7 @@ class LocalEngine:
         return link
 
     def _adopt(self, pid: int) -> None:
-        """Reaps a guard, our child, when it ends."""
+        """Reaps a guard, a child of this process, when it ends."""
         pidfd = os.pidfd_open(pid)
         self._guards.add(pidfd)
         asyncio.get_running_loop().add_reader(pidfd, self._reap, pidfd)
@@ -398,15 +403,17 @@ class LocalEngine:
         self._settle(run, node, f"the supervisor of {node} died")
 
     def _sweep(self, run: _Run, node: str) -> None:
-        """REQUIRES: neither guard nor supervisor is left. If both were killed in one instant, nobody has
-        killed what ranks had detached from themselves, and ranks may be dying still."""
+        """Kills processes of the task that are left on the node. REQUIRES: neither guard nor
+        supervisor is left. If both were killed in one instant, processes that ranks had detached
+        survive, and ranks may still be dying."""
         folder = str(run.gang.directory.parent)
-        left = leftovers.end({"FIREFLYER_TASK_DIR": folder, "FIREFLYER_NODE": node})
+        left = orphans.end({"FIREFLYER_TASK_DIR": folder, "FIREFLYER_NODE": node})
         if left:
             _log.warning("%s on %s: the kernel does not end %s", run.gang.task, node, left)
 
     def _settle(self, run: _Run, node: str, why: str, *, innocent: bool = False) -> None:
-        """Nothing is left on the node: its journal says how the part ended, or it was lost."""
+        """Settles a part of which nothing is left: its journal tells how it ended, or it was
+        lost."""
         try:
             for record in read_journal(journal_path(run.gang.directory, node)):
                 self._record(run, node, record)
@@ -417,7 +424,7 @@ class LocalEngine:
         self._follow(run)
 
     def _follow(self, run: _Run) -> None:
-        """Does what the state asks for."""
+        """Carries out what the state asks for: events, newcomers, aborts."""
         for event in run.state.take():
             self._events.put_nowait(event)
         for node, newcomers in run.state.newcomers().items():

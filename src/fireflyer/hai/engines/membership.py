@@ -1,13 +1,13 @@
-"""Who is a member of an elastic gang, who comes, and what the gang's end is. No I/O, no clock.
+"""Members of an elastic gang, newcomers, and the gang's outcome. No I/O, no clock.
 
-A rank of the gang is a place, which one process after the other may take: its incarnations.
+A rank of the gang is a place that one process after the other may take: its incarnations.
 
-    expected ──RankStarted──> running (a newcomer: at the doors) ──RankJoined──> running (a member)
+    expected ──RankStarted──> running (a newcomer: not a member) ──RankJoined──> running (a member)
         ^            └─────────────────── RankExited ───────────────────┘
-        └── newcomer: a member runs, none has returned 0, and the place was taken again < `rejoins` times
+        └── newcomer: a member runs, no rank returned 0, the place was retaken < `rejoins` times
 
-Incarnation 0 is a member from its start. Of a gang that is not elastic this only tells events seen before
-from new ones.
+Incarnation 0 is a member from its start. In a gang that is not elastic, this class only tells new
+events from repeated ones.
 """
 
 from typing import Literal
@@ -24,13 +24,13 @@ Outcome = Literal["finished", "failed", "stopped", "suspended", "lost"]
 class _Place(msgspec.Struct):
     node: str
     incarnation: int = 0
-    """The last that was asked for or seen."""
+    """Last incarnation that was requested or seen."""
     expected: bool = False
-    """It was asked for, and nothing is known of it yet."""
+    """True if the incarnation was requested and nothing is known of it yet."""
     running: bool = False
     member: bool = False
     exit: RankExited | None = None
-    """Of the last incarnation that ended."""
+    """Exit of the last incarnation that ended."""
 
 
 class Membership:
@@ -44,10 +44,11 @@ class Membership:
         }
         self._seen: set[tuple[str, int, int]] = set()
         self._losses: list[RankExited] = []
-        """Of members."""
+        """Exits of members other than with status 0."""
 
     def observe(self, event: RankStarted | RankJoined | RankExited) -> bool:
-        """Takes an event in; whether it is new: of a node that was lost, two may tell the same."""
+        """Records an event. Returns whether it is new: two sources may report an event of a lost
+        node."""
         key = (type(event).__name__, event.rank, event.incarnation)
         if key in self._seen:
             return False
@@ -71,10 +72,11 @@ class Membership:
     def lost(
         self, node: str, monotonic_ns: int, wall: float, *, goes_on: bool = False
     ) -> list[RankExited]:
-        """All who ran on the node or were expected there are gone; what to tell of them.
+        """Records that all ranks that run on the node or are expected there are gone; elastic gangs
+        only. Returns the events to report.
 
         Args:
-            goes_on: the gang does, without them.
+            goes_on: the gang continues without these ranks.
         """
         told: list[RankExited] = []
         for rank, place in self._places.items():
@@ -98,32 +100,35 @@ class Membership:
         return told
 
     def expected(self, node: str) -> bool:
-        """Whether the node has not told what became of a newcomer that it was, or is, asked to start."""
+        """Returns whether the node has yet to report on a newcomer that it was, or is, asked to
+        start."""
         return any(place.expected for place in self._places.values() if place.node == node)
 
     def withdraw(self, node: str) -> None:
-        """Newcomers that were asked for will not be started."""
+        """Cancels the requested newcomers of a node that nothing is known of yet."""
         for place in self._places.values():
             if place.node == node and place.expected:
                 place.expected = False
 
     def began(self, node: str) -> bool:
-        """Whether every rank of the node was started once: a newcomer takes only a place that was taken."""
+        """Returns whether every rank of the node was started once: newcomers only take used
+        places."""
         places = (place for place in self._places.values() if place.node == node)
         return all(place.running or place.exit for place in places)
 
     def known(self) -> bool:
-        """Whether every rank was started once."""
+        """Returns whether every rank was started once."""
         return all(map(self.began, self._gang.nodes))
 
     def deserted(self) -> bool:
-        """Whether only newcomers are left that no member will let in."""
+        """Returns whether only newcomers are left, which no member can admit."""
         places = self._places.values()
         left = any(place.running or place.expected for place in places)
         return left and self.known() and not any(place.member for place in places)
 
     def newcomers(self, closed: set[str]) -> dict[str, tuple[Newcomer, ...]]:
-        """Who is to take the places of lost ranks, by node, but for `closed` ones; then they are expected."""
+        """Returns the newcomers for places of lost ranks, by node, without `closed` nodes. Marks
+        the newcomers as expected."""
         places = self._places.values()
         if not (self._gang.elastic and any(place.member for place in places)) or self._ending():
             return {}
@@ -141,7 +146,8 @@ class Membership:
         return any(event is not None and event.code == 0 for event in exits)
 
     def outcome(self, causes: set[Cause], *, told: bool) -> tuple[Outcome, str]:
-        """Of a gang that has ended, whose ranks all were started."""
+        """Returns the outcome and the reason of a gang that has ended and whose ranks were all
+        started."""
         if "stopped" in causes:
             return "stopped", ""
         if told:
@@ -153,15 +159,15 @@ class Membership:
         if done and not late:
             if len(done) == len(ends):
                 return "finished", "every rank returned 0"
-            return "finished", f"the {len(done)} of {len(ends)} ranks that were left returned 0"
+            return "finished", f"all remaining ranks returned 0 ({len(done)} of {len(ends)})"
         if "suspended" in causes:
             return "suspended", ""
         if late:
-            return "failed", f"{_describe(late[0])} when others had returned 0"
+            return "failed", f"{_describe(late[0])} after other ranks had returned 0"
         last = losses[-1]
         return "lost" if _with_its_node(
             last
-        ) else "failed", f"no rank is left: {_describe(last)} last"
+        ) else "failed", f"all ranks have ended, the last one: {_describe(last)}"
 
 
 def _with_its_node(event: RankExited) -> bool:

@@ -1,7 +1,7 @@
-"""What the engine, a node's supervisor and its fork server say to each other, and a line of the journal.
+"""Messages between the engine, a node's supervisor and its fork server, and records of the journal.
 
-Engine and supervisor exchange msgpack in frames; a supervisor answers each request that has an
-answer on the connection that asked, and pushes records to every connection that attached.
+Engine and supervisor exchange msgpack in frames. A supervisor sends each answer on the connection
+of its request, and pushes records to every connection that attached.
 """
 
 from typing import Literal
@@ -14,7 +14,7 @@ Cause = Literal["finished", "failed", "aborted", "suspended", "stopped", "vacant
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's share of a gang."""
+    """Part of a gang on one node."""
 
     task: str
     attempt: int
@@ -30,30 +30,30 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     start: Literal["fork", "exec"]
     secret: str
     directory: str
-    """Of the attempt: logs and journals."""
+    """Folder of the attempt: logs and journals."""
     port: int
     """Rendezvous port of the attempt; 0 asks this supervisor to reserve one."""
     preload: tuple[str, ...]
     """Modules that a fork server imports before its first fork."""
     master: str = "127.0.0.1"
-    """Where the gang's first node is reached: the ranks' MASTER_ADDR."""
+    """Address of the gang's first node: the ranks' MASTER_ADDR."""
     address: str = "127.0.0.1"
-    """Where this node is reached."""
+    """Address of this node."""
     elastic: bool = False
     python: str = ""
-    """The interpreter of the ranks; empty: that of the supervisor."""
+    """Interpreter of the ranks; empty: the supervisor's."""
     kernel_log: str = ""
-    """What to read of the node's kernel; "" or "off": nothing."""
+    """Kernel log of the node to read; "" or "off": none."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
-    """Starts an attempt; ends an older one first. Answered by Launched."""
+    """Request: start an attempt; an older one ends first. Answered by Launched."""
 
     part: Part
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
-    """As Launch, of the part that lies in the attempt's folder, for whoever reads the wire is to learn
+    """Request like Launch, for the part in the attempt's folder. An attacker on the network learns
     nothing from it and can have nothing executed."""
 
     attempt: int
@@ -61,17 +61,18 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
 
 
 class Newcomer(msgspec.Struct, frozen=True):
-    """Takes the place of a rank that was lost."""
+    """Process that takes the place of a lost rank."""
 
     rank: int
     incarnation: int
 
 
 class Enlist(msgspec.Struct, frozen=True, kw_only=True, tag="enlist"):
-    """Starts newcomers of an elastic attempt; opens the part again where it is vacant or not known here.
+    """Request: start newcomers of an elastic attempt. Opens the part again if it is vacant or not
+    known here.
 
-    No answer but records: each newcomer's RankStarted, or its RankExited alone where it cannot be started.
-    One that was started before changes nothing.
+    The only answer is records: each newcomer's RankStarted, or its RankExited alone if it cannot be
+    started. A newcomer that was started before changes nothing.
     """
 
     part: Part
@@ -79,27 +80,29 @@ class Enlist(msgspec.Struct, frozen=True, kw_only=True, tag="enlist"):
 
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
-    """Answered by Attached, then every record of the attempt so far and from now on."""
+    """Request: answered by Attached, then every record of the attempt so far and from now on."""
 
     attempt: int
 
 
 class Freeze(msgspec.Struct, frozen=True, kw_only=True, tag="freeze"):
-    """First phase of a suspend: from now on the ranks' questions wait for Decide. Answered by Frozen."""
+    """Request: first phase of a suspend. From now on the ranks' calls wait for Decide. Answered by
+    Frozen."""
 
     attempt: int
     grace_s: float
 
 
 class Decide(msgspec.Struct, frozen=True, kw_only=True, tag="decide"):
-    """Second phase: calls from `number` on are answered with true."""
+    """Request: second phase of a suspend. Calls from `number` on return true."""
 
     attempt: int
     number: int
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
-    """stop: SIGTERM, and SIGKILL after the grace; abort: SIGKILL, because another node failed."""
+    """Request: end the part. stop: SIGTERM, and SIGKILL after the grace; abort: SIGKILL at once,
+    because another node failed."""
 
     attempt: int
     how: Literal["stop", "abort"]
@@ -107,14 +110,14 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
 
 
 class Condemn(msgspec.Struct, frozen=True, kw_only=True, tag="condemn"):
-    """The ranks write their stacks, then the part fails for this reason."""
+    """Request: the ranks write their stacks, then the part fails for this reason."""
 
     attempt: int
     reason: str
 
 
 class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
-    """Ends everything of the task on this node, then the supervisor itself."""
+    """Request: end all processes of the task on this node, then the supervisor itself."""
 
 
 Request = Launch | Start | Enlist | Attach | Freeze | Decide | End | Condemn | Leave
@@ -128,9 +131,9 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
 class Attached(msgspec.Struct, frozen=True, kw_only=True, tag="attached"):
     attempt: int
     known: bool
-    """False where this supervisor never ran the attempt, or has begun a later one."""
+    """False if this supervisor never ran the attempt, or has begun a later one."""
     grace_s: float | None
-    """Of the suspend under way, whose second phase may be missing."""
+    """Grace of the suspend in progress, whose second phase may be missing; None: no suspend."""
 
 
 class Frozen(msgspec.Struct, frozen=True, kw_only=True, tag="frozen"):
@@ -138,30 +141,31 @@ class Frozen(msgspec.Struct, frozen=True, kw_only=True, tag="frozen"):
     highest: int
     """Highest call number that was answered with false before the freeze, over the node's ranks."""
     decision: int
-    """0 before the second phase."""
+    """Call number that was decided; 0 before the second phase."""
 
 
 class PartEnded(msgspec.Struct, frozen=True, kw_only=True, tag="part_ended"):
-    """No process of the attempt is left on the node."""
+    """End of a node's part: no process of the attempt is left on the node."""
 
     node: str
     cause: Cause
-    """finished: every rank returned 0 and no stop was asked for; aborted: killed because of another node;
-    vacant: an elastic attempt has no rank here any more, and not all returned 0; newcomers may open the part
-    again."""
+    """finished: every rank returned 0 and no stop was requested; aborted: killed because of another
+    node or a newer attempt; vacant: an elastic attempt has no rank here any more, and not all
+    returned 0. Newcomers may open a vacant part again."""
     reason: str
     told: bool
-    """A rank of the node was answered true, acknowledged a suspend, or got its SIGTERM."""
+    """True if a rank of the node was answered true, acknowledged a suspend, or got its SIGTERM."""
     highest: int
-    """As in Frozen; of all calls where there was no freeze."""
+    """As in Frozen; without a freeze, over all calls."""
     failed_ns: int
-    """CLOCK_MONOTONIC of the first failure on the node; 0: none."""
+    """CLOCK_MONOTONIC of the first failure on the node; 0: no failure."""
     monotonic_ns: int
     wall: float
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag="record"):
-    """A line of the node's journal of an attempt; `seq` counts from 1, over all supervisors that write it."""
+    """Line of the node's journal of an attempt; `seq` counts from 1, over all supervisors that
+    write it."""
 
     attempt: int
     seq: int
@@ -172,11 +176,11 @@ Reply = Launched | Attached | Frozen | Record
 
 
 TITLE_ROOM = " " * 2000
-"""The last argument of a fork server and of a zygote: room for the command lines of ranks in `ps`."""
+"""Last argument of a fork server and of a zygote: room for the command lines of ranks in `ps`."""
 
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One process to start."""
+    """Rank to start as a process."""
 
     rank: int
     script: str
@@ -188,31 +192,33 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag="fork"):
-    """Supervisor to fork server: start these as children of `parent`. Answered by Forked or Refused."""
+    """Supervisor to fork server: start these as children of `parent`. Answered by Forked or
+    Refused."""
 
     ranks: tuple[RankSpec, ...]
     parent: int
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True):
-    """Engine to zygote, with descriptors of /dev/null, of the log and of the listening socket: a guard, a
-    supervisor and a fork server for the task on the node. Answered by the guard's pid in decimal."""
+    """Engine to zygote: start a guard, a supervisor and a fork server for the task on the node.
+    Comes with descriptors of /dev/null, the log and the listening socket. Answered by the guard's
+    pid in decimal."""
 
     task: str
     node: str
     python: str
     env: dict[str, str]
-    """Interpreter and environment of guard and supervisor."""
+    """Environment of guard and supervisor; `python` is their interpreter."""
     marks: dict[str, str]
     """Variables by which the fork server and its ranks are found."""
 
 
 PRESENT = b"?"
-"""Engine to zygote: whether what it has imported is what lies on the disk. Answered, or it leaves."""
+"""Engine to zygote: are the imported files unchanged on disk? If so it answers, else it exits."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The fork server has imported what it was asked to."""
+    """Fork server to supervisor: the requested modules are imported."""
 
 
 class Forked(msgspec.Struct, frozen=True, kw_only=True, tag="forked"):

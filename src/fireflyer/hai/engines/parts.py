@@ -1,7 +1,7 @@
-"""A node's share of a gang, and where its supervisor is, as files in a folder that engine and nodes see.
+"""Files that engine and nodes share: a node's part of a gang, and the address of its supervisor.
 
-Each is written in place, because a network file system looks at a file anew when it is opened, and at a
-replaced name only after a while. Imports no asyncio: supervisors use it.
+Each file is written in place: a network file system re-reads a file when it is opened, but sees a
+replaced name only after a while. Imports no asyncio: supervisors use this module.
 
     <task>/<node>.address          Announcement, by the node
     <task>/<attempt>/<node>.part   Part, by the engine; mode 0600: environment and secret
@@ -19,29 +19,30 @@ if TYPE_CHECKING:
     from fireflyer.rpc.handshake import Handshake
 
 DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-"""Set for a job by whoever gave it the node; the ranks get them unless the task has its own."""
+"""Variables that the node's resource manager sets for a job; ranks get them unless the task has its
+own."""
 
 ROLE = 0
-"""Of both sides of a handshake: there is one kind."""
+"""Role of both sides of a handshake: there is only one."""
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """Where the supervisor of a task on a node listens."""
+    """Address on which the supervisor of a task on a node listens."""
 
     job: int
-    """That started it: an older job's address is none."""
+    """Job that started the supervisor; addresses of older jobs are ignored."""
     host: str
     port: int
 
 
 def announce(task: Path, node: str, where: Announcement) -> None:
-    """Writes the announcement; the line break says that it is whole."""
+    """Writes the announcement; the line break marks it as complete."""
     with open(task / f"{node}.address", "wb") as file:
         file.write(msgspec.json.encode(where) + b"\n")
 
 
 def read_announcement(task: Path, node: str, job: int) -> Announcement | None:
-    """What this job's supervisor wrote, if it did."""
+    """Returns the announcement of this job's supervisor, if it has written one."""
     try:
         data = (task / f"{node}.address").read_bytes()
         found = msgspec.json.decode(data, type=Announcement) if data.endswith(b"\n") else None
@@ -55,7 +56,7 @@ def part_path(attempt: Path, node: str) -> Path:
 
 
 def write_part(attempt: Path, part: Part) -> None:
-    """Lays a part where only this user can read it; there is an empty announcement then, too."""
+    """Writes a part that only this user can read, and creates an empty announcement."""
     (attempt.parent / f"{part.node}.address").touch(mode=0o600)
     path = part_path(attempt, part.node)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -64,11 +65,11 @@ def write_part(attempt: Path, part: Part) -> None:
 
 
 def read_part(attempt: Path, node: str) -> Part:
-    """The node's part of an attempt.
+    """Reads the node's part of an attempt.
 
     Raises:
-        OSError: it is not there, or not readable.
-        MsgspecError: it is none.
+        OSError: the file is missing or not readable.
+        MsgspecError: the file holds no part.
     """
     part = msgspec.json.decode(part_path(attempt, node).read_bytes(), type=Part)
     devices = {name: os.environ[name] for name in DEVICES if name in os.environ}
@@ -76,8 +77,8 @@ def read_part(attempt: Path, node: str) -> Part:
 
 
 def server_handshake(secret: str) -> "Handshake":
-    """For a supervisor: the other side of `remote.reach`."""
-    from fireflyer.rpc.handshake import Handshake  # with it comes OpenSSL: 3 MB
+    """Returns a supervisor's side of the handshake of `remote.reach`."""
+    from fireflyer.rpc.handshake import Handshake  # loads OpenSSL: 3 MB
     from fireflyer.rpc.proof import Secret
 
     return Handshake("server", Secret(secret.encode()), ROLE)

@@ -1,4 +1,4 @@
-"""From a forked process to a rank."""
+"""Turns a forked process into a rank."""
 
 import errno
 import os
@@ -9,14 +9,14 @@ from fireflyer.hai.engines.messages import RankSpec
 
 
 def become_rank(spec: RankSpec, parent: int) -> None:
-    """In the new process: dies with `parent`, leads a group of its own, writes to the rank's log, runs in its
-    folder.
+    """Prepares the new process: it dies with `parent`, leads its own process group, writes to the
+    rank's log and runs in the rank's folder.
 
     Raises:
-        OSError: if the log or the folder cannot be used; the caller leaves with status 1.
+        OSError: if the log or the folder cannot be used; the caller exits with status 1.
     """
     set_parent_death_signal(signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the signal was set
+    if os.getppid() != parent:  # `parent` died before the signal was set
         os._exit(1)
     os.setpgid(0, 0)
     null = os.open("/dev/null", os.O_RDONLY)
@@ -33,10 +33,10 @@ def exec_rank(spec: RankSpec, python: str) -> int:
     """Starts a rank as a fresh interpreter, a child of this process; returns its pid.
 
     Raises:
-        OSError: if it could not be started; nothing is left then.
+        OSError: if the rank could not be started; no process is left then.
     """
     parent = os.getpid()
-    readable, writable = os.pipe()  # closed by execve: what comes through is an error number
+    readable, writable = os.pipe()  # execve closes it; it carries an error number
     pid = os.fork()
     if pid == 0:
         try:

@@ -1,4 +1,4 @@
-"""Supervisors on other machines, reached over TCP."""
+"""Links over TCP to supervisors on other machines."""
 
 import asyncio
 import contextlib
@@ -16,16 +16,16 @@ from fireflyer.rpc.proof import Secret
 
 HANDSHAKE_S = 5.0
 RETRY_S = 0.5
-"""Between two tries to reach a node that does not answer."""
+"""Seconds between two attempts to reach a node that does not answer."""
 
 
 async def reach(where: Announcement, secret: str) -> socket.socket:
-    """A connection to a supervisor, both sides having proved the task's secret.
+    """Returns a connection to a supervisor, after both sides have proved the task's secret.
 
     Raises:
-        ConnectionRefusedError: nobody listens there.
-        ProtocolMismatch: it is somebody else.
-        OSError, TimeoutError: it cannot be known.
+        ConnectionRefusedError: no process listens there.
+        ProtocolMismatch: another service listens there.
+        OSError, TimeoutError: the supervisor's state is unknown.
     """
     loop = asyncio.get_running_loop()
     handshake = Handshake("client", Secret(secret.encode()), ROLE)
@@ -41,7 +41,9 @@ async def reach(where: Announcement, secret: str) -> socket.socket:
             while not handshake.done:
                 data = await loop.sock_recv(stream, 4096)
                 if not data:
-                    raise ConnectionResetError(f"{where.host} hung up during the handshake")
+                    raise ConnectionResetError(
+                        f"{where.host} closed the connection during the handshake"
+                    )
                 await loop.sock_sendall(stream, handshake.feed(data))
         except BaseException:
             stream.close()
@@ -50,7 +52,8 @@ async def reach(where: Announcement, secret: str) -> socket.socket:
 
 
 class RemoteLink(Link):
-    """A link over TCP. It is tried again until the node says that nobody listens, or `give_up`."""
+    """Link over TCP. Reconnects until the node no longer has this supervisor, or until
+    `give_up`."""
 
     def __init__(
         self,
@@ -68,7 +71,8 @@ class RemoteLink(Link):
         super().__init__(stream, directory, node, on_record, on_gone)
 
     def give_up(self) -> None:
-        """Whoever watches the node says that nothing is left of it: the link ends as one refused does."""
+        """Ends the link like a refused connection, because nothing of the task is left on the
+        node."""
         self._hopeless.set()
         if self._writer is not None:
             self._writer.transport.abort()
@@ -78,7 +82,7 @@ class RemoteLink(Link):
             try:
                 return await reach(self.where, self._secret)
             except (ConnectionRefusedError, ProtocolMismatch):
-                return None  # a stranger's port now
+                return None  # the port belongs to another service now
             except (OSError, WireError):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_S):

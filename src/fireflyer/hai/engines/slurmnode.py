@@ -1,47 +1,5 @@
-"""What Slurm starts on each node of a job: says where the node is reached, then becomes guard and supervisor.
+"""Old path of `fireflyer.hai.engines.slurm.node`: processes of an earlier release start it."""
 
-    python -P -m fireflyer.hai.engines.slurmnode ATTEMPT_FOLDER        (a task of the job's one step)
+import runpy
 
-All it needs is in the attempt's folder, in a file that only its user can read; arguments and environment
-hold no secret.
-"""
-
-import fcntl
-import os
-import socket
-import sys
-from pathlib import Path
-
-import msgspec
-
-from fireflyer.hai.engines.messages import Part
-from fireflyer.hai.engines.parts import Announcement, announce, read_part
-
-
-def main(arguments: list[str]) -> None:
-    """Raises OSError, MsgspecError: its text goes to the job's output."""
-    directory = Path(arguments[0])
-    node = os.environ["SLURMD_NODENAME"]
-    part: Part = read_part(directory, node)
-    family = socket.getaddrinfo(part.address, 0, type=socket.SOCK_STREAM)[0][0]
-    listener = socket.create_server((part.address, 0), family=family, backlog=64)
-    port = listener.getsockname()[1]
-    log = directory.parent / f"{node}.supervisor.log"
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    job = int(os.environ["SLURM_JOB_ID"])
-    announce(directory.parent, node, Announcement(job=job, host=part.address, port=port))
-    null = os.open("/dev/null", os.O_RDONLY)
-    bound = fcntl.fcntl(listener, fcntl.F_DUPFD, 10)  # out of the way of what is overwritten
-    for source, target in ((null, 0), (output, 1), (output, 2), (bound, 3)):
-        os.dup2(source, target)
-    os.close(bound)
-    module = ["-P", "-m", "fireflyer.hai.supervisor", part.task, node, str(directory)]
-    environment = {**os.environ, "FIREFLYER_TASK": part.task}
-    os.execve(sys.executable, [sys.executable, *module], environment)
-
-
-if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except (OSError, msgspec.MsgspecError) as error:
-        sys.exit(f"{os.environ.get('SLURMD_NODENAME')}: cannot start a supervisor: {error}")
+runpy.run_module("fireflyer.hai.engines.slurm.node", run_name=__name__, alter_sys=True)

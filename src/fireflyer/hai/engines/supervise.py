@@ -1,9 +1,9 @@
-"""The supervisor's loop: one thread, a selector, no timer but the deadlines that are pending.
+"""The supervisor's loop: one thread, a selector, and no timers except pending deadlines.
 
-Everything it learns comes as a readable descriptor: a request from an engine, the word of the fork server,
-the death of the guard (a pidfd), the death of a descendant (SIGCHLD through a wakeup socket), the news that a
-newcomer has become a member (a pipe). After each,
-`_advance` does what follows: kill what is left of an attempt that is over, note its end, leave.
+Every input is a readable descriptor: an engine's request, the fork server's reply, the guard's
+death (a pidfd), a descendant's death (SIGCHLD through a wakeup socket), a newcomer's admission (a
+pipe). After each round of inputs, `_advance` kills what is left of an attempt that is over and
+records its end. The loop then exits if it is no longer needed.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import msgspec
 from fireflyer.errors import ProtocolMismatch
 from fireflyer.hai.engines.attempt import Attempt, server_environment
 from fireflyer.hai.engines.forks import ForkServer, start_server
-from fireflyer.hai.engines.keepsake import Keepsake, keeper_path
+from fireflyer.hai.engines.keeper_activation import KeeperActivation, keeper_path
 from fireflyer.hai.engines.messages import (
     Attach,
     Attached,
@@ -44,8 +44,8 @@ from fireflyer.hai.engines.messages import (
 )
 from fireflyer.hai.engines.parts import read_part, server_handshake
 from fireflyer.hai.engines.rankstart import exec_rank
-from fireflyer.hai.faults.kernel import parse
-from fireflyer.hai.faults.kernellog import KernelLog, open_kernel_log
+from fireflyer.hai.faults.kernel_log import KernelLog, open_kernel_log
+from fireflyer.hai.faults.kernel_messages import parse
 from fireflyer.hai.processes import (
     children,
     describe_exit,
@@ -58,45 +58,47 @@ if TYPE_CHECKING:
     from fireflyer.rpc.handshake import Handshake
 
 IDLE_S = 60.0
-"""How long a supervisor without an attempt waits for an engine to connect before it leaves."""
+"""Seconds that a supervisor without an attempt waits for an engine to connect before it exits."""
 
-STRANGERS = 64
-"""Connections that have not proved the secret; when one more comes, all of these are dropped."""
+UNAUTHENTICATED = 64
+"""Maximum number of unauthenticated connections; one more drops all of these."""
 
 BACKLOG_BYTES = 4 << 20
-"""Unsent bytes at which a connection is dropped; its engine reads all records again when it returns."""
+"""Unsent bytes at which a connection is dropped; its engine reads all records again on
+reconnect."""
 
 
 def leave(status: int) -> NoReturn:
-    """Ends the process and its end of the listening socket in one: who is refused finds nothing left."""
+    """Exits and closes the listening socket in one step: a refused client finds nothing left."""
     sys.stderr.flush()
     os._exit(status)
 
 
 class Connection:
-    """An engine's connection; never blocks."""
+    """Non-blocking connection of an engine."""
 
     def __init__(self, stream: socket.socket, handshake: "Handshake | None") -> None:
         stream.setblocking(False)
         self.socket = stream
         self.handshake = handshake
-        """That the other side has still to complete."""
+        """Handshake that the peer has yet to complete; None: complete, or not needed."""
         self.attached: int | None = None
-        """Attempt whose records it gets."""
+        """Attempt whose records the connection gets."""
         self.buffer = FrameBuffer()
         self.unsent = bytearray()
 
     def flush(self) -> None:
-        """Raises OSError when the connection is gone."""
+        """Sends what the socket accepts without blocking. Raises OSError if the connection is
+        gone."""
         with contextlib.suppress(BlockingIOError):
             while self.unsent:
                 del self.unsent[: self.socket.send(self.unsent)]
 
     def proven(self, data: bytes) -> bytes:
-        """What of the received bytes comes from a side that has proved itself.
+        """Returns the received bytes that come from an authenticated peer.
 
         Raises:
-            ProtocolMismatch: it cannot.
+            ProtocolMismatch: the peer cannot prove the secret.
         """
         if self.handshake is None:
             return data
@@ -117,14 +119,16 @@ class Supervisor:
         attempt: str = "",
         fork_server: int | None = None,
     ) -> None:
-        """
+        """Takes over the listening socket and watches the guard.
+
         Args:
             listener: descriptor of the listening socket.
-            guard: pid of the guard, our parent.
+            guard: pid of the guard, the parent of this process.
             node: name of the node.
-            attempt: folder of the attempt whose secret connections have to prove; none: a Unix socket.
-            fork_server: pid of the fork server that a zygote has forked as our child; its socket follows the
-                listening one.
+            attempt: folder of the attempt whose secret connections must prove; empty: a Unix
+                socket.
+            fork_server: pid of the fork server that a zygote has forked as a child of this process;
+                the descriptor of its socket follows `listener`.
         """
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(fileno=listener)
@@ -132,12 +136,12 @@ class Supervisor:
         self._connections: set[Connection] = set()
         self._attempt: Attempt | None = None
         self._forks: ForkServer | None = None
-        self._keepsake: Keepsake | None = None
+        self._keeper: KeeperActivation | None = None
         self._early: dict[int, tuple[int | None, int | None]] = {}
         self._waiting: list[RankSpec] = []
-        """To be forked when the fork server has done what it was asked before."""
+        """Ranks to fork when the fork server has answered its previous request."""
         self._deferred: list[tuple[Connection, Request]] = []
-        """An Enlist for a part that is being swept, and what came after it."""
+        """An Enlist for a part that is being swept, and the requests after it."""
         self._leaving = False
         self._idle_since: float | None = time.monotonic()
         self._encode = msgspec.msgpack.Encoder().encode
@@ -163,10 +167,10 @@ class Supervisor:
         self._kernel: KernelLog | None = None
         if fork_server is not None:
             self._use(ForkServer(fork_server, socket.socket(fileno=listener + 1)))
-            self._reap()  # if it died before its death would have been told
+            self._reap()  # in case it died before its death could be reported
 
     def run(self) -> NoReturn:
-        """Leaves when asked to, or when nobody has a use for it; nothing of the task is left then."""
+        """Serves until asked to leave or no longer needed; nothing of the task is left then."""
         while not self._done():
             for key, _ in self._selector.select(self._timeout()):
                 callback: Callable[[], None] = key.data
@@ -228,8 +232,9 @@ class Supervisor:
             self._idle_since = now
 
     def _sweep(self, attempt: Attempt) -> None:
-        """Kills our children but fork server and keeper. What they leave becomes ours; its turn comes with
-        the SIGCHLD of their death."""
+        """Kills child processes except fork server and keeper. Their orphans become children of the
+        supervisor and are killed after the SIGCHLD of their parents. Finishes the attempt if no
+        child is left."""
         forks = self._forks
         left = [pid for pid in self._mortal() if forks is None or pid != forks.pid]
         for pid in left:
@@ -238,8 +243,8 @@ class Supervisor:
             attempt.finish()
 
     def _mortal(self) -> list[int]:
-        """Our children that do not outlive an attempt: all but the keeper."""
-        keeper = None if self._keepsake is None else self._keepsake.pid
+        """Returns the child processes that do not outlive an attempt: all except the keeper."""
+        keeper = None if self._keeper is None else self._keeper.pid
         return [pid for pid in children() if pid != keeper]
 
     def _guard_died(self) -> NoReturn:
@@ -253,7 +258,7 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             while self._wakeup.recv(4096):
                 pass
-        self._read_kernel()  # what it says of a process that died comes before its death
+        self._read_kernel()  # an entry about a process comes before the process's exit
         while True:
             try:
                 result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -261,7 +266,7 @@ class Supervisor:
                 return
             if result is None:
                 return
-            if self._attempt is not None:  # until it is reaped the name of its group is its own
+            if self._attempt is not None:  # until the process is reaped, its group id is not reused
                 self._attempt.dying(result.si_pid)
             os.waitid(os.P_PID, result.si_pid, os.WEXITED)
             exited = result.si_code == os.CLD_EXITED
@@ -270,12 +275,12 @@ class Supervisor:
             self._ended(result.si_pid, code, number)
 
     def _ended(self, pid: int, code: int | None, number: int | None) -> None:
-        attempt, forks, keepsake = self._attempt, self._forks, self._keepsake
-        if keepsake is not None and pid == keepsake.pid:
-            keepsake.ended()
-            self._watch(keepsake.socket.fileno(), self._start_keeper)
+        attempt, forks, activation = self._attempt, self._forks, self._keeper
+        if activation is not None and pid == activation.pid:
+            activation.ended()
+            self._watch(activation.socket.fileno(), self._start_keeper)
         elif forks is not None and pid == forks.pid:
-            self._take_replies()  # what it said before it died still counts
+            self._take_replies()  # replies from before its death still count
             self._selector.unregister(forks.socket)
             forks.close()
             self._forks = None
@@ -298,7 +303,7 @@ class Supervisor:
         if forks is None:
             return
         for reply in forks.replies():
-            assert attempt is not None  # nobody else asks for ranks
+            assert attempt is not None  # only an attempt requests ranks
             match reply:
                 case Forked():
                     for spec, pid in zip(forks.asked, reply.pids, strict=True):
@@ -321,10 +326,10 @@ class Supervisor:
     def _begin(self, attempt: Attempt, specs: tuple[RankSpec, ...]) -> None:
         part, left = attempt.part, specs
         try:
-            if self._keepsake is None:
+            if self._keeper is None:
                 path = keeper_path(os.path.dirname(part.directory), part.node)
-                self._keepsake = Keepsake(path)
-                self._watch(self._keepsake.socket.fileno(), self._start_keeper)
+                self._keeper = KeeperActivation(path)
+                self._watch(self._keeper.socket.fileno(), self._start_keeper)
             if part.start == "exec":
                 while left:
                     attempt.started(left[0], exec_rank(left[0], part.python or sys.executable))
@@ -337,7 +342,8 @@ class Supervisor:
             self._fork_next(attempt)
 
     def _cannot_start(self, attempt: Attempt, specs: tuple[RankSpec, ...], reason: str) -> None:
-        """Without its first ranks an attempt has failed; without newcomers it goes on."""
+        """Handles ranks that cannot start: without its first ranks an attempt fails; without
+        newcomers it continues."""
         if all(spec.incarnation for spec in specs):
             print(f"supervisor: {reason}", file=sys.stderr)  # noqa: T201
             attempt.not_started(specs)
@@ -345,7 +351,8 @@ class Supervisor:
             attempt.fail(reason)
 
     def _fork_next(self, attempt: Attempt) -> None:
-        """Has those forked that wait, unless the fork server is still at the ones before."""
+        """Requests the waiting ranks, unless the fork server has yet to answer the previous
+        request."""
         part = attempt.part
         if not self._waiting or (self._forks is not None and self._forks.pending):
             return
@@ -384,24 +391,24 @@ class Supervisor:
                     self._attempt.observed(found)
 
     def _start_keeper(self) -> None:
-        keepsake = self._keepsake
-        if keepsake is None:
+        activation = self._keeper
+        if activation is None:
             return
         try:
-            keepsake.start()
-            self._selector.unregister(keepsake.socket)
+            activation.start()
+            self._selector.unregister(activation.socket)
         except OSError as error:
             print(f"supervisor: cannot start the keeper: {error}", file=sys.stderr)  # noqa: T201
-            keepsake.ended()
+            activation.ended()
 
     # -- requests ----------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError):
             handshake = server_handshake(self._secret) if self._secret else None
-            strangers = [c for c in self._connections if c.handshake is not None]
-            for stranger in strangers if len(strangers) >= STRANGERS else ():
-                self._drop(stranger)
+            unauthenticated = [c for c in self._connections if c.handshake is not None]
+            for unknown in unauthenticated if len(unauthenticated) >= UNAUTHENTICATED else ():
+                self._drop(unknown)
             connection = Connection(self._listener.accept()[0], handshake)
             self._connections.add(connection)
             self._selector.register(
@@ -499,7 +506,8 @@ class Supervisor:
                     attempt.abort()
 
     def _attach(self, connection: Connection, number: int) -> None:
-        """From now on the connection gets all records of the attempt; first those that are there."""
+        """Sends all records of the attempt to the connection: first the existing ones, then new
+        ones."""
         connection.attached = number
         attempt = self._attempt
         if attempt is not None and attempt.part.attempt == number:
@@ -507,7 +515,7 @@ class Supervisor:
                 self._send(connection, record)
 
     def _take_up_deferred(self) -> None:
-        """REQUIRES: the part has ended."""
+        """Handles the deferred requests. REQUIRES: the part has ended."""
         deferred, self._deferred = self._deferred, []
         for connection, request in deferred:
             self._handle(connection, request)
@@ -516,7 +524,8 @@ class Supervisor:
         return self._busy() and self._attempt is not None and self._attempt.vacant
 
     def _enlist(self, connection: Connection, request: Enlist) -> None:
-        """An older attempt's, or one for a part that ended otherwise than vacant, is left unanswered."""
+        """Starts newcomers. Ignores a request of an older attempt, or for a part that ended but not
+        as vacant."""
         attempt, part = self._attempt, request.part
         if self._leaving or (attempt is not None and attempt.part.attempt > part.attempt):
             return
@@ -532,7 +541,8 @@ class Supervisor:
             self._begin(attempt, attempt.enlist(request.newcomers))
 
     def _launch(self, connection: Connection, request: Launch) -> None:
-        """A repeated launch is answered again; an older one finds a newer attempt and is left unanswered."""
+        """Starts an attempt. Answers a repeated launch again, and ignores one older than the
+        current attempt."""
         attempt, number = self._attempt, request.part.attempt
         if attempt is None or attempt.part.attempt < number:
             if attempt is not None and not attempt.ended:
@@ -549,7 +559,8 @@ class Supervisor:
             self._send(connection, Launched(attempt=number, port=attempt.port))
 
     def _end_at_once(self, attempt: Attempt) -> None:
-        """A newer attempt fences this one: its processes, and the fork server it may wait for, go first."""
+        """Ends an attempt that a newer one fences: kills its processes and the fork server that it
+        may wait for."""
         attempt.abort()
         while not attempt.ended:
             doomed = self._mortal()

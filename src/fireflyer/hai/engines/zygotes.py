@@ -1,4 +1,5 @@
-"""The engine's end of its zygotes (`hai.zygote`): one an environment of tasks with fork servers."""
+"""The engine's side of its zygotes (`hai.zygote`): one per environment of tasks with fork
+servers."""
 
 import asyncio
 import contextlib
@@ -16,7 +17,7 @@ from fireflyer.hai.processes import kill
 from fireflyer.log import get_logger
 
 KEPT = 2
-"""Zygotes that live beside an engine at most: each holds what torch takes, some 300 MB."""
+"""Maximum number of zygotes of an engine: each holds what torch takes, some 300 MB."""
 
 _log = get_logger("hai")
 
@@ -24,12 +25,13 @@ _Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class _Zygote:
-    """A process and its socket. One request at a time."""
+    """Zygote process and its socket. One request at a time."""
 
     def __init__(self, python: str, preload: tuple[str, ...], env: dict[str, str]) -> None:
-        """
+        """Starts the process.
+
         Raises:
-            OSError: if there can be no further process.
+            OSError: if no further process can be created.
         """
         self.gone = False
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -42,10 +44,10 @@ class _Zygote:
             )  # fmt: skip
         self._asking = asyncio.Lock()
         self.warm = asyncio.create_task(self._hear())
-        """Its first word; nothing of it may be asked before."""
+        """Task that receives the zygote's first message; send no request before it is done."""
 
     async def _hear(self) -> bytes:
-        """Its next word; empty when there will be none."""
+        """Returns the next message; empty if there will be none."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):
             if word := await loop.sock_recv(self.socket, 64):
@@ -54,22 +56,22 @@ class _Zygote:
         return b""
 
     async def ask(self, message: bytes, descriptors: tuple[int, ...] = ()) -> bool:
-        """Whether it has done what the message says."""
+        """Sends a request; returns whether the zygote has carried it out."""
         async with self._asking:
             try:
                 if self.gone:
                     return False
                 socket.send_fds(self.socket, [message], descriptors)
                 return bool(await self._hear())
-            except OSError as error:  # it has left, or the message is too long
+            except OSError as error:  # the zygote has exited, or the message is too long
                 _log.debug("zygote %d: %s", self.pid, error)
                 return False
             except asyncio.CancelledError:
-                self.close()  # the answer would be taken for another's
+                self.close()  # a later request would get this answer
                 raise
 
     def close(self) -> None:
-        """Ends and reaps it; the trees that it has grown stay."""
+        """Ends and reaps the zygote; the process trees that it started stay."""
         if not self.gone:
             self.gone = True
             self.socket.close()
@@ -78,9 +80,10 @@ class _Zygote:
 
 
 class Zygotes:
-    """
+    """Zygotes of one engine.
+
     Args:
-        preload: modules that each imports before it answers.
+        preload: modules that each zygote imports before it answers.
     """
 
     def __init__(self, preload: tuple[str, ...]) -> None:
@@ -88,16 +91,17 @@ class Zygotes:
         self._living: dict[_Key, _Zygote] = {}
 
     async def prepare(self, gang: Gang) -> None:
-        """Returns once there is one for the environment of the gang, or none can be had. To import everything
-        takes seconds."""
-        for _ in range(2):  # the first leaves if it is out of date
+        """Returns once a zygote for the gang's environment is ready, or none can be had. To import
+        everything takes seconds."""
+        for _ in range(2):  # the first one exits if it is out of date
             zygote = self._find(gang)
             await asyncio.wait({zygote.warm})
             if await zygote.ask(PRESENT):
                 return
 
     async def grow(self, gang: Gang, node: str) -> bool:
-        """Guard, supervisor and fork server for a part of the gang; False: there is no zygote that could."""
+        """Starts guard, supervisor and fork server for a part of the gang; False: no zygote
+        could."""
         zygote = self._living.get(_key(gang))
         if zygote is None or not zygote.warm.done():
             return False
@@ -117,19 +121,19 @@ class Zygotes:
             return await zygote.ask(msgspec.msgpack.encode(tree), descriptors)
 
     def _find(self, gang: Gang) -> _Zygote:
-        """A living one; perhaps one that is still importing."""
+        """Returns a living zygote for the gang; it may still be importing."""
         key = _key(gang)
         zygote = self._living.pop(key, None)
         if zygote is None or zygote.gone:
             python, env = key
             zygote = _Zygote(python, self._preload, dict(env))
-        self._living[key] = zygote  # the last used is the last
+        self._living[key] = zygote  # the most recently used is last
         while len(self._living) > KEPT:
             self._living.pop(next(iter(self._living))).close()
         return zygote
 
     async def close(self) -> None:
-        """Ends all; what they have grown stays."""
+        """Ends all zygotes; the processes that they started stay."""
         for zygote in self._living.values():
             zygote.warm.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -139,6 +143,6 @@ class Zygotes:
 
 
 def _key(gang: Gang) -> _Key:
-    """What a zygote is started with."""
+    """Returns the interpreter and the environment that a zygote is started with."""
     env = {**gang.env, "OMP_NUM_THREADS": "1"}
     return gang.python or sys.executable, tuple(sorted(env.items()))

@@ -1,5 +1,6 @@
-"""Faults: what is observed, what the rules make of it, and what is done. docs/hai-faults.md.
+"""Faults: observations, the rules that decide about them, and the actions. docs/hai-faults.md.
 
-`observations` are what can be seen, `rules` the pure table that decides, `kernel` what a line of the kernel's
-log says, `watching` the pure core of watchdog and stragglers, `desk` the shell beside the controller.
+`observations` defines the kinds of observation, and `rules` the pure decision table. `kernel_messages`
+parses a line of the kernel's log. `hang_detection` is the pure core of watchdog and stragglers, `classifier`
+the shell beside the controller.
 """

@@ -1,6 +1,7 @@
-"""What can be observed of a task or a node. Each is written into the history as an event `observed`.
+"""Kinds of observation of a task or a node. Each is recorded in the history as an event `observed`.
 
-All of them name the node that they are about, or "" where none can be named: a gang hangs as one.
+All of them name the node that they are about, or "" if no single node is at fault: a gang hangs as
+a whole.
 """
 
 import msgspec
@@ -13,15 +14,16 @@ class _Observed(msgspec.Struct, frozen=True, kw_only=True, tag_field="what"):
 
 
 class Exit(_Observed, frozen=True, kw_only=True, tag="exit"):
-    """The first rank of an attempt that did not return 0."""
+    """First rank of an attempt that did not return 0."""
 
     rank: int
     code: int | None
     signal: int | None
     place: str = ""
-    """Where its log says that it ended: "train.py:17 ValueError", or the log's last line."""
+    """Place where the rank ended, from its log: "train.py:17 ValueError", or the log's last
+    line."""
     ran_s: float = 0.0
-    """From its start."""
+    """Seconds since the rank's start."""
 
     def text(self) -> str:
         how = f"exit {self.code}" if self.signal is None else f"signal {self.signal}"
@@ -29,14 +31,14 @@ class Exit(_Observed, frozen=True, kw_only=True, tag="exit"):
 
 
 class Loss(_Observed, frozen=True, kw_only=True, tag="loss"):
-    """A member of an elastic attempt is gone, and the others go on."""
+    """Loss of a member of an elastic attempt; the other members continue."""
 
     rank: int
     code: int | None
     signal: int | None
-    """None, too: it was lost with its node."""
+    """Signal; if `code` is None too, the rank was lost with its node."""
     place: str = ""
-    """As of an Exit."""
+    """Same as `place` of an Exit."""
 
     @property
     def with_node(self) -> bool:
@@ -46,15 +48,15 @@ class Loss(_Observed, frozen=True, kw_only=True, tag="loss"):
         how = f"exit {self.code}" if self.signal is None else f"signal {self.signal}"
         where = f" at {self.place}" if self.place else ""
         lost = f"lost with {self.node}" if self.with_node else f"lost: {how}{where}"
-        return f"rank {self.rank}: {lost}; the others go on"
+        return f"rank {self.rank}: {lost}; the other ranks continue"
 
 
 class OutOfMemory(_Observed, frozen=True, kw_only=True, tag="oom"):
-    """The kernel killed a process for its memory."""
+    """Kill of a process by the kernel's out of memory killer."""
 
     pid: int
     rank: int | None = None
-    """None: it was no rank."""
+    """Rank of the process; None: it was no rank."""
     line: str = ""
 
     def text(self) -> str:
@@ -63,7 +65,7 @@ class OutOfMemory(_Observed, frozen=True, kw_only=True, tag="oom"):
 
 
 class Silence(_Observed, frozen=True, kw_only=True, tag="silence"):
-    """A node's supervisor is gone: the node has died, or somebody killed it."""
+    """Loss of a node's supervisor: the node died, or the supervisor was killed."""
 
     reason: str
 
@@ -72,11 +74,11 @@ class Silence(_Observed, frozen=True, kw_only=True, tag="silence"):
 
 
 class Hang(_Observed, frozen=True, kw_only=True, tag="hang"):
-    """No rank of the gang wrote to its log or had a heartbeat."""
+    """Hang: no rank of the gang wrote to its log or had a heartbeat."""
 
     quiet_s: float
     rank: int | None = None
-    """The rank that is steps behind all others, when there is one; `node` is its."""
+    """The rank that is steps behind all others, if there is one; `node` is its node."""
 
     def text(self) -> str:
         who = "" if self.rank is None else f"; rank {self.rank} is behind"
@@ -84,11 +86,11 @@ class Hang(_Observed, frozen=True, kw_only=True, tag="hang"):
 
 
 class Straggler(_Observed, frozen=True, kw_only=True, tag="straggler"):
-    """A rank that was slower than the median of its gang in many steps in a row."""
+    """A rank that was slower than the median of its gang in many consecutive steps."""
 
     rank: int
     factor: float
-    """Of its time to the median's, over these steps."""
+    """Ratio of the rank's time to the median's, over these steps."""
     steps: int
 
     def text(self) -> str:
@@ -113,7 +115,7 @@ class Xid(_Observed, frozen=True, kw_only=True, tag="xid"):
 
 
 class Network(_Observed, frozen=True, kw_only=True, tag="network"):
-    """What the driver of a network card said."""
+    """A message of a network card's driver."""
 
     device: str
     state: str
@@ -125,7 +127,7 @@ class Network(_Observed, frozen=True, kw_only=True, tag="network"):
 
 
 class Memory(_Observed, frozen=True, kw_only=True, tag="memory"):
-    """Main memory, as EDAC and the machine check report it."""
+    """A main memory error, as EDAC and the machine check report it."""
 
     corrected: bool
     line: str = ""
@@ -135,10 +137,10 @@ class Memory(_Observed, frozen=True, kw_only=True, tag="memory"):
 
 
 class Validator(_Observed, frozen=True, kw_only=True, tag="validator"):
-    """The result of a check of a node's hardware; whoever checks hands it in (`Client.observed`)."""
+    """Result of a check of a node's hardware, submitted by the checker (`Client.observed`)."""
 
     check: str
-    """E.g. "gemm", "memory bandwidth"."""
+    """Name of the check, for example "gemm", "memory bandwidth"."""
     passed: bool
     result: str = ""
 
@@ -161,7 +163,7 @@ KINDS: tuple[str, ...] = (
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """One observation of the past, for rules that count."""
+    """One past observation, for rules that count."""
 
     task: str
     attempt: int
@@ -169,5 +171,5 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kind(observation: Observation) -> str:
-    """One of KINDS."""
+    """Returns one of KINDS."""
     return str(observation.__struct_config__.tag)

@@ -1,7 +1,7 @@
-"""The rules: what is done about an observation. Pure but for reading the files.
+"""Fault rules: the action for each observation. Pure except for reading the files.
 
-The first line that fits decides. An operator's file `faults.toml` in the home has lines of the same form; one
-with the name of a default line takes its place, the others come before all defaults.
+The first rule that matches decides. An operator's file `faults.toml` in the home has rules of the
+same form. A rule with the name of a default rule replaces it; the others come before all defaults.
 """
 
 import re
@@ -33,57 +33,61 @@ ActionName = Literal["note", "restart", "restart elsewhere", "drain node", "stop
 Cause = Literal["script", "node", "network"]
 
 ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
-"""From the mildest to the gravest."""
+"""Actions, from the mildest to the most severe."""
 
 NAME = "faults.toml"
-"""Of the operator's file in the home."""
+"""Name of the operator's file in the home."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of the table."""
+    """One rule of the table."""
 
     name: str
     on: str
-    """A kind of observation."""
+    """Kind of observation."""
     action: ActionName
     cause: Cause = "script"
-    """Whose fault it is: which budget a restart costs."""
+    """Cause of the fault; it determines which budget a restart costs."""
     why: str = ""
     source: str = ""
-    """Where the rule comes from: a public text, for who wants to judge it."""
+    """Public source of the rule, so that readers can check it."""
     codes: tuple[int, ...] = ()
     """Xid codes or exit codes; empty: any."""
     signals: tuple[int, ...] = ()
-    """Of an exit."""
+    """Signals of an exit; empty: any."""
     states: tuple[str, ...] = ()
-    """Of `network`: up, down, error; of `memory`: corrected, uncorrected; of `validator`: passed, failed; of
-    `hang`: one (a rank is behind all others), all; of `loss`: rank, node (the rank went with it)."""
+    """States, empty: any. Of `network`: up, down, error; of `memory`: corrected, uncorrected; of
+    `validator`: passed, failed; of `hang`: one (a rank is behind all others), all; of `loss`: rank,
+    node (the rank was lost with its node)."""
     at_least: int = 1
-    """Fits from so many such observations on: of the node, or in a row of the task for `exit`."""
+    """Number of such observations from which the rule matches: of the node, or in a row of the task
+    for `exit`."""
     within_s: float = 0.0
-    """The time in which they have to fall; for `exit`: the longest that each of the attempts ran. 0: any."""
+    """Time span in which they must occur; for `exit`: the longest that each of the attempts ran. 0:
+    any."""
     end: bool = False
-    """Ends an attempt that still runs. Else the action is for the time when it ends by itself."""
+    """True if the rule ends an attempt that still runs. Otherwise the action applies when the
+    attempt ends by itself."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What the table says about one observation."""
+    """Result of the table for one observation."""
 
     action: ActionName
     rule: str
-    """Its name; "" when no line fits, and nothing is done."""
+    """Name of the rule; "" if no rule matches, and nothing is done."""
     cause: Cause = "script"
     why: str = ""
     end: bool = False
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
-    """What is done about which fault, and what was."""
+    """Rules in force, and past observations and actions."""
 
     rules: tuple[Rule, ...]
-    """The first that fits decides."""
+    """Rules in order; the first that matches decides."""
     events: tuple[Event, ...]
-    """The newest `observed` and `acted`, oldest first."""
+    """The newest events `observed` and `acted`, oldest first."""
 
 
 NOTHING = Decision(action="note", rule="")
@@ -92,13 +96,13 @@ NOTHING = Decision(action="note", rule="")
 def decide(
     rules: Sequence[Rule], observation: Observation, history: Sequence[Seen], task: str = ""
 ) -> Decision:
-    """What to do about it.
+    """Decides what to do about an observation.
 
     Args:
         rules: the table, in order.
-        observation: of now.
-        history: what was observed before, oldest first; without this one.
-        task: whose observation it is, for rules that count in a row.
+        observation: the current one.
+        history: earlier observations, oldest first; without this one.
+        task: the task that is observed, for rules that count in a row.
     """
     for rule in rules:
         if _fits(rule, observation) and _count(rule, observation, history, task) >= rule.at_least:
@@ -118,7 +122,7 @@ def _fits(rule: Rule, observation: Observation) -> bool:
                 return False
             if rule.codes and observation.code not in rule.codes:
                 return False
-            # a line that counts in a row is about a script that ends itself in the same way
+            # a rule that counts in a row is about a script that ends itself in the same way
             return rule.at_least == 1 or observation.code is not None
         case Loss():
             state = "node" if observation.with_node else "rank"
@@ -150,7 +154,8 @@ def _count(rule: Rule, observation: Observation, history: Sequence[Seen], task: 
 
 
 def _in_a_row(rule: Rule, last: Exit, history: Sequence[Seen], task: str) -> int:
-    """How many of the task's last attempts ended with the same code at the same place, each soon."""
+    """Returns how many of the task's last attempts ended with the same code at the same place, each
+    soon."""
     count = 0
     mine = [seen.observation for seen in history if seen.task == task]
     for past in [last, *reversed([past for past in mine if isinstance(past, Exit)])]:
@@ -162,7 +167,8 @@ def _in_a_row(rule: Rule, last: Exit, history: Sequence[Seen], task: str) -> int
 
 
 def gravest(decisions: Iterable[Decision]) -> Decision:
-    """The one whose action is the gravest; the first of equals. NOTHING where there is none."""
+    """Returns the decision with the most severe action; the first of equals. NOTHING if there is
+    none."""
     return max(decisions, key=lambda decision: ACTIONS.index(decision.action), default=NOTHING)
 
 
@@ -170,13 +176,14 @@ def gravest(decisions: Iterable[Decision]) -> Decision:
 
 
 def default_rules() -> tuple[Rule, ...]:
-    """The table of the package."""
+    """Returns the table of the package."""
     file = resources.files("fireflyer.hai.faults") / "default.toml"
     return parse(file.read_text(encoding="utf-8"), "the default table")
 
 
 def load(home: Path) -> tuple[Rule, ...]:
-    """The table of a home: the operator's lines, then the defaults that they do not replace.
+    """Returns the table of a home: the operator's rules, then the defaults that they do not
+    replace.
 
     Raises:
         ConfigError: the file has an error; the text names its line.
@@ -192,7 +199,7 @@ def load(home: Path) -> tuple[Rule, ...]:
 
 
 def merged(own: Sequence[Rule], defaults: Sequence[Rule]) -> tuple[Rule, ...]:
-    """`own` lines take the place of defaults of their name; the others come first."""
+    """Replaces defaults by `own` rules of the same name; other own rules come first."""
     by_name = {rule.name: rule for rule in own}
     known = {rule.name for rule in defaults}
     first = tuple(rule for rule in own if rule.name not in known)
@@ -200,7 +207,7 @@ def merged(own: Sequence[Rule], defaults: Sequence[Rule]) -> tuple[Rule, ...]:
 
 
 def parse(text: str, where: str) -> tuple[Rule, ...]:
-    """The lines of a file.
+    """Parses the rules of a file.
 
     Raises:
         ConfigError: names `where` and the line.
@@ -212,7 +219,7 @@ def parse(text: str, where: str) -> tuple[Rule, ...]:
     lines = _Lines(text)
     if unknown := sorted(set(tables) - {"rule"}):
         raise ConfigError(
-            f"{where}, line {lines.of_key(unknown[0])}: unknown {unknown[0]!r}; a line is a [[rule]]"
+            f"{where}, line {lines.of_key(unknown[0])}: unknown {unknown[0]!r}; expected [[rule]]"
         )
     found = tables.get("rule", [])
     if not isinstance(found, list):
@@ -240,7 +247,7 @@ class _Wrong(Exception):
 def _rule(table: Mapping[str, Any]) -> Rule:
     for key in table:
         if key not in Rule.__struct_fields__:
-            raise _Wrong(key, f"unknown key {key!r}; one of {', '.join(Rule.__struct_fields__)}")
+            raise _Wrong(key, f"unknown key {key!r}; known: {', '.join(Rule.__struct_fields__)}")
     for key in ("name", "on", "action"):
         if key not in table:
             raise _Wrong("", f"the rule has no {key!r}")
@@ -249,7 +256,7 @@ def _rule(table: Mapping[str, Any]) -> Rule:
             needed = {"name": "x", "on": "x", "action": "note"} | {key: value}
             msgspec.convert(needed, Rule)
         except msgspec.ValidationError as error:
-            allowed = f"; one of {', '.join(ACTIONS)}" if key == "action" else ""
+            allowed = f"; expected one of {', '.join(ACTIONS)}" if key == "action" else ""
             raise _Wrong(key, f"{str(error).split(' - at')[0]}{allowed}") from None
     rule = msgspec.convert(table, Rule)
     _check(rule)
@@ -257,9 +264,9 @@ def _rule(table: Mapping[str, Any]) -> Rule:
 
 
 def _check(rule: Rule) -> None:
-    """What no type says."""
+    """Checks constraints that the types do not express."""
     if rule.on not in KINDS:
-        raise _Wrong("on", f"nothing is observed as {rule.on!r}; one of {', '.join(KINDS)}")
+        raise _Wrong("on", f"unknown observation {rule.on!r}: expected one of {', '.join(KINDS)}")
     if not rule.name:
         raise _Wrong("name", "the name is empty")
     if rule.at_least < 1:
@@ -270,11 +277,13 @@ def _check(rule: Rule) -> None:
     fitting["states"] = ("network", "memory", "validator", "hang", "loss")
     for key, kinds in fitting.items():
         if getattr(rule, key) and rule.on not in kinds:
-            raise _Wrong(key, f"{key} do not go with {rule.on!r}, only with {', '.join(kinds)}")
+            raise _Wrong(
+                key, f"{key} cannot be used with {rule.on!r}, only with {', '.join(kinds)}"
+            )
 
 
 class _Lines:
-    """Where in the text the keys of each rule are."""
+    """Line numbers of the keys of each rule in the text."""
 
     def __init__(self, text: str) -> None:
         self._heads: list[int] = []
@@ -286,7 +295,7 @@ class _Lines:
                 self._keys.setdefault((len(self._heads) - 1, found[1]), number)
 
     def of(self, rule: int, key: str) -> int:
-        """Line of a rule's key, or of its head."""
+        """Returns the line of a rule's key, or of its head."""
         head = self._heads[rule] if rule < len(self._heads) else 1
         return self._keys.get((rule, key), head)
 

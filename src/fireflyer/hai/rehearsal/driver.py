@@ -1,4 +1,5 @@
-"""Plays a plan on a task. One thread follows the history, one the output of rank 0, one makes the events."""
+"""Runs a plan on a task. One thread follows the history, one the output of rank 0, one injects the
+events."""
 
 import contextlib
 import threading
@@ -23,7 +24,7 @@ class Rehearsal:
         client: the platform.
         task: as it was submitted.
         plan: the events.
-        tell: called with a line for people when an event is made.
+        tell: called with a line for users when an event is injected.
     """
 
     def __init__(
@@ -53,12 +54,12 @@ class Rehearsal:
         ]
 
     def start(self) -> None:
-        """Begins; `finish` ends it."""
-        for thread in [*self._threads]:  # the first one adds those that read output
+        """Starts the rehearsal; `finish` ends it."""
+        for thread in [*self._threads]:  # the first thread adds the output readers
             thread.start()
 
     def finish(self) -> Report:
-        """Waits until the task is over; what became of the events.
+        """Waits until the task is over; returns the report on the events.
 
         Raises:
             FireflyerError: the platform went away.
@@ -73,7 +74,7 @@ class Rehearsal:
         return report(self._plan, self._made, self._history, steps, task)
 
     def leave(self) -> None:
-        """Makes no more events and continues what is stopped; the task is left as it is."""
+        """Injects no more events and continues stopped processes; the task is left as it is."""
         with self._news:
             self._over = True
             self._news.notify_all()
@@ -82,7 +83,7 @@ class Rehearsal:
     def _guarded(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as error:  # noqa: BLE001  # handed to the thread that calls `finish`
+        except Exception as error:  # noqa: BLE001  # passed to the thread that calls `finish`
             with self._news:
                 self._error = self._error or error
                 self._over = True
@@ -153,7 +154,7 @@ class Rehearsal:
                 attempt, step = self._attempt, self._told().last
             if ready is None:
                 resumed = attempt
-                with contextlib.suppress(TaskError):  # somebody else was faster
+                with contextlib.suppress(TaskError):  # another client has resumed it
                     self._client.resume(self._task.id)
                 continue
             if ready.kind == "resume":
@@ -176,7 +177,8 @@ class Rehearsal:
             self._await_effect(attempt, seen)
 
     def _await_effect(self, attempt: int, seen: int) -> None:
-        """The next event is for what comes after this one: not until the history shows an effect."""
+        """Waits until the history shows an effect, because the next event is meant for the state
+        after this one."""
         with self._news:
             while not self._over and self._state == "running" and self._attempt == attempt:
                 if len(self._history) > seen and self._task.spec.elastic:
@@ -197,7 +199,8 @@ class Rehearsal:
         )
 
     def _until_next(self, pending: list[Planned], now: Moment) -> float | None:
-        """Seconds until an event comes due by time alone; None where news must come first."""
+        """Returns the seconds until an event comes due by time alone; None if news must come
+        first."""
         times = [planned.at_s - now.ran_s for planned in pending if planned.at_s is not None]
         ahead = [left for left in times if left > 0]
         return min(ahead) if ahead and self._ran_ns is not None else None

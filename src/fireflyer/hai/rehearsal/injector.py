@@ -1,5 +1,5 @@
-"""Makes the events of a rehearsal on the local engine: calls of the client, and signals to ranks and
-supervisors, which are processes of this user on this machine."""
+"""Injects the events of a rehearsal on the local engine: calls of the client, and signals to ranks
+and supervisors, which are processes of this user on this machine."""
 
 import contextlib
 import os
@@ -14,11 +14,11 @@ from fireflyer.hai.model import RankView, TaskView
 from fireflyer.hai.rehearsal.plan import Planned
 
 STOPPED_MS, RUNNING_MS = 75, 25
-"""A slow node runs a quarter of the time."""
+"""Duty cycle of a slow node: it runs a quarter of the time."""
 
 
 class Injector:
-    """Makes events of one task.
+    """Injector of events for one task.
 
     Args:
         client: the platform.
@@ -35,10 +35,10 @@ class Injector:
         self._slowing: list[subprocess.Popen[bytes]] = []
 
     def make(self, planned: Planned) -> None:
-        """Makes one event; it is made when this returns, its effects follow.
+        """Injects one event. It is done when this returns; its effects follow.
 
         Raises:
-            TaskError: it cannot be made now: the task or the rank is over.
+            TaskError: it cannot be injected now: the task or the rank is over.
             FireflyerError: the platform refuses, or is away.
         """
         match planned.kind:
@@ -61,14 +61,14 @@ class Injector:
                     self._slow(pidfds, STOPPED_MS, RUNNING_MS, planned.lasts_s)
 
     def close(self) -> None:
-        """Continues what is stopped; returns when all helpers are gone."""
+        """Continues all stopped processes; returns when all helpers are gone."""
         for helper in self._slowing:
-            helper.communicate()  # closes its standard input
+            helper.communicate()  # closes the helper's standard input
 
     def _slow(
         self, pidfds: list[int], stopped_ms: float, running_ms: float, lasts_s: float
     ) -> None:
-        command = [sys.executable, "-P", "-m", "fireflyer.hai.rehearsal.slowing"]
+        command = [sys.executable, "-P", "-m", "fireflyer.hai.rehearsal.slowdown"]
         command += [str(stopped_ms), str(running_ms), str(lasts_s), *map(str, pidfds)]
         helper = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=pidfds,
@@ -82,7 +82,8 @@ class Injector:
             )
 
     def _kill_node(self, planned: Planned) -> None:
-        """Its supervisor: the guard then kills all that is left there, as nothing of a lost node runs on."""
+        """Kills the node's supervisor. The guard then kills all that is left there, as on a lost
+        node."""
         with self._held(self._on_node(planned)[0]) as rank:
             supervisor = _parent(_pid_of(rank))
             with _opened(supervisor) as pidfd:
@@ -107,7 +108,8 @@ class Injector:
 
     @contextlib.contextmanager
     def _held(self, rank: RankView) -> Iterator[int]:
-        """A pidfd of a rank that still runs: one whose parent is the supervisor of this task."""
+        """Opens a pidfd of a running rank: a process whose parent is the supervisor of this
+        task."""
         if rank.pid is None or rank.ended is not None:
             raise TaskError(f"rank {rank.rank} does not run")
         with _opened(rank.pid) as pidfd:
@@ -119,10 +121,10 @@ class Injector:
 
 
 def check_engine(client: Client) -> None:
-    """Refuses a home whose tasks do not run here.
+    """Rejects a home whose tasks do not run here.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: the engine is not the local one.
     """
     engine = client.home.read_engine().engine
     if engine != "local":

@@ -1,4 +1,4 @@
-"""The words of `--rehearse`, and which event is due. Pure."""
+"""Parser of `--rehearse`, and the choice of the event that is due. Pure."""
 
 import re
 from typing import Literal
@@ -13,7 +13,7 @@ KINDS: tuple[Kind, ...] = (
     "suspend", "resume", "kill-rank", "kill-node", "freeze-rank", "slow-node",
 )  # fmt: skip
 LASTING_S = 10.0
-"""How long a rank is frozen or a node is slow where nothing else is said."""
+"""Default time for which a rank is frozen or a node is slow."""
 MAX_S = 7 * 86_400.0
 MAX_EVENTS = 100
 
@@ -29,22 +29,23 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a rehearsal."""
 
     text: str
-    """As it was written."""
+    """Event as it was written."""
     kind: Kind
     index: int = -1
-    """Of the rank, or of the node in the task, from 0; -1 where the whole task is meant."""
+    """Index of the rank, or of the node in the task, from 0; -1 for the whole task."""
     at_s: float | None = None
-    """After the task first ran."""
+    """Seconds after the task first ran."""
     at_step: int | None = None
-    """Once the script has told this step or a later one."""
+    """Step at which the event is due, once the script has printed it or a later one."""
     lasts_s: float = 0.0
 
 
 def parse(text: str) -> tuple[Planned, ...]:
-    """The events of e.g. "suspend@60s,kill-rank1@step40,slow-node2@2m+30s", in the order given.
+    """Parses e.g. "suspend@60s,kill-rank1@step40,slow-node2@2m+30s" into events, in the order
+    given.
 
     Raises:
-        ConfigError: names the event and what is wrong with it.
+        ConfigError: names the event and the error in it.
     """
     words = [word.strip() for word in text.split(",")]
     if len(words) > MAX_EVENTS:
@@ -56,25 +57,28 @@ def _event(word: str) -> Planned:
     found = _EVENT.match(word)
     if found is None:
         raise ConfigError(
-            f"--rehearse: {word!a} is no event; write e.g. suspend@60s, kill-rank1@90s, slow-node2@step40"
+            f"invalid --rehearse {word!a}: expected e.g. suspend@60s, kill-rank1@90s, slow-node2@step40"
         )
     kind = next((known for known in KINDS if known == found["kind"]), None)
     if kind is None:
         raise ConfigError(
-            f"--rehearse: there is no {found['kind']!a}; there are {', '.join(KINDS)}"
+            f"invalid --rehearse {found['kind']!a}: expected one of {', '.join(KINDS)}"
         )
     whole = kind in ("suspend", "resume")
     if whole and found["index"] is not None:
         raise ConfigError(
-            f"--rehearse: {word!a}: {kind} is for the whole task; leave the number out"
+            f"invalid --rehearse {word!a}: {kind} applies to the whole task; omit the number"
         )
     if not whole and found["index"] is None:
         what = kind.partition("-")[2]
-        raise ConfigError(f"--rehearse: {word!a}: say which {what}, e.g. {kind}0@{found['when']}")
+        raise ConfigError(
+            f"invalid --rehearse {word!a}: the number of the {what} is missing, "
+            f"e.g. {kind}0@{found['when']}"
+        )
     lasting = kind in ("freeze-rank", "slow-node")
     if found["lasts"] is not None and not lasting:
         raise ConfigError(
-            f"--rehearse: {word!a}: {kind} lasts no time; leave +{found['lasts']} out"
+            f"invalid --rehearse {word!a}: {kind} has no duration; omit +{found['lasts']}"
         )
     step = _STEP.match(found["when"])
     lasts_s = LASTING_S if found["lasts"] is None else _seconds(word, found["lasts"])
@@ -93,20 +97,22 @@ def _seconds(word: str, text: str) -> float:
     value = float(found[1]) * _UNITS[found[2]] if found else -1.0
     if not 0 <= value <= MAX_S:
         raise ConfigError(
-            f"--rehearse: {word!a}: {text!a} is no time up to a week; write e.g. 90s, 500ms, 2m or step40"
+            f"invalid --rehearse {word!a}: expected a time of at most a week instead of {text!a}, e.g. 90s, "
+            "500ms, 2m or step40"
         )
     return value
 
 
 def shape_for(plan: tuple[Planned, ...]) -> tuple[int, int]:
-    """(nodes, ranks a node) of the smallest task that has all that is named: a node for each, or ranks."""
+    """Returns (nodes, ranks per node) of the smallest task that has all the named nodes and
+    ranks."""
     nodes = max((event.index + 1 for event in plan if event.kind.endswith("-node")), default=1)
     ranks = max((event.index + 1 for event in plan if event.kind.endswith("-rank")), default=1)
     return nodes, -(-ranks // nodes)
 
 
 def check_shape(plan: tuple[Planned, ...], nodes: int, ranks_per_node: int) -> None:
-    """Refuses events for ranks and nodes that the task does not have.
+    """Rejects events for ranks and nodes that the task does not have.
 
     Raises:
         ConfigError: names the event.
@@ -116,24 +122,25 @@ def check_shape(plan: tuple[Planned, ...], nodes: int, ranks_per_node: int) -> N
         has, what = (nodes, "node") if event.kind.endswith("-node") else (world, "rank")
         if event.index >= has:
             raise ConfigError(
-                f"--rehearse: {event.text!a}: the task has {what}s 0 to {has - 1}; "
+                f"invalid --rehearse {event.text!a}: the task has {what}s 0 to {has - 1}; "
                 "give --nodes or --ranks, or another number"
             )
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides whether an event is due."""
+    """State that decides whether an event is due."""
 
     ran_s: float
-    """Since the task first ran."""
+    """Seconds since the task first ran."""
     running: bool
     suspended: bool
     step: int | None
-    """The latest that was told in this attempt."""
+    """Latest step printed in this attempt."""
 
 
 def due(event: Planned, moment: Moment) -> bool:
-    """Whether to make the event now. One that comes due while the task does not run waits until it does."""
+    """Returns whether to inject the event now. An event that comes due while the task does not run
+    waits until it does."""
     able = moment.suspended if event.kind == "resume" else moment.running
     if event.at_s is not None:
         return able and moment.ran_s >= event.at_s

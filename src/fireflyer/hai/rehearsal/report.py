@@ -1,5 +1,5 @@
-"""What became of each event of a rehearsal, in numbers and words. Pure: from the task's history, the moments
-at which events were made, and the steps that were told."""
+"""Report on each event of a rehearsal, in numbers and words. Pure: from the task's history, the
+times of the injected events, and the steps that the script printed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,16 +11,16 @@ from fireflyer.hai.rehearsal.steps import AttemptSteps
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that was made, or could not be."""
+    """An event of the plan that was injected or could not be."""
 
     planned: Planned
     attempt: int
     monotonic_ns: int
     """CLOCK_MONOTONIC, as in the history."""
     step: int | None
-    """The last step told before."""
+    """Last step printed before the event."""
     failed: str = ""
-    """Why it could not be made."""
+    """Reason why the injection failed."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,22 +30,22 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     made: bool
     survived: bool
     seen_after_s: float | None = None
-    """Until the platform noticed; None: it did not, or need not."""
+    """Time until the platform noticed; None: it did not, or need not."""
     running_after_s: float | None = None
-    """Until all ranks ran again."""
+    """Time until all ranks ran again."""
     step_before: int | None = None
     resumed_from_step: int | None = None
     steps_lost: int | None = None
-    """Steps that were done twice; None where no steps were told."""
+    """Number of steps done twice; None if the script printed no steps."""
     words: str
-    """What happened, and why if it was not survived."""
+    """Description of what happened, with the reason if the task did not survive."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a rehearsal."""
+    """Report of a rehearsal."""
 
     survived: bool
-    """Every event was made and survived, and the task has finished."""
+    """True if every event was injected and survived, and the task has finished."""
     state: str
     events: tuple[Outcome, ...]
 
@@ -57,11 +57,11 @@ def report(
     steps: Mapping[int, AttemptSteps],
     task: TaskView,
 ) -> Report:
-    """The report of a task that is over.
+    """Returns the report of a task that is over.
 
     Args:
-        plan: what was to be made.
-        made: what was.
+        plan: the planned events.
+        made: the events that were tried.
         history: all events of the task.
         steps: by attempt.
         task: as it ended.
@@ -78,8 +78,8 @@ def report(
 
 
 def _missed(planned: Planned, task: TaskView) -> Outcome:
-    told = planned.at_step is not None
-    why = f"the task has {task.state} before" + (" it told that step" if told else " that time")
+    when = "it printed that step" if planned.at_step is not None else "that time"
+    why = f"the task has {task.state} before {when}"
     return Outcome(event=planned.text, made=False, survived=False, words=f"not rehearsed: {why}")
 
 
@@ -93,7 +93,7 @@ def _outcome(
     planned = item.planned
     if item.failed:
         return Outcome(
-            event=planned.text, made=False, survived=False, words=f"not made: {item.failed}"
+            event=planned.text, made=False, survived=False, words=f"not injected: {item.failed}"
         )
     later = [event for event in history if event.monotonic_ns >= item.monotonic_ns]
     if planned.kind == "resume":
@@ -140,7 +140,7 @@ def _slowed(item: Made, later: Sequence[Event], task: TaskView, made: Sequence[M
 
 
 def _caused(kill: Made, end: Event) -> bool:
-    """Whether the end of an attempt is that of a kill of the plan."""
+    """Returns whether a kill of the plan ended the attempt."""
     before = kill.attempt == end.attempt and kill.monotonic_ns <= end.monotonic_ns
     return before and kill.planned.kind in ("kill-rank", "kill-node")
 
@@ -165,8 +165,8 @@ def _suspended(
         )
         survived = False
         words = (
-            f"{ranks} never asked suspend_requested(), or did not leave when told: killed after grace_s = "
-            f"{task.spec.grace_s:g} s. {words}"
+            f"{ranks} never called suspend_requested(), or did not exit after it returned True: killed "
+            f"after grace_s = {task.spec.grace_s:g} s. {words}"
         )
     return _line(item, away, again, survived, words, steps)
 
@@ -182,7 +182,7 @@ def _killed(
     joined = _first(later, "rank_joined") if task.spec.elastic else None
     if joined is not None and joined.attempt == item.attempt:
         survived = task.state == "finished"
-        words = "the others went on, and a newcomer took its place"
+        words = "the other ranks continued, and a newcomer replaced the lost rank"
         return Outcome(
             event=item.planned.text, made=True, survived=survived, seen_after_s=_after(item, gone),
             running_after_s=_after(item, joined), step_before=item.step, words=words,
@@ -193,7 +193,8 @@ def _killed(
 
 
 def _again(item: Made, later: Sequence[Event], steps: Mapping[int, AttemptSteps]) -> Event | None:
-    """The begin of the next attempt that came as far as telling a step, or of the next at all."""
+    """Returns the start of the next attempt that printed a step, or else of the next attempt at
+    all."""
     begins = [e for e in later if e.kind == "running" and e.attempt > item.attempt]
     telling = [e for e in begins if e.attempt in steps and steps[e.attempt].first is not None]
     return next(iter(telling or begins), None)
@@ -202,7 +203,7 @@ def _again(item: Made, later: Sequence[Event], steps: Mapping[int, AttemptSteps]
 def _resumption(
     item: Made, again: Event | None, steps: Mapping[int, AttemptSteps], task: TaskView, what: str
 ) -> tuple[bool, str]:
-    """Whether the work went on from where it was saved, in words."""
+    """Returns whether the work resumed from its saved state, and a description."""
     if again is None:
         return (
             False,
@@ -213,22 +214,25 @@ def _resumption(
         "" if task.state == "finished" else f"; the task has {task.state} in the end: {task.reason}"
     )
     if before is None or before.first is None or after is None or after.first is None:
-        return not ended, f'attempt {again.attempt} ran; no steps were told (print "step N"){ended}'
+        return (
+            not ended,
+            f'attempt {again.attempt} ran, but printed no steps: print "step N"{ended}',
+        )
     lost = _lost(before, after)
     if after.resumed_from in (None, 0) and after.first <= before.first and lost:
         return False, (
             f"nothing was resumed: attempt {again.attempt} began again at step {after.first}. Does the "
-            f"script load its newest checkpoint, and had it saved one?{ended}"
+            f"script load its newest checkpoint, and did it save one before?{ended}"
         )
     if what == "suspended" and lost:
         return False, (
-            f"{lost} steps were lost, though it was asked to save: save before hai.suspended(){ended}"
+            f"{lost} steps were lost despite the suspend request: save before hai.suspended(){ended}"
         )
     return not ended, f"attempt {again.attempt} went on{ended}"
 
 
 def _lost(before: AttemptSteps, after: AttemptSteps) -> int:
-    """Steps of the one that the other does again."""
+    """Returns the number of steps of `before` that `after` repeats."""
     assert before.last is not None
     assert after.first is not None
     begin = after.first if after.resumed_from is None else after.resumed_from + 1
@@ -267,7 +271,7 @@ def _line(
 
 
 def lines(found: Report) -> list[str]:
-    """The report for people."""
+    """Formats the report as text for users."""
     text = [
         f"rehearsal: {'survived' if found.survived else 'NOT survived'}; the task has {found.state}"
     ]

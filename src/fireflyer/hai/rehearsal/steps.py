@@ -1,5 +1,6 @@
-"""The steps that a script tells: any line of rank 0's output with "step 40", "step=40", "step: 40" or
-`"step": 40`. A line that also says that something was resumed or loaded names the checkpoint. Pure."""
+"""Parser of the steps that a script prints: any line of rank 0's output with "step 40", "step=40",
+"step: 40" or `"step": 40`. A line that also mentions resuming or loading names the checkpoint.
+Pure."""
 
 import re
 
@@ -10,7 +11,7 @@ _RESUMED = re.compile(rb"\b(resum|restor|load|continu)", re.IGNORECASE)
 
 
 class AttemptSteps(msgspec.Struct, kw_only=True):
-    """What one attempt has told."""
+    """Steps that one attempt has printed."""
 
     first: int | None = None
     last: int | None = None
@@ -19,7 +20,7 @@ class AttemptSteps(msgspec.Struct, kw_only=True):
 
 
 class StepReader:
-    """Takes the output of one attempt in pieces of any size."""
+    """Incremental parser of one attempt's output, in pieces of any size."""
 
     def __init__(self) -> None:
         self.told = AttemptSteps()

@@ -1,1 +1,1 @@
-"""Who runs where and when: the queue, the pure planner, its policies, and why a task waits."""
+"""Scheduling: the queue, the pure planner, its policies, and why a task waits."""

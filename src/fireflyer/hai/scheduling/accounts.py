@@ -1,9 +1,9 @@
-"""Attained service: who has had how much of the cluster lately, in discrete levels.
+"""Attained service: the recent cluster use of each account, in discrete levels.
 
-An account's service grows with the GPUs that it holds and is forgotten by half every half-life. Levels are
-powers: level 0 below `unit`, level k from `unit * ratio ** (k - 1)`. So an account that holds nothing falls
-level by level, and all that plans care about are the moments at which a level changes. The idea of
-discretised attained service: Tiresias (NSDI'19). Pure.
+An account's service grows with the GPUs that it holds, and decays by half every half-life. Levels
+are powers: level 0 below `unit`, level k from `unit * ratio ** (k - 1)`. An account that holds
+nothing therefore falls level by level. Plans depend only on the times at which a level changes.
+Discretised attained service follows Tiresias (NSDI'19). Pure.
 """
 
 import math
@@ -12,7 +12,7 @@ import msgspec
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
-    """How service becomes a level."""
+    """Conversion of service to a level."""
 
     unit: float
     """Service up to which an account is at level 0, in GPU-seconds."""
@@ -20,22 +20,23 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     half_life_s: float = math.inf
 
     def level(self, service: float) -> int:
-        """The level of an account that was at another one for no time yet."""
+        """Returns the level of an account that has no level yet."""
         if service < self.unit:
             return 0
         return 1 + int(math.log(service / self.unit, self.ratio) + 1e-9)
 
     def rises(self, level: int) -> float:
-        """The service at which an account leaves this level upwards."""
+        """Returns the service at which an account leaves this level upwards."""
         return self.unit * self.ratio**level
 
     def falls(self, level: int) -> float:
-        """Where it leaves it downwards: half a level below where it came in, so that it does not flap."""
+        """Returns the service at which an account leaves this level downwards: half a level below
+        its entry, to avoid flapping."""
         return self.unit * self.ratio ** (level - 1.5) if level else 0.0
 
 
 class Account:
-    """The service of one user, or of one job."""
+    """Service of one user, or of one job."""
 
     __slots__ = ("_at", "_limit", "_scale", "_service", "jobs", "level", "rate", "version")
 
@@ -44,17 +45,17 @@ class Account:
         self._service = service
         self._at = now
         self._limit = 0.0
-        """What the service tends to."""
+        """Value that the service converges to."""
         self.rate = 0.0
         """GPUs held now."""
         self.level = scale.level(service)
         self.jobs = 0
-        """Of the account's jobs that are not over."""
+        """Number of the account's jobs that are not over."""
         self.version = 0
-        """Counts changes, so that the planned moment of an older one is known to be void."""
+        """Counter of changes; it marks timers set for an older version as void."""
 
     def service(self, now: float) -> float:
-        """GPU-seconds, less what is forgotten."""
+        """Returns the decayed service in GPU-seconds."""
         elapsed = now - self._at
         if self._scale.half_life_s == math.inf:
             return self._service + self.rate * elapsed
@@ -62,7 +63,7 @@ class Account:
         return self._limit + (self._service - self._limit) * kept
 
     def hold(self, gpus: float, now: float) -> None:
-        """It holds so many GPUs more (less, if negative) from now on."""
+        """Makes the account hold `gpus` more GPUs (fewer, if negative) from now on."""
         self._service, self._at = self.service(now), now
         self.rate = max(0.0, self.rate + gpus)
         if self._scale.half_life_s != math.inf:
@@ -70,13 +71,13 @@ class Account:
         self.version += 1
 
     def credit(self, service: float, now: float) -> None:
-        """Adds service of before."""
+        """Adds service from before."""
         self._service, self._at = self.service(now) + service, now
         self.level = self._scale.level(self._service)
         self.version += 1
 
     def next_level(self, now: float) -> tuple[float, int]:
-        """When the level changes if nothing else does (inf: never), and to what."""
+        """Returns when the level changes if nothing else does (inf: never), and the new level."""
         service, scale = self.service(now), self._scale
         if scale.half_life_s == math.inf:
             if not self.rate:

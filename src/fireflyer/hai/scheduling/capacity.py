@@ -1,14 +1,14 @@
-"""What is free on each node: an index that answers "which nodes could take this" in a few integer operations.
+"""Free capacity by node: an index that finds the nodes for a job in a few integer operations.
 
-A set of nodes is an `int`, one bit a node by its place in the cluster. Such sets are values: a plan works
-on a copy (a handful of references) and leaves the original as it is. Pure.
+A set of nodes is an `int` with one bit per node, by its place in the cluster. Such sets are values:
+a plan works on a copy (a handful of references) and leaves the original unchanged. Pure.
 """
 
 from collections.abc import Iterator
 
 
 def members(nodes: int) -> Iterator[int]:
-    """The places of the nodes in a set, lowest first."""
+    """Yields the places of the nodes in a set, lowest first."""
     while nodes:
         lowest = nodes & -nodes
         yield lowest.bit_length() - 1
@@ -16,10 +16,10 @@ def members(nodes: int) -> Iterator[int]:
 
 
 class Capacity:
-    """Free GPUs and memory by node, and which nodes are idle.
+    """Free GPUs and memory by node, and the set of idle nodes.
 
-    A job takes whole nodes (`gpus` = 0) or some GPUs of each of its nodes. A node without GPUs can be taken
-    only whole. Memory that is not known (0) is not limited.
+    A job takes whole nodes (`gpus` = 0) or some GPUs of each of its nodes. A node without GPUs can
+    be taken only whole. Unknown memory (0) is not limited.
     """
 
     __slots__ = (
@@ -53,7 +53,7 @@ class Capacity:
         """[g]: nodes with at least g free GPUs; [0] is unused."""
 
     def copy(self) -> "Capacity":
-        """An index of its own."""
+        """Returns an independent copy."""
         other = Capacity.__new__(Capacity)
         other.total = self.total
         other.total_memory = self.total_memory
@@ -84,8 +84,8 @@ class Capacity:
         return place
 
     def resize(self, place: int, gpus: int, memory_mib: int, *, whole: bool = False) -> None:
-        """The node has another size now. What is taken stays taken: free may become negative. Whether it is
-        given whole changes only while it is idle."""
+        """Changes a node's size. Taken capacity stays taken: free may become negative. `whole`
+        changes only while the node is idle."""
         self._at_least.extend([0] * (gpus + 1 - len(self._at_least)))
         self.largest = max(self.largest, gpus)
         self._sized.clear()
@@ -96,18 +96,18 @@ class Capacity:
         self.total[place], self.total_memory[place] = gpus, memory_mib
 
     def share(self, place: int, gpus: int) -> int:
-        """How many GPUs of a node a job gets that asks for so many (0: all)."""
+        """Returns the GPUs that a job which asks for `gpus` (0: all) gets on a node."""
         return gpus if gpus and not self.whole >> place & 1 else self.total[place]
 
     def take(self, place: int, gpus: int, memory_mib: int) -> None:
-        """A job takes `gpus` of a node (0: all of it)."""
+        """Takes `gpus` GPUs of a node (0: all of it) for a job."""
         self._jobs[place] += 1
         self.idle &= ~(1 << place)
         self.memory[place] -= memory_mib
         self._shift(place, self.free[place] - self.share(place, gpus))
 
     def give(self, place: int, gpus: int, memory_mib: int) -> None:
-        """The reverse of `take`."""
+        """Reverses `take`."""
         self._jobs[place] -= 1
         if not self._jobs[place]:
             self.idle |= 1 << place
@@ -124,7 +124,7 @@ class Capacity:
             at_least[gpus] &= ~bit
 
     def fitting(self, gpus: int, memory_mib: int, among: int) -> int:
-        """The nodes of `among` that could take a member of such a gang now."""
+        """Returns the nodes of `among` that could take a member of such a gang now."""
         if gpus == 0:
             found = self.idle & among
         elif gpus < len(self._at_least):
@@ -138,8 +138,8 @@ class Capacity:
         return found
 
     def lacks(self, place: int, gpus: int, memory_mib: int) -> tuple[int, int] | None:
-        """GPUs and MiB that a node would need more of for a member; negative: it has them to spare. None:
-        the node is too small."""
+        """Returns the GPUs and MiB that a node lacks for a member; negative: it has them to spare.
+        None: the node is too small."""
         total, total_memory = self.total[place], self.total_memory[place]
         if gpus > total or (memory_mib and 0 < total_memory < memory_mib):
             return None
@@ -147,7 +147,7 @@ class Capacity:
         return gpus - self.free[place], memory
 
     def sized(self, gpus: int, memory_mib: int, among: int) -> int:
-        """The nodes of `among` that are large enough, whatever they hold."""
+        """Returns the nodes of `among` that are large enough, whether free or not."""
         found = self._sized.get((gpus, memory_mib))
         if found is None:
             found = 0
@@ -159,7 +159,7 @@ class Capacity:
         return found & among
 
     def tightest(self, gpus: int, among: int) -> int:
-        """Of nodes that fit, those with the fewest free GPUs: best fit."""
+        """Best fit: returns those of the nodes in `among` with the fewest free GPUs."""
         at_least = self._at_least
         for free in range(gpus, len(at_least) - 1):
             found = among & ~at_least[free + 1]

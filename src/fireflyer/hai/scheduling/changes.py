@@ -1,11 +1,11 @@
-"""Which nodes have changed, in order: each reader goes on from where it stopped. Pure."""
+"""Log of changed nodes, in order: each reader continues from its own mark. Pure."""
 
 KEPT = 8192
-"""A reader that is more changes behind has to look at all nodes."""
+"""Number of changes kept; a reader further behind has to examine all nodes."""
 
 
 class Changes:
-    """A list of places that only grows, of which the front is forgotten."""
+    """An append-only list of places; old entries are dropped."""
 
     __slots__ = ("_dropped", "_places")
 
@@ -14,7 +14,7 @@ class Changes:
         self._dropped = 0
 
     def add(self, place: int) -> None:
-        """The node at this place has changed."""
+        """Records that the node at this place has changed."""
         self._places.append(place)
         if len(self._places) > 2 * KEPT:
             del self._places[:KEPT]
@@ -22,10 +22,10 @@ class Changes:
 
     @property
     def mark(self) -> int:
-        """Where a reader stands that has seen all; it starts at -1."""
+        """Mark of a reader that has read everything; a reader starts at -1."""
         return self._dropped + len(self._places)
 
     def since(self, mark: int) -> list[int] | None:
-        """What has changed after this mark; None: it is too long ago to say."""
+        """Returns the changes after this mark; None: the mark is too old."""
         start = mark - self._dropped
         return self._places[start:] if start >= 0 and mark >= 0 else None

@@ -1,8 +1,8 @@
-"""The state that `plan` looks at: nodes, jobs, quotas, windows, with the indexes that keep a plan cheap.
+"""Cluster state that `plan` reads: nodes, jobs, quotas, windows and indexes that make a plan cheap.
 
-The caller (the server's controller, the simulator) tells it what happens, one call an event; each call costs
-what it changes. It has no clock: every time is `now` of the caller, in seconds on one clock that never goes
-back. Pure. Each call by example: docs/hai-scheduler.md.
+The caller (the server's controller, the simulator) reports each event by one call; a call costs
+what it changes. There is no clock: `now` is the caller's, in seconds on one clock that never goes
+back. Pure. Examples of each call: docs/hai-scheduler.md.
 """
 
 import heapq
@@ -29,27 +29,27 @@ from fireflyer.hai.scheduling.jobs import (
     Quota,
     Window,
 )
-from fireflyer.hai.scheduling.lanes import Lanes, QuotaKey, Rank, Shape
-from fireflyer.hai.scheduling.placing import Topology
+from fireflyer.hai.scheduling.lanes import Lanes, QueueKey, QuotaKey, Shape
+from fireflyer.hai.scheduling.placement import Topology
 from fireflyer.hai.scheduling.policies import policy_named
-from fireflyer.hai.scheduling.preempting import Ladder, Room
+from fireflyer.hai.scheduling.preemption import PreemptionCache, VictimIndex
 from fireflyer.hai.scheduling.quotas import counting
-from fireflyer.hai.scheduling.repacking import Movers
+from fireflyer.hai.scheduling.repack import RepackIndex
 
 __all__ = ["ANY", "AUTO", "NORMAL", "Cluster", "Health", "Job", "Node", "Phase", "Quota", "Window"]
 
 ALL = -1
-"""Every node, as a set."""
+"""Set of all nodes."""
 
 TICK_S = 60.0
-"""Quanta and levels are looked at once in so long: what falls due in between is decided together."""
+"""Interval of checks of quanta and levels; changes due in between are decided together."""
 
 Timer = tuple[float, int, str, str, float]
-"""When, a number that keeps equal ones in order, kind, of whom, and a stamp by which a void one is known."""
+"""Due time, tie breaker, kind, subject's name, and a stamp that identifies a void timer."""
 
 
 class Cluster:
-    """Nodes, jobs and rules, and what follows from them. One thread uses it.
+    """Nodes, jobs and rules, and the state derived from them. Used by one thread.
 
     Args:
         nodes: may change later (`set_node`); a name keeps its place for good.
@@ -63,41 +63,41 @@ class Cluster:
         self.policy = policy_named(policy)
         self.nodes: dict[str, Node] = {}
         self.names: list[str] = []
-        """Name by place. A set of nodes is an int, bit by place."""
+        """Node name by place. A set of nodes is an int with one bit per place."""
         self.places: dict[str, int] = {}
         self.on: list[dict[str, Job]] = []
-        """By place: the jobs that hold something of the node."""
+        """Jobs that hold part of the node, by place."""
         self.capacity = Capacity()
         self.topology = Topology()
         self.ready = self.suspect = 0
         self.jobs: dict[str, Job] = {}
         self.placed: Counter[int] = Counter()
-        """How many jobs hold nodes, by priority."""
+        """Number of jobs that hold nodes, by priority."""
         self.leaving: dict[str, Job] = {}
-        """Those that are suspending: what they hold is about to be free."""
+        """Suspending jobs; their nodes are about to become free."""
         self.warm: dict[str, Job] = {}
-        """Queued ones for which the engine keeps something warm."""
+        """Queued jobs for which the engine keeps something warm."""
         self.queue = Lanes()
         self.windows: dict[str, Window] = {}
         self.quotas: dict[QuotaKey, Quota] = {}
         self.usage: dict[QuotaKey, tuple[int, int]] = {}
         """Nodes and GPUs that running jobs hold."""
         self.changes = Changes()
-        """Nodes whose jobs, or what jobs there are worth, changed."""
-        self.ladder = Ladder(self)
-        self.rooms: dict[tuple[Rank | None, Shape, str | None], Room] = {}
-        self.movers: dict[tuple[int, int, int], Movers] = {}
-        """What plans remember of nodes between them; never changes what they say."""
+        """Nodes on which the jobs, or their value, changed."""
+        self.ladder = VictimIndex(self)
+        self.rooms: dict[tuple[QueueKey | None, Shape, str | None], PreemptionCache] = {}
+        self.movers: dict[tuple[int, int, int], RepackIndex] = {}
+        """Caches that plans keep per node; they never change a plan's result."""
         self.moving: dict[str, int] = {}
-        """By job that moves: the place that is kept for it until it starts there."""
+        """Place reserved for each moving job until it starts there."""
         self.fresh = ALL
-        """Nodes that have changed since the last plan. The first job for which a plan finds something gets
-        one of these, or is in `arrived`: so a plan looks at others only after it has found something."""
+        """Nodes that changed since the last plan. A plan's first placement uses one of these, or a
+        job of `arrived`; only after it does the plan search other nodes."""
         self.arrived: dict[str, Job] = {}
-        """Queued jobs that are new since the last plan, or may interrupt or move others by their wait."""
+        """Queued jobs that are new since the last plan, or may by now preempt or move others."""
         self.alike = False
-        """Set by a plan: what happens to some nodes or jobs may be kept in `fresh` and `arrived`. Else
-        everything is to be looked at again after it."""
+        """Set by a plan: True if `fresh` and `arrived` may record single changes. If False, the
+        next plan examines everything after any change."""
         self.again = False
         """Set by a plan that has more to do at once."""
         self._auto: dict[str, dict[str, Job]] = {}
@@ -112,7 +112,7 @@ class Cluster:
     # -- nodes and rules ---------------------------------------------------------------------------
 
     def set_node(self, node: Node) -> None:
-        """A new node, or another size, health or place of one that is known."""
+        """Adds a node, or changes the size, health or place of a known node."""
         place = self.places.get(node.name)
         if place is None:
             place = self.places[node.name] = self.capacity.add(
@@ -133,7 +133,7 @@ class Cluster:
         self.fresh = ALL
 
     def set_window(self, window: Window) -> None:
-        """Adds a window, or changes the one of this id."""
+        """Adds a window, or changes the one with this id."""
         self.fresh = ALL
         self.windows[window.id] = window
         self._remind(window.begin, "window", window.id, 0.0)
@@ -143,14 +143,14 @@ class Cluster:
             self._foresee(self.jobs[task], window)
 
     def remove_window(self, name: str) -> None:
-        """Of this id; none: nothing happens."""
+        """Removes the window of this id; an unknown id has no effect."""
         if self.windows.pop(name, None) is not None:
             self.fresh = ALL
 
     def set_quota(self, user: str, priority: int, group: str, quota: Quota | None) -> None:
         """Limits what the jobs of a user hold at a priority in a group; None removes the limit.
 
-        ANY as user or group: for those without a row of their own. Nothing that runs is ended by it.
+        ANY as user or group covers those without a row of their own. Running jobs continue.
         """
         self.fresh = ALL
         if quota is None:
@@ -165,21 +165,21 @@ class Cluster:
             self._move(self.jobs[task])
 
     def limit(self, user: str, priority: int, group: str) -> Quota | None:
-        """The quota that counts: the most particular row."""
+        """Returns the quota in force: the most specific row."""
         return counting(self.quotas, user, priority, group) if self.quotas else None
 
     # -- events ------------------------------------------------------------------------------------
 
     def submit(self, job: Job, now: float) -> None:
-        """A new job enters the queue."""
+        """Adds a new job to the queue."""
         job.submitted = now
         self._know(job, now)
         self._enqueue(job, now)
 
     def adopt(self, job: Job, now: float) -> None:
-        """A job as an earlier process knew it: in any phase, on the nodes of its placement.
+        """Restores a job as an earlier process knew it: in any phase, on its placement's nodes.
 
-        What it had of the cluster is added to its account; what jobs had that are over is not known any more.
+        Its past usage is added to its account. The usage of jobs that ended is lost.
         """
         self.fresh = ALL
         self._know(job, now)
@@ -195,7 +195,7 @@ class Cluster:
             self._credit(job, job.gpus_held * (now - job.launched_at), now)
 
     def apply(self, action: Action, now: float) -> None:
-        """Carries out what `plan` decided; the caller then has it happen in the world."""
+        """Applies an action of `plan` to this state; the caller then carries it out."""
         job = self.jobs[action.task]
         match action:
             case Launch():
@@ -216,7 +216,7 @@ class Cluster:
                 self.warm.pop(job.id, None)
 
     def running(self, task: str, now: float) -> None:
-        """All its ranks have started."""
+        """Records that all ranks of the job have started."""
         job = self.jobs[task]
         quantum = self.policy.quantum_s(job)
         job.restart_s = now - job.launched_at
@@ -229,7 +229,7 @@ class Cluster:
             self._touch(job.placement)
 
     def suspending(self, task: str, now: float) -> None:
-        """It is about to leave its nodes: it makes room, or was asked to suspend or stop."""
+        """Records that the job is about to leave its nodes: to make room, or to suspend or stop."""
         job = self.jobs[task]
         if job.phase == "suspending":
             return
@@ -239,22 +239,22 @@ class Cluster:
         self._touch(job.placement)
 
     def requeue(self, task: str, now: float, estimate_s: float | None = None) -> None:
-        """Its attempt is over (made room, met a fault) and it goes back into the queue; or it was resumed.
-        `estimate_s`: of the work that is left, if the caller knows better, as when work was lost."""
+        """Returns a job to the queue: its attempt ended (made room, met a fault), or a user resumed
+        it. `estimate_s` is the work left, if the caller knows better, as when work was lost."""
         job = self.jobs[task]
         self._leave(job, now)
         job.estimate_s = job.estimate_s if estimate_s is None else estimate_s
         self._enqueue(job, now)
 
     def hold(self, task: str, now: float) -> None:
-        """Its user suspended it; it holds nothing from now on, and waits for `requeue`."""
+        """Records that the user suspended the job; it holds nothing and waits for `requeue`."""
         job = self.jobs[task]
         self._leave(job, now)
         self.moving.pop(task, None)
         self._enter(job, "held", now)
 
     def remove(self, task: str, now: float) -> None:
-        """It is over."""
+        """Forgets a job that is over."""
         job = self.jobs[task]
         self._leave(job, now)
         self.moving.pop(task, None)
@@ -276,11 +276,11 @@ class Cluster:
             if kind != "level":
                 self._fall_due(kind, name, stamp, now)
             elif self._cross(name, int(stamp), now):
-                crossed[name] = None  # its jobs move once, however many levels those are
+                crossed[name] = None  # its jobs move once, however many levels it crossed
         for name in crossed:
             self._level_changed(name)
         for job in [self.jobs[task] for task in self.moving]:
-            if job.phase == "queued" and job.since + TICK_S < now:  # it fits there no more
+            if job.phase == "queued" and job.since + TICK_S < now:  # it no longer fits there
                 del self.moving[job.id]
         while self._rules and self._rules[0][0] <= now:
             _, _, kind, name, stamp = heapq.heappop(self._rules)
@@ -296,7 +296,7 @@ class Cluster:
                     del self.windows[name]
 
     def next_look(self, now: float) -> float | None:
-        """When a plan may say something new though nothing happens; None: never. Ask after a plan."""
+        """Returns when a plan may find more without an event; None: never. Call it after a plan."""
         when = math.inf
         if self.queue.ranks:
             if self.again:
@@ -314,7 +314,7 @@ class Cluster:
     # -- questions ---------------------------------------------------------------------------------
 
     def allowed(self, job: Job, now: float) -> int:
-        """The nodes that it may use now, free or not. Where it met a fault: if there are too few others."""
+        """Returns nodes the job may use, free or not; avoided ones only if others are too few."""
         found = self.ready | self.suspect
         for window in self.windows.values():
             if window.end > now >= window.closes(job) and not window.lets_in(job):
@@ -332,11 +332,11 @@ class Cluster:
         return found
 
     def quota_size(self, job: Job) -> tuple[int, int]:
-        """Nodes and GPUs that it would hold, at most."""
+        """Returns the nodes and GPUs that the job would hold, at most."""
         return job.nodes, job.nodes * (job.gpus or self.capacity.largest or 1)
 
     def room_in_quota(self, job: Job, nodes: int = 0, gpus: int = 0) -> bool:
-        """Whether its quota lets it start, after so many more nodes and GPUs were given away."""
+        """Returns whether its quota lets the job start after this plan gave so much more away."""
         key = (job.user, job.level, job.group)
         limit = self.limit(*key)
         if limit is None:
@@ -346,16 +346,16 @@ class Cluster:
         return limit.holds(held[0] + nodes + size[0], held[1] + gpus + size[1])
 
     def forbidden(self, job: Job) -> bool:
-        """Whether its quota is smaller than it is: it never starts. It need not be known; not for AUTO."""
+        """True if the job exceeds its quota and never starts. It may be unknown; not for AUTO."""
         limit = self.limit(job.user, job.priority, job.group)
         return limit is not None and not limit.holds(*self.quota_size(job))
 
     def jobs_on(self, node: str) -> list[Job]:
-        """Those that hold something of it, in order of submission."""
+        """Returns the jobs that hold part of the node, in order of submission."""
         return sorted(self.on[self.places[node]].values(), key=lambda job: (job.order, job.id))
 
     def in_order(self) -> list[Job]:
-        """The queue, first come first."""
+        """Returns the queued jobs in queue order."""
         return [self.jobs[task] for task in self.queue.in_order()]
 
     # -- inside ------------------------------------------------------------------------------------
@@ -394,8 +394,8 @@ class Cluster:
             self._foresee(job, window)
 
     def _foresee(self, job: Job, window: Window) -> None:
-        """A queued job has fewer nodes from when a window closes to it; what it keeps from others may be let
-        go. The window's own reminders are enough for one whose length is not known."""
+        """Sets a timer for when a window closes to the job: it has fewer nodes then, and may
+        release those it keeps. Without an estimate the window's own timers suffice."""
         if job.estimate_s is not None and not window.lets_in(job):
             self._remind(window.closes(job), "closes", job.id, job.since)
 
@@ -425,9 +425,9 @@ class Cluster:
         self._file(job)
 
     def _resolve(self, job: Job) -> int:
-        """AUTO: the highest level at which the user has a quota with room left; unlimited normal has room.
+        """Returns AUTO's level: the highest whose quota has room; unlimited normal has room.
 
-        Below an unlimited normal, who made room by being lower would lower who came in its place, for ever.
+        Below an unlimited normal two jobs would lower each other in turn, for ever.
         """
         before = job.level
         for job.level in sorted(PRIORITIES.values(), reverse=True):
@@ -439,7 +439,7 @@ class Cluster:
         return NORMAL
 
     def _settle(self, job: Job, now: float) -> None:
-        """Its nodes are its own from now on."""
+        """Takes the nodes of the job's placement for the job."""
         held = 0.0
         for name in job.placement:
             place = self.places[name]
@@ -455,7 +455,7 @@ class Cluster:
             self._ripen(job, now)
 
     def _leave(self, job: Job, now: float) -> None:
-        """Takes it out of the queue or off its nodes."""
+        """Takes the job out of the queue or off its nodes."""
         if job.phase == "queued":
             self._dequeue(job)
             self.fresh = ALL
@@ -482,7 +482,7 @@ class Cluster:
             job.estimate_s = max(0.0, job.estimate_s - (now - job.started_at))
 
     def _count(self, job: Job, sign: int) -> None:
-        """Keeps the usage of quotas, and the levels that AUTO jobs get from them."""
+        """Updates the usage of quotas, and the levels that AUTO jobs get from it."""
         if not self.quotas:
             return
         key = (job.user, job.level, job.group)
@@ -500,7 +500,7 @@ class Cluster:
             self._expect(key, now)
 
     def _credit(self, job: Job, service: float, now: float) -> None:
-        """What it had of the cluster before counts; its account's other jobs move only at a new level."""
+        """Adds the job's past usage to its account; its other jobs move only at a new level."""
         key = self._key(job)
         account = self._accounts.get(key)
         if account is not None and service:
@@ -518,7 +518,7 @@ class Cluster:
             self._remind(when, "level", key, account.version)
 
     def _cross(self, key: str, version: int, now: float) -> bool:
-        """An account has another level from now on; whether it has jobs."""
+        """Moves an account to its next level; returns whether the account has jobs."""
         account = self._accounts.get(key)
         if account is None or account.version != version:
             return False
@@ -541,7 +541,7 @@ class Cluster:
                 self._touch(job.placement)
 
     def _touch(self, nodes: Iterable[str]) -> None:
-        """What holds these nodes has changed, or is worth something else."""
+        """Records that these nodes' jobs, or the value of those jobs, changed."""
         touched = 0
         for name in nodes:
             place = self.places.get(name)
@@ -553,7 +553,7 @@ class Cluster:
     # -- what falls due ----------------------------------------------------------------------------
 
     def _ripen(self, job: Job, now: float) -> bool:
-        """Whether its quantum is over; if not, there is a timer for that."""
+        """Returns whether the job's quantum is over; if not, sets a timer for its end."""
         due = job.launched_at + self.policy.quantum_s(job)
         job.ripe = due <= now
         if not job.ripe:
@@ -580,7 +580,7 @@ class Cluster:
                     self._move(job)
 
     def _void(self, timer: Timer) -> bool:
-        """What it was set for cannot come about any more."""
+        """Returns whether the timer's cause can no longer occur."""
         _, _, kind, name, stamp = timer
         if kind == "level":
             account = self._accounts.get(name)

@@ -1,4 +1,4 @@
-"""What the planner knows of nodes, tasks and rules. Values; `cluster.py` keeps them."""
+"""Planner's data on nodes, tasks and rules. Values; `cluster.py` keeps them."""
 
 from typing import Literal
 
@@ -12,10 +12,10 @@ AUTO = -1
 NORMAL = PRIORITIES["normal"]
 
 ANY = "*"
-"""In a quota: any user, any group."""
+"""Any user or any group, in a quota."""
 
 LEAD_S = 600.0
-"""So long before a window nothing of unknown length is started on its nodes."""
+"""Time before a window within which no job of unknown length starts on its nodes."""
 
 Phase = Literal["queued", "starting", "running", "suspending", "held"]
 """held: suspended by its user; it holds nothing and waits for a resume."""
@@ -30,70 +30,74 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     memory_mib: int = 0
     """0: not known, not limited."""
     whole: bool = False
-    """Whoever gets a part of it gets all."""
+    """True if a job that gets a part of the node gets all of it."""
     zone: str = ""
     leaf: str = ""
     """Names of the zone and of the switch in it; empty: not known."""
     health: Health = "ready"
-    """suspect: used when nothing else is free; drained: what runs there goes on; down: nothing runs there."""
+    """suspect: used only if nothing else is free; drained: running jobs continue; down: nothing
+    runs there."""
     reason: str = ""
     until: float | None = None
-    """When a drained or suspect node is ready again by itself."""
+    """Time at which a drained or suspect node becomes ready again by itself."""
 
 
 class Job(msgspec.Struct, kw_only=True, eq=False):
-    """What the planner knows of a task. The caller sets the first part; the cluster keeps the second."""
+    """The planner's view of a task. The caller sets the first part; the cluster maintains the
+    second."""
 
     id: str
     order: int
-    """Place in the order of submission."""
+    """Position in the order of submission."""
     nodes: int = 1
     gpus: int = 0
-    """Of each node; 0: whole nodes."""
+    """GPUs on each node; 0: whole nodes."""
     memory_mib: int = 0
-    """Of each node; 0: whatever there is."""
+    """Memory on each node; 0: all that it has."""
     user: str = ""
     group: str = ""
     priority: int = NORMAL
     """A value of PRIORITIES, or AUTO."""
     submitted: float = 0.0
     estimate_s: float | None = None
-    """Seconds of work that are left, if known. What it works is taken off."""
+    """Seconds of work left, if known; the cluster subtracts running time."""
     avoid: frozenset[str] = frozenset()
-    """Nodes on which it met faults: taken only when others are not free."""
+    """Nodes where the job met faults; used only if the others are too few."""
 
     phase: Phase = "queued"
     attempt: int = 0
     level: int = NORMAL
-    """The priority that counts: AUTO resolved."""
+    """Priority in force: AUTO resolved."""
     standing: int = 0
-    """The level of its account, by the policy; 0 where there are no accounts."""
+    """Level of its account, by the policy; 0 if there are no accounts."""
     placement: tuple[str, ...] = ()
-    """Nodes that it holds."""
+    """Nodes that the job holds."""
     previous: tuple[str, ...] = ()
-    """Nodes where the engine keeps something warm for it; preferred."""
+    """Nodes where the engine keeps something warm for the job; preferred."""
     since: float = 0.0
-    """When it entered its phase."""
+    """Time at which the job entered its phase."""
     launched_at: float = 0.0
-    """When its nodes were given to it."""
+    """Time at which the job got its nodes."""
     started_at: float = 0.0
-    """When all its ranks had started."""
+    """Time at which all its ranks had started."""
     gpus_held: float = 0.0
-    """By the whole gang; a node without GPUs counts 1."""
+    """GPUs that the whole gang holds; a node without GPUs counts 1."""
     attained: float = 0.0
     """Service of its ended attempts, in seconds x gpus_held."""
     overdue: bool = False
-    """It has waited longer than the policy's patience."""
+    """True if the job has waited longer than the policy's patience."""
     checkpoint_s: float | None = None
     restart_s: float | None = None
-    """Last measured: from the request to suspend until the nodes were free; from the launch to running."""
+    """Last measured time from the suspend request until the nodes were free; from the launch to
+    running."""
     preemptions: int = 0
     ripe: bool = False
-    """It holds nodes, and has had its quantum."""
+    """True if the job holds nodes and its quantum is over."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes that are taken out from `begin` to `end`: a maintenance, or a reservation for somebody."""
+    """Nodes that are taken out from `begin` to `end`: for maintenance, or reserved for a user or
+    group."""
 
     id: str
     nodes: frozenset[str]
@@ -102,28 +106,29 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     user: str = ""
     group: str = ""
-    """Who may use the nodes meanwhile; both empty: nobody."""
+    """User and group that may use the nodes meanwhile; both empty: none may."""
 
     def lets_in(self, job: "Job") -> bool:
-        """Whether it is a reservation for this job's user or group."""
+        """Returns whether the window is a reservation for this job's user or group."""
         if not self.user and not self.group:
             return False
         return self.user in ("", job.user) and self.group in ("", job.group)
 
     def closes(self, job: "Job") -> float:
-        """From when on it is not started on the nodes: it would not be over before the window begins."""
+        """Returns the time from which the job may not start on the nodes: it would not end before
+        the window begins."""
         return self.begin - (LEAD_S if job.estimate_s is None else job.estimate_s)
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """The most that the running jobs of one (user, priority, group) may hold together; None: no limit.
-    A node without GPUs counts as one GPU."""
+    """Maximum that the running jobs of one (user, priority, group) may hold together; None: no
+    limit. A node without GPUs counts as one GPU."""
 
     nodes: int | None = None
     gpus: int | None = None
 
     def holds(self, nodes: int, gpus: int) -> bool:
-        """Whether so much is within it."""
+        """Returns whether this many nodes and GPUs are within the quota."""
         return (self.nodes is None or nodes <= self.nodes) and (
             self.gpus is None or gpus <= self.gpus
         )

@@ -1,13 +1,14 @@
-"""`plan`: what to start, whom to interrupt and what to give back now. Pure.
+"""`plan`: the jobs to start, to preempt and to release now. Pure.
 
-The queue is walked in the policy's order. Each job starts if it fits; else it waits for what is about to be
-free anyway, and keeps that for itself; else, under a preemptive policy, it has others make room, or move.
-What happens behind a job that can do none of that, the policy says. Jobs of one shape that come later can do
-no more than the first one that could not, so a long queue costs its kinds of jobs, not its length.
+The planner walks the queue in the policy's order. A job that fits starts. Otherwise it waits for
+nodes that are about to become free, and keeps them reserved. Otherwise, under a preemptive policy,
+it makes other jobs leave or move. The policy decides what may start behind a job that can do none
+of these. Later jobs of the same shape can do no more than the first that failed, so a long queue
+costs its kinds of jobs, not its length.
 
-Who found nothing finds nothing again unless a node has changed meanwhile. So until a plan has found something
-for somebody, it looks for those who were there before at the changed nodes only (`Cluster.fresh`); it says
-the same as one that looks everywhere.
+A job that found nothing finds nothing again until a node changes. Until a plan places a job, it
+therefore searches only the changed nodes (`Cluster.fresh`) for jobs that the previous plan saw. The
+result equals that of a plan that searches every node.
 """
 
 import heapq
@@ -17,49 +18,51 @@ from enum import Enum, auto
 from fireflyer.hai.lifecycle import Action, Launch, Preempt, Release
 from fireflyer.hai.scheduling.capacity import Capacity, members
 from fireflyer.hai.scheduling.cluster import ALL, Cluster, Job
-from fireflyer.hai.scheduling.lanes import QuotaKey, Rank, Shape
-from fireflyer.hai.scheduling.placing import choose
-from fireflyer.hai.scheduling.preempting import Room, bound
-from fireflyer.hai.scheduling.repacking import Movers, destinations
+from fireflyer.hai.scheduling.lanes import QueueKey, QuotaKey, Shape
+from fireflyer.hai.scheduling.placement import choose
+from fireflyer.hai.scheduling.preemption import PreemptionCache, bound
+from fireflyer.hai.scheduling.repack import RepackIndex, destinations
 
 LOOKAHEAD = 32
-"""So many jobs of a lane are looked at behind one that found nothing, where later ones may find something."""
+"""Number of further jobs of a lane to try after one fails, if later ones may succeed."""
 
 BATCH = 256
-"""A plan of so many actions ends there; the next one goes on, at once. A launch costs the caller more than it
-costs the planner, and what has happened meanwhile is then heard of."""
+"""Maximum number of actions in a plan; the next plan continues at once. Carrying out a launch takes
+the caller longer than planning it, so events that arrive meanwhile then count."""
 
 LOWER_ONLY = 1 << 30
-"""A level for which only jobs of lower priority make room."""
+"""Level for which only jobs of lower priority make room."""
 
 ROOMS = 256
-"""So many are remembered between plans."""
+"""Maximum number of `PreemptionCache`s, and of `RepackIndex`, cached between plans."""
 
 
 class _Verdict(Enum):
-    """What came of a job."""
+    """Result of trying one job."""
 
     PLACED = auto()
-    """It starts, or room is being made for it."""
+    """The job starts, or room is being made for it."""
     MISSED = auto()
-    """Nothing; another of its lane may find something."""
+    """The job found nothing; another job of its lane may succeed."""
     SHORT = auto()
-    """Nothing; of its lane only those may that end before the reservation begins."""
+    """The job found nothing; in its lane only jobs that end before the reservation begins may
+    succeed."""
     STUCK = auto()
-    """Nothing, and neither would the others of its lane."""
+    """The job found nothing, and no other job of its lane can succeed."""
 
 
 def plan(cluster: Cluster, now: float) -> list[Action]:
     """Decides what to do now: launches, preemptions and releases, to be applied in order.
 
-    The same cluster and `now` give the same list. Of the cluster only what it remembers to be quicker
-    next time is changed.
+    The same cluster and `now` give the same list. After `advance`, the plan changes only what the
+    cluster caches for later plans.
     """
     cluster.advance(now)
     cluster.again = False
     if not cluster.queue and not cluster.windows:
         return []
-    # Which nodes a job may use changes with time alone; what is kept for jobs that move, with what they do.
+    # The nodes that a job may use change with time alone; nodes kept for moving jobs change with
+    # those jobs.
     if cluster.windows or cluster.moving:
         cluster.fresh = ALL
     if not cluster.fresh and not cluster.arrived:
@@ -68,7 +71,7 @@ def plan(cluster: Cluster, now: float) -> list[Action]:
 
 
 class _Plan:
-    """One plan in the making."""
+    """State of one plan under construction."""
 
     def __init__(self, cluster: Cluster, now: float) -> None:
         self.cluster = cluster
@@ -76,29 +79,29 @@ class _Plan:
         self.policy = cluster.policy
         self.actions: list[Action] = []
         self.fresh = cluster.fresh
-        """Where those are looked for a place who found none in the last plan."""
+        """Nodes to search for jobs that the previous plan could not place."""
         self.usable = cluster.ready | cluster.suspect
         self.free = cluster.capacity
-        """What is free, less what this plan has given away or keeps for somebody: then a copy."""
+        """Free capacity. It becomes a copy once this plan gives away or reserves something."""
         self.soon: Capacity | None = None
-        """The same, and what those hold that are leaving; made when it is first needed."""
+        """Free capacity plus what leaving jobs hold; created when first needed."""
         self.victims: set[str] = set()
         self.moved: set[str] = set()
-        """Jobs that start on the node to which they were to move."""
+        """Jobs that start on the node they were to move to."""
         self.used = 0
-        """Nodes of which this plan has given something away, or taken."""
+        """Nodes on which this plan has given away or taken something."""
         self.kept = 0
         """Nodes on which nothing more may start."""
         self.kept_until: float | None = None
-        """Of backfill: jobs that end by then may use them."""
+        """Backfill only: jobs that end by this time may use the kept nodes."""
         self.failed: list[tuple[Shape, int]] = []
-        """Shapes that found no place among these nodes, whoever asked."""
+        """Shapes that found no place among these nodes, for any job."""
         self.own: set[tuple[str, Shape]] = set()
-        """Users who hold themselves what their jobs of this shape could have."""
+        """Users whose own running jobs are the only victims for their jobs of this shape."""
         self.quota: dict[QuotaKey, list[tuple[int, int]]] = {}
         self.waits = self.missed = self.cut = self.again = False
-        """Somebody waits for nodes that others leave; of some lane not all were looked at; the plan ended
-        before the queue did; somebody may find more once its actions are applied."""
+        """Flags: a job waits for nodes that others leave; some jobs of a lane were skipped; the
+        plan ended before the queue did; a job may find more once the plan's actions are applied."""
 
     def make(self) -> list[Action]:
         if self.cluster.windows:
@@ -116,7 +119,8 @@ class _Plan:
         return self._finish()
 
     def _only_newcomers(self) -> bool:
-        """There is nothing but new jobs, that are not allowed more than those before them."""
+        """True if only new jobs have to be tried, and they may do no more than the jobs before
+        them."""
         cluster, policy = self.cluster, self.policy
         if self.fresh or policy.behind != "anything":
             return False
@@ -124,7 +128,8 @@ class _Plan:
         return all(self.now < job.since + wait_s for job in cluster.arrived.values())
 
     def _try_newcomers(self) -> None:
-        """Nobody else finds anything, and they find nothing that one before them did not."""
+        """Tries only the new jobs: all other jobs still find nothing, and new jobs may do no more
+        than the jobs before them."""
         jobs = list(self.cluster.arrived.values())
         if len(jobs) > 1:
             jobs.sort(key=lambda job: (-job.level, job.standing, job.order))
@@ -134,16 +139,17 @@ class _Plan:
                 break
 
     def _release(self) -> None:
-        """What is kept warm for those who do not start now."""
+        """Releases what is kept warm for jobs that do not start now."""
         launched = {action.task for action in self.actions if isinstance(action, Launch)}
         for job in self.cluster.warm.values():
             if job.id not in launched:
                 self.actions.append(Release(job.id, job.attempt))
 
     def _finish(self) -> list[Action]:
-        """What the next plan may take for granted."""
+        """Records what the next plan may rely on."""
         cluster = self.cluster
-        # Who waits may choose otherwise once others leave, too, and what it kept so far start somebody else.
+        # A waiting job may choose other nodes once more jobs leave; the nodes it kept can then
+        # start another job.
         cluster.again = self.again or self.cut or bool(self.victims)
         cluster.alike = not (
             self.waits or self.missed or self.victims or cluster.again
@@ -156,12 +162,12 @@ class _Plan:
         return self.actions
 
     def _is_long(self) -> bool:
-        """There have been enough actions for one plan."""
+        """Returns whether the plan has reached `BATCH` actions."""
         self.cut = len(self.actions) >= BATCH
         return self.cut
 
     def _vacate(self) -> None:
-        """Who is on nodes of a window that has begun has to leave."""
+        """Preempts the jobs on nodes of a window that has begun."""
         cluster = self.cluster
         for window in cluster.windows.values():
             if window.begin <= self.now < window.end:
@@ -171,7 +177,8 @@ class _Plan:
                             self._preempt(job, window.reason or "its node is reserved")
 
     def _keep_for_moving(self) -> None:
-        """Starts the jobs that have left their node on the other one; keeps that for those that have not."""
+        """Starts jobs that have left their node on the node kept for them; keeps that node for jobs
+        still leaving."""
         cluster = self.cluster
         for task, place in cluster.moving.items():
             job = cluster.jobs[task]
@@ -187,8 +194,9 @@ class _Plan:
 
     # -- the walk ----------------------------------------------------------------------------------
 
-    def _walk(self, rank: Rank) -> bool:
-        """The queued jobs of one rank in order of submission, over all lanes; True: no more can start."""
+    def _walk(self, rank: QueueKey) -> bool:
+        """Walks the queued jobs of one rank in order of submission, over all lanes; True: no more
+        can start."""
         lanes = list(self.cluster.queue.lanes[rank].items())
         if self.failed and self.kept_until is None:
             open_ = self.usable & ~self.kept
@@ -221,11 +229,11 @@ class _Plan:
         return False
 
     def _full(self) -> bool:
-        """Nothing that is not started yet could start."""
+        """True if no further job could start."""
         return not self.usable & ~self.kept and self.kept_until is None
 
     def _next_short(self, line: list[tuple[int, str]], at: int) -> int:
-        """Where the next job is that ends before the reservation begins."""
+        """Returns the index of the next job that ends before the reservation begins."""
         jobs = self.cluster.jobs
         for place in range(at, min(at + LOOKAHEAD, len(line))):
             if self._short(jobs[line[place][1]]):
@@ -239,7 +247,7 @@ class _Plan:
             and self.now + job.estimate_s <= self.kept_until
         )
 
-    def _try(self, job: Job, rank: Rank, shape: Shape, quota: QuotaKey | None) -> _Verdict:
+    def _try(self, job: Job, rank: QueueKey, shape: Shape, quota: QuotaKey | None) -> _Verdict:
         if job.id in self.moved:
             return _Verdict.PLACED
         if quota is not None and not self._within(quota, job):
@@ -267,7 +275,7 @@ class _Plan:
                 return self._miss()
             self.failed.append((shape, open_))
             self._hold_back(job, rank, shape, allowed)
-        if particular:  # others of its shape may use other nodes
+        if particular:  # its shape's other jobs may use other nodes
             return self._miss()
         if self.kept_until is not None and self._fits(self.free, shape, allowed, ALL):
             return _Verdict.SHORT
@@ -278,9 +286,10 @@ class _Plan:
         return _Verdict.MISSED
 
     def _hopeless(self, shape: Shape, among: int) -> bool:
-        """One that asked for no more, with or without GPUs as this one, has found nothing there."""
+        """True if a smaller or equal request already found nothing among these nodes. Requests with
+        and without GPUs are not compared."""
         nodes, gpus, memory_mib = shape
-        for other, looked_at in self.failed:  # asked often: no calls, no generator
+        for other, looked_at in self.failed:  # called often: no calls, no generator
             if (
                 not among & ~looked_at
                 and nodes >= other[0]
@@ -294,7 +303,7 @@ class _Plan:
     # -- a job -------------------------------------------------------------------------------------
 
     def _start(self, job: Job, shape: Shape, among: int, fresh: int) -> bool:
-        """Launches it on nodes that are free now, if there are enough, and a fresh one with them."""
+        """Launches the job if enough nodes are free now and one of them is fresh."""
         fitting = self._fits(self.free, shape, among, fresh)
         if not fitting:
             return False
@@ -305,7 +314,8 @@ class _Plan:
         return True
 
     def _wait(self, job: Job, shape: Shape, among: int, fresh: int) -> bool:
-        """Keeps for it what is free or will be once those have left that are leaving, if that is enough."""
+        """Reserves nodes that are free, or will be once the leaving jobs have left, if they are
+        enough."""
         if not self.cluster.leaving and not self.victims:
             return False
         fitting = self._fits(self._later(), shape, among, fresh)
@@ -316,7 +326,7 @@ class _Plan:
         return True
 
     def _later(self) -> Capacity:
-        """What is free once those have left that are leaving."""
+        """Returns the capacity that is free once the leaving jobs have left."""
         if self.soon is None:
             self.soon = self.free.copy()
             for other in self.cluster.leaving.values():
@@ -324,12 +334,13 @@ class _Plan:
         return self.soon
 
     def _interrupt(
-        self, job: Job, rank: Rank, shape: Shape, among: int, fresh: int
+        self, job: Job, rank: QueueKey, shape: Shape, among: int, fresh: int
     ) -> tuple[bool, bool]:
-        """Has others make room for it, and keeps that for it.
+        """Preempts other jobs to make room for this one, and reserves that room.
 
         Returns:
-            Whether it found whom; and if not, whether that is only because the others are of its own user.
+            Whether victims were found; and if not, whether only because the victims belong to the
+            same user.
         """
         cluster = self.cluster
         if self.now < job.since + self.policy.wait_s and not job.overdue:
@@ -360,9 +371,10 @@ class _Plan:
         return True, False
 
     def _repack(self, job: Job, shape: Shape, among: int) -> bool:
-        """Has others move to GPUs that are free elsewhere, and keeps those and what they leave.
+        """Moves other jobs to GPUs that are free elsewhere; reserves those GPUs and what the movers
+        leave.
 
-        What was not found last time may be found once any node has changed: the others need nodes, too.
+        This search may succeed once any node has changed, because the movers need nodes, too.
         """
         if self.now < job.since + self.policy.repack_after_s:
             return False
@@ -380,18 +392,19 @@ class _Plan:
         self._take(job, chosen)
         return True
 
-    def _movers(self, key: tuple[int, int, int]) -> Movers:
+    def _movers(self, key: tuple[int, int, int]) -> RepackIndex:
         known = self.cluster.movers
         if key not in known:
             if len(known) >= ROOMS:
                 del known[next(iter(known))]
-            known[key] = Movers(self.cluster, *key)
+            known[key] = RepackIndex(self.cluster, *key)
         return known[key]
 
     def _moves(
-        self, movers: Movers, count: int, among: int, used: int
+        self, movers: RepackIndex, count: int, among: int, used: int
     ) -> tuple[list[int], list[tuple[Job, int]]] | None:
-        """Nodes for a gang, and which job moves where before; nothing happens on those that are `used`."""
+        """Returns nodes for a gang, and the moves to make first: each job and its new place. Nodes
+        that are `used` are left alone."""
         leaving = movers.search(count, among & ~used)
         if not leaving:
             return None
@@ -403,13 +416,14 @@ class _Plan:
         moves = destinations(self.cluster, jobs, others, self.now)
         return (chosen, moves) if moves else None
 
-    def _spares(self, rank: Rank) -> bool:
-        """Jobs of this rank could interrupt others of their own user and priority, and must not. As long as
-        levels are of users, only one that is overdue could: others are of one level with it."""
+    def _spares(self, rank: QueueKey) -> bool:
+        """True if jobs of this rank could interrupt jobs of the same user and priority, which is not
+        allowed. While levels belong to users, only an overdue job could, because a user's other
+        jobs share one level."""
         return self.policy.spares_own and (rank[1] < 0 or self.policy.by == "job")
 
-    def _hold_back(self, job: Job, rank: Rank, shape: Shape, allowed: int) -> None:
-        """What a job that found nothing keeps from those behind it."""
+    def _hold_back(self, job: Job, rank: QueueKey, shape: Shape, allowed: int) -> None:
+        """Reserves nodes for a job that found nothing, against the jobs behind it."""
         behind = self.policy.behind
         if behind == "anything" and not job.overdue:
             return
@@ -425,18 +439,20 @@ class _Plan:
             self.kept |= large if when == math.inf else nodes
             self.kept_until = None if when == math.inf else max(when, self.now)
 
-    def _soonest(self, room: Room, count: int, among: int) -> tuple[float, int]:
-        """When so many nodes could be there, and which."""
+    def _soonest(self, room: PreemptionCache, count: int, among: int) -> tuple[float, int]:
+        """Returns the time at which `count` nodes could be free, and those nodes."""
         first = heapq.nsmallest(count, [(room.when(place), place) for place in members(among)])
         return first[-1][0] if first else math.inf, sum(1 << place for _, place in first)
 
-    def _room(self, rank: Rank | None, shape: Shape, spared: str | None = None) -> Room:
+    def _room(
+        self, rank: QueueKey | None, shape: Shape, spared: str | None = None
+    ) -> PreemptionCache:
         rooms = self.cluster.rooms
         room = rooms.pop((rank, shape, spared), None)
         if room is None:
             if len(rooms) >= ROOMS:
                 del rooms[next(iter(rooms))]
-            room = Room(self.cluster, rank, shape, spared)
+            room = PreemptionCache(self.cluster, rank, shape, spared)
         rooms[rank, shape, spared] = room
         room.refresh()
         return room
@@ -444,7 +460,8 @@ class _Plan:
     # -- drafts ------------------------------------------------------------------------------------
 
     def _fits(self, capacity: Capacity, shape: Shape, among: int, fresh: int) -> int:
-        """The nodes that could take a member, if they are enough for a gang and one is fresh; else 0."""
+        """Returns the nodes that could take a member, if enough for a gang and one of them is
+        fresh; else 0."""
         nodes, gpus, memory = shape
         if fresh != ALL and not capacity.fitting(gpus, memory, among & fresh):
             return 0
@@ -454,7 +471,7 @@ class _Plan:
         return found if self.cluster.topology.enough(nodes, found) else 0
 
     def _choose(self, job: Job, fitting: int, capacity: Capacity) -> list[int]:
-        """Of nodes that it may use: none that is suspect, if there are enough others."""
+        """Chooses among the nodes the job may use; avoids suspect nodes if enough others exist."""
         cluster = self.cluster
         sound = fitting & cluster.ready
         if sound != fitting and cluster.topology.enough(job.nodes, sound):
@@ -472,7 +489,7 @@ class _Plan:
             self.quota.setdefault(key, []).append(self.cluster.quota_size(job))
 
     def _hold(self, job: Job, place: int) -> None:
-        """Keeps for it what it takes of one node."""
+        """Reserves the job's share of one node."""
         if self.free is self.cluster.capacity:
             self.free = self.free.copy()
         self.free.take(place, job.gpus, job.memory_mib)
@@ -494,14 +511,14 @@ class _Plan:
             self.used |= 1 << self.cluster.places[name]
 
     def _within(self, key: QuotaKey, job: Job) -> bool:
-        """Whether its quota lets it start, after what this plan gave away."""
+        """Returns whether the job's quota lets it start, after what this plan gave away."""
         taken = self.quota.get(key, ())
         nodes, gpus = sum(each[0] for each in taken), sum(each[1] for each in taken)
         return self.cluster.room_in_quota(job, nodes, gpus)
 
 
 def _holds_below(cluster: Cluster, priority: int) -> bool:
-    """Whether a job of lower priority holds nodes."""
+    """Returns whether a job of lower priority holds nodes."""
     for level, count in cluster.placed.items():  # noqa: SIM110  # asked often; a generator takes twice as long
         if count and level < priority:
             return True

@@ -1,4 +1,4 @@
-"""Rows of quotas as people set them, and which of them counts. Pure."""
+"""Quota rows as users set them, and the choice of the row in force. Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,8 +9,9 @@ from fireflyer.hai.scheduling.lanes import QuotaKey
 
 
 def limits(rows: Iterable[Row]) -> dict[QuotaKey, Quota]:
-    """The limits of a cluster. A row without a user or group holds for each of those without a row of their
-    own; one without a priority for each priority that the same user and group have none for."""
+    """Returns the limits of a cluster. A row without a user or group applies to those without a row
+    of their own. A row without a priority applies to each priority for which the same user and
+    group have no row."""
     found: dict[QuotaKey, Quota] = {}
     for row in sorted(rows, key=lambda row: row.priority != ""):
         levels = [PRIORITIES[row.priority]] if row.priority else list(PRIORITIES.values())
@@ -20,7 +21,7 @@ def limits(rows: Iterable[Row]) -> dict[QuotaKey, Quota]:
 
 
 def counting(among: Mapping[QuotaKey, Quota], user: str, priority: int, group: str) -> Quota | None:
-    """The limit that counts: the most particular one, by user, then by group. None: there is none."""
+    """Returns the limit in force: the most specific one, by user, then by group. None: no limit."""
     for who in (user, ANY):
         for where in (group, ANY):
             found = among.get((who, priority, where))

@@ -1,7 +1,8 @@
-"""Why a queued job waits, in words, and when it can be expected to start. Pure.
+"""Explanation of why a queued job waits, and when it can be expected to start. Pure.
 
-The expectation is what the nodes say: ends by estimates, quanta under a preemptive policy, windows. Jobs
-ahead in the queue are counted, not planned for, so it is a moment before which the job does not start.
+The expected time follows from the nodes: ends by estimates, quanta under a preemptive policy,
+windows. Jobs ahead in the queue are counted, not planned for. The result is therefore a lower
+bound.
 """
 
 import math
@@ -10,22 +11,23 @@ import msgspec
 
 from fireflyer.hai.lifecycle import count
 from fireflyer.hai.scheduling.cluster import Cluster, Job
-from fireflyer.hai.scheduling.preempting import ready_at
+from fireflyer.hai.scheduling.preemption import ready_at
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job waits for."""
+    """Reason why a job waits."""
 
     text: str
-    """E.g. "waits for 2 nodes; 1 free"."""
+    """For example "waits for 2 nodes; 1 free"."""
     ahead: int
-    """Jobs that come before it."""
+    """Number of jobs that come before it."""
     earliest: float | None
-    """The moment before which it does not start, in the cluster's time; None: not known."""
+    """Lower bound of the job's start, in the cluster's time; None: not known."""
 
 
 def explain(cluster: Cluster, job: Job, now: float, *, expect: bool = True) -> Why:
-    """Why a queued job does not run yet; `expect`: and when it may start, which looks at each node."""
+    """Returns why a queued job does not run yet. With `expect` also when it may start, which
+    examines each node."""
     ahead = cluster.queue.ahead((job.order, job.id))
     allowed = cluster.allowed(job, now)
     every = (1 << len(cluster.names)) - 1
@@ -33,7 +35,7 @@ def explain(cluster: Cluster, job: Job, now: float, *, expect: bool = True) -> W
     topology = cluster.topology
     if not topology.enough(job.nodes, large):
         found = count(large.bit_count(), "such node")
-        zones = ", and no two zones have so many" if large.bit_count() >= job.nodes else ""
+        zones = ", but no two zones together have enough" if large.bit_count() >= job.nodes else ""
         text = f"asks for {_demand(job)}; the server has {found}{zones}"
         return Why(text=text, ahead=ahead, earliest=None)
     if not topology.enough(job.nodes, large & (cluster.ready | cluster.suspect)):
@@ -70,7 +72,7 @@ def _for_room(
 
 
 def _when(cluster: Cluster, job: Job, now: float, allowed: int) -> float | None:
-    """When so many of these nodes could be free as it needs."""
+    """Returns the earliest time at which as many of these nodes as the job needs could be free."""
     shape = (job.nodes, job.gpus, job.memory_mib)
     rank = (-job.level, -1 if job.overdue else job.standing)
     spared = job.user if cluster.policy.spares_own else None
@@ -101,7 +103,7 @@ def _behind_window(cluster: Cluster, job: Job, now: float, ahead: int) -> Why:
 
 
 def behind_quota(cluster: Cluster, job: Job) -> str:
-    """What a quota leaves of room for a job, at its level. REQUIRES: there is one."""
+    """Describes the room that a quota leaves for a job at its level. REQUIRES: there is a quota."""
     key = (job.user, job.level, job.group)
     limit = cluster.limit(*key)
     assert limit is not None
@@ -116,11 +118,11 @@ def behind_quota(cluster: Cluster, job: Job) -> str:
         taken = " and ".join(count(has, what) for _, has, _, what in known)
         return f"the quota at this priority, {quota}, is used up: {taken} held"
     asked = " and ".join(count(asks, what) for _, _, asks, what in known)
-    return f"the quota at this priority, {quota}, has never room for {asked}"
+    return f"the quota at this priority, {quota}, is too small for {asked}"
 
 
 def _unusable(cluster: Cluster, large: int) -> str:
-    """E.g. "of 3 such nodes 1 is drained, 1 is down"."""
+    """For example "of 3 such nodes 1 is drained, 1 is down"."""
     counts: dict[str, int] = {}
     for place, name in enumerate(cluster.names):
         health = cluster.nodes[name].health

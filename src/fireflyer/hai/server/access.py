@@ -1,6 +1,7 @@
-"""Users, groups, tokens and quotas: in memory for every request, on disk before a change is answered.
+"""Users, groups, tokens and quotas: in memory for every request, on disk before a change is
+answered.
 
-Only the leading server writes them, so what is in memory is what is true. One thread uses it.
+Only the leading server writes them, so memory and database agree. One thread uses this module.
 """
 
 import time
@@ -37,7 +38,7 @@ class _Token(msgspec.Struct, frozen=True):
 
 
 class Accounts:
-    """Who may do what.
+    """Users with their groups and tokens: authenticates tokens and authorizes requests.
 
     Args:
         database: open; the caller closes it.
@@ -62,10 +63,11 @@ class Accounts:
     # -- asking ------------------------------------------------------------------------------------
 
     def identify(self, text: str, address: str) -> Identity:
-        """Whose token this is.
+        """Returns the identity of a token.
 
         Raises:
-            Unauthenticated: it is none, wrong, expired or revoked, or its user is disabled.
+            Unauthenticated: the token is missing, wrong, expired or revoked, or its user is
+                disabled.
         """
         parts = split_token(text)
         token = None if parts is None else self._tokens.get(parts[0])
@@ -81,35 +83,36 @@ class Accounts:
         return Identity(user=view.user, token=view.id, scope=view.scope, address=address)
 
     def taken(self, id: str) -> bool:
-        """Whether the token with this id would be taken now."""
+        """Returns whether the token with this id is valid now."""
         view = self._tokens[id].view
         expired = view.expires is not None and view.expires <= time.time()
         return not (expired or view.revoked is not None or self._users[view.user].disabled)
 
     def usable(self) -> bool:
-        """Whether any token of a user would be taken."""
+        """Returns whether any user's token is valid now."""
         return any(self.taken(id) for id in self._tokens)
 
     def check_group(self, who: Identity, group: str) -> None:
-        """Refuses a task in a group that its user is not a member of; the home's own user may name any that
-        there is.
+        """Rejects a task in a group that its user is not a member of. The home's own user may name
+        any existing group.
 
         Raises:
-            PermissionDenied: not a member.
-            ConfigError: the home's own user names a group that there is not.
+            PermissionDenied: the user is not a member.
+            ConfigError: the home's own user names a group that does not exist.
         """
         if not group:
             return
         if who.token == HOME_TOKEN:
-            self.group(group[:64])  # no name is that long
+            self.group(group[:64])  # group names are shorter
         elif (group, who.user) not in self._members:
             raise PermissionDenied(
-                f"{who.user} is no member of the group {group[:63]!a}: "
-                "an admin adds members (`fireflyer group join`)"
+                f"{who.user} is not a member of the group {group[:63]!a}: "
+                "an admin can add members (`fireflyer group join`)"
             )
 
     def check_whose(self, who: Identity, user: str, group: str) -> None:
-        """Refuses names of nobody; empty ones are of everybody, and who asks may name itself.
+        """Rejects unknown names. An empty name stands for everybody; the caller's own name is
+        accepted.
 
         Raises:
             ConfigError: no such user, or no such group.
@@ -123,13 +126,13 @@ class Accounts:
         return [self.user(name) for name in sorted(self._users)]
 
     def user(self, name: str) -> User:
-        """One user.
+        """Returns one user.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: no such user.
         """
         if name not in self._users:
-            raise ConfigError(f"no user {name!a}; `fireflyer user add` makes one")
+            raise ConfigError(f"user {name!a} does not exist; create it with `fireflyer user add`")
         groups = tuple(sorted(group for group, user in self._members if user == name))
         return msgspec.structs.replace(self._users[name], groups=groups)
 
@@ -137,18 +140,20 @@ class Accounts:
         return [self.group(name) for name in sorted(self._groups)]
 
     def group(self, name: str) -> Group:
-        """One group.
+        """Returns one group.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: no such group.
         """
         if name not in self._groups:
-            raise ConfigError(f"no group {name!a}; `fireflyer group add` makes one")
+            raise ConfigError(
+                f"group {name!a} does not exist; create it with `fireflyer group add`"
+            )
         members = tuple(sorted(user for group, user in self._members if group == name))
         return Group(name=name, members=members, created=self._groups[name])
 
     def tokens(self, user: str | None) -> list[TokenView]:
-        """All tokens, or one user's, oldest first."""
+        """Returns all tokens, or one user's, oldest first."""
         views = [token.view for token in self._tokens.values()]
         chosen = [view for view in views if user is None or view.user == user]
         return sorted(chosen, key=lambda view: (view.created, view.id))
@@ -156,14 +161,14 @@ class Accounts:
     # -- changing ----------------------------------------------------------------------------------
 
     def add_user(self, name: str) -> User:
-        """Makes a user.
+        """Creates a user.
 
         Raises:
-            ConfigError: no usable name, or taken.
+            ConfigError: the name is invalid or taken.
         """
         check_name(name, "user")
         if name in self._users:
-            raise ConfigError(f"there is a user {name} already")
+            raise ConfigError(f"user {name} exists already")
         made = User(name=name, disabled=False, groups=(), created=time.time())
         row = {"name": name, "disabled": False, "created": made.created}
         self._write(schema.user_account.insert().values(row))
@@ -171,7 +176,7 @@ class Accounts:
         return made
 
     def disable_user(self, name: str, *, disabled: bool) -> User:
-        """Refuses, or takes again, whatever comes with a token of this user."""
+        """Disables a user, so that their tokens are rejected, or enables the user again."""
         self.user(name)
         at = schema.user_account.c.name == name
         self._write(schema.user_account.update().where(at).values(disabled=disabled))
@@ -179,21 +184,21 @@ class Accounts:
         return self.user(name)
 
     def add_group(self, name: str) -> Group:
-        """Makes a group.
+        """Creates a group.
 
         Raises:
-            ConfigError: no usable name, or taken.
+            ConfigError: the name is invalid or taken.
         """
         check_name(name, "group")
         if name in self._groups:
-            raise ConfigError(f"there is a group {name} already")
+            raise ConfigError(f"group {name} exists already")
         created = time.time()
         self._write(schema.user_group.insert().values(name=name, created=created))
         self._groups[name] = created
         return self.group(name)
 
     def join(self, group: str, user: str) -> Group:
-        """Makes a user a member; one that is a member stays one."""
+        """Adds a user to a group; an existing membership stays."""
         self.group(group)
         self.user(user)
         if (group, user) not in self._members:
@@ -202,7 +207,7 @@ class Accounts:
         return self.group(group)
 
     def leave(self, group: str, user: str) -> Group:
-        """Ends a membership, if there is one."""
+        """Removes a user from a group, if the user is a member."""
         self.group(group)
         self.user(user)
         table = schema.membership
@@ -211,11 +216,12 @@ class Accounts:
         return self.group(group)
 
     def create_token(self, asked: TokenRequest, who: Identity) -> NewToken:
-        """Makes a token; who is no admin makes them for himself, with no more than his own may do.
+        """Creates a token. A caller without the scope "admin" gets one only for the same user, with
+        at most the scope of the caller's token. The new token expires no later than the caller's.
 
         Raises:
-            ConfigError: no such user, or no usable note.
-            PermissionDenied: it would be able to do, or last, more than the asking one.
+            ConfigError: no such user, or the note has unprintable characters.
+            PermissionDenied: the token is for another user, or its scope exceeds the caller's.
         """
         self.user(asked.user)
         if plain(asked.note) != asked.note:
@@ -225,7 +231,7 @@ class Accounts:
         if not who.allows("admin"):
             if asked.user != who.user or SCOPES.index(asked.scope) > SCOPES.index(who.scope):
                 raise PermissionDenied(
-                    "only an admin makes tokens for others, or with a larger scope than his own"
+                    "only an admin can create tokens for other users or with a scope beyond their own"
                 )
             limit = self._tokens[who.token].view.expires
             if limit is not None:
@@ -241,10 +247,10 @@ class Accounts:
         return NewToken(token=text, view=view)
 
     def revoke_token(self, id: str, who: Identity) -> TokenView:
-        """Takes a token out of use, at once and for ever.
+        """Revokes a token immediately and permanently.
 
         Raises:
-            ConfigError: no such token, or not of this user.
+            ConfigError: no such token, or it belongs to another user.
         """
         token = self._tokens.get(id)
         if token is None or not (who.allows("admin") or token.view.user == who.user):
@@ -257,10 +263,10 @@ class Accounts:
         return self._tokens[id].view
 
     def set_quota(self, quota: Quota) -> None:
-        """Sets the limits of one user, group and priority; with neither gpus nor nodes: removes them.
+        """Sets the limits of one user, group and priority; without gpus and nodes, removes them.
 
         Raises:
-            ConfigError: no such user or group, or no usable priority.
+            ConfigError: no such user, group or priority.
         """
         if quota.user:
             self.user(quota.user)
@@ -270,7 +276,7 @@ class Accounts:
             check_name(quota.priority, "priority")
             if quota.priority not in PRIORITIES:
                 raise ConfigError(
-                    f"no priority {quota.priority}; there are {', '.join(PRIORITIES)}"
+                    f"invalid priority {quota.priority}: expected one of {', '.join(PRIORITIES)}"
                 )
         table = schema.quota
         key = {"user": quota.user, "group": quota.group, "priority": quota.priority}

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from fastapi import FastAPI, Request, Response
 
+from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.database.store import Store
-from fireflyer.hai.database.trail import Trail
 from fireflyer.hai.identity import (
     AuditEntry,
     Group,
@@ -19,8 +19,8 @@ from fireflyer.hai.identity import (
     UserRequest,
 )
 from fireflyer.hai.server.access import Accounts
-from fireflyer.hai.server.answers import documented, json, read
 from fireflyer.hai.server.auth import needing
+from fireflyer.hai.server.responses import documented, json, read
 from fireflyer.hai.server.streams import Number
 
 ENTRIES_PER_ANSWER = 1000
@@ -30,17 +30,18 @@ def account_routes(
     app: FastAPI,
     accounts: Accounts,
     store: Store,
-    trail: Trail,
+    trail: AuditLog,
     quotas_changed: Callable[[], None],
 ) -> None:
-    """Admins change all of it; a user sees what is his own, and makes and revokes his own tokens."""
+    """Adds these routes to the application. Admins may change everything. Other users see their own
+    data, and create and revoke their own tokens."""
     needs = needing(trail)
     _user_routes(app, accounts, trail)
     _token_routes(app, accounts, trail)
 
     @app.get("/quotas", **documented(list[Quota]))
     async def quotas(who: Identity = needs("read")) -> Response:
-        """Limits: all of them for an operator, else those that concern the user."""
+        """List limits: all of them for an operator, else the limits that concern you."""
         mine = {""} if who.only else set()
         if who.only:
             known = [user for user in accounts.users() if user.name == who.user]
@@ -49,7 +50,7 @@ def account_routes(
 
     @app.post("/quotas", **documented(Quota, Quota))
     async def set_quota(request: Request, who: Identity = needs("admin")) -> Response:
-        """Sets the limits of a user, group and priority; neither gpus nor nodes: removes them."""
+        """Set the limits of a user, group and priority; without gpus and nodes, remove them."""
         quota = await read(request, Quota, "quota")
         about = " ".join(f"{name} {value}" for name, value in _parts(quota))
         with trail.change(who, "quota.set", about):
@@ -59,13 +60,13 @@ def account_routes(
 
     @app.get("/audit", **documented(list[AuditEntry]))
     async def audit(after: Number = 0, who: Identity = needs("admin")) -> Response:
-        """Up to 1000 lines of the audit log, oldest first."""
+        """Read at most 1000 lines of the audit log, oldest first."""
         del who
         return json(trail.entries(after, ENTRIES_PER_ANSWER))
 
     @app.get("/whoami", **documented(Identity))
     async def whoami(who: Identity = needs("read")) -> Response:
-        """Whose token this is, and what it allows."""
+        """Show whose token this is and what it allows."""
         return json(who)
 
 
@@ -74,7 +75,7 @@ def _parts(quota: Quota) -> list[tuple[str, object]]:
     return [(name, value) for name, value in fields if value not in ("", None)]
 
 
-def _user_routes(app: FastAPI, accounts: Accounts, trail: Trail) -> None:
+def _user_routes(app: FastAPI, accounts: Accounts, trail: AuditLog) -> None:
     needs = needing(trail)
 
     @app.get("/users", **documented(list[User]))
@@ -90,7 +91,7 @@ def _user_routes(app: FastAPI, accounts: Accounts, trail: Trail) -> None:
 
     @app.post("/users/{name}/disable", **documented(User))
     async def disable_user(name: str, who: Identity = needs("admin")) -> Response:
-        """None of the user's tokens is taken any more; tasks run on."""
+        """Disable a user: reject their tokens. Running tasks continue."""
         with trail.change(who, "user.disable", f"user {name[:63]}"):
             return json(accounts.disable_user(name, disabled=True))
 
@@ -121,17 +122,17 @@ def _user_routes(app: FastAPI, accounts: Accounts, trail: Trail) -> None:
             return json(accounts.leave(group, user))
 
 
-def _token_routes(app: FastAPI, accounts: Accounts, trail: Trail) -> None:
+def _token_routes(app: FastAPI, accounts: Accounts, trail: AuditLog) -> None:
     needs = needing(trail)
 
     @app.get("/tokens", **documented(list[TokenView]))
     async def tokens(who: Identity = needs("read")) -> Response:
-        """Tokens without their secrets: all of them for an admin, else one's own."""
+        """List tokens without their secrets: all of them for an admin, else your own."""
         return json(accounts.tokens(None if who.allows("admin") else who.user))
 
     @app.post("/tokens", **documented(NewToken, TokenRequest))
     async def create_token(request: Request, who: Identity = needs("read")) -> Response:
-        """Makes a token; its text is told here and never again."""
+        """Create a token; its text appears in this answer only."""
         asked = await read(request, TokenRequest, "token")
         with trail.change(who, "token.create", f"user {asked.user} scope {asked.scope}"):
             return json(accounts.create_token(asked, who))

@@ -1,6 +1,7 @@
-"""The HTTP routes. Bodies are JSON of the structs in `model` and `identity`; /openapi.json describes them.
+"""HTTP routes. Bodies are JSON of the structs in `model` and `identity`; /openapi.json describes
+them.
 
-Every request carries a bearer token (`auth.py`). A refusal is `{"error": class, "message": text}`.
+Every request carries a bearer token (`auth.py`). An error is `{"error": class, "message": text}`.
 """
 
 import time
@@ -11,19 +12,19 @@ from fastapi import FastAPI, Query, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fireflyer.hai.dashboard.sessions import CODE_S, Sessions
+from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.database.store import Store
-from fireflyer.hai.database.trail import Trail
 from fireflyer.hai.identity import HOME_TOKEN, Identity, SignInCode
 from fireflyer.hai.model import Event, LeaseRequest, TaskSpec, TaskView
-from fireflyer.hai.server import answers, streams
+from fireflyer.hai.server import responses, streams
 from fireflyer.hai.server.access import Accounts
 from fireflyer.hai.server.account_routes import account_routes
-from fireflyer.hai.server.answers import Granted, documented, json, read
 from fireflyer.hai.server.auth import needing
 from fireflyer.hai.server.cluster_api import cluster_routes
 from fireflyer.hai.server.controller import Controller
 from fireflyer.hai.server.ledger_routes import ledger_routes
-from fireflyer.hai.server.meters import CONTENT_TYPE, Meters
+from fireflyer.hai.server.metrics import CONTENT_TYPE, Metrics
+from fireflyer.hai.server.responses import Granted, documented, json, read
 from fireflyer.hai.server.streams import AskedLog, LastId, Number
 from fireflyer.hai.workspaces.routes import workspace_routes
 
@@ -41,19 +42,19 @@ def build(
     controller: Controller, store: Store, accounts: Accounts, sessions: Sessions,
     shut_down: Callable[[bool], None],
 ) -> FastAPI:  # fmt: skip
-    """The application, without its `Gate`.
+    """Builds the application without its `Gate`.
 
     Args:
-        controller: what the routes call.
-        store: of the same server.
-        accounts: of the same server.
-        sessions: of the same server's dashboard.
-        shut_down: begins the end of the server; its argument says whether tasks are kept running.
+        controller: called by the routes.
+        store: store of the same server.
+        accounts: accounts of the same server.
+        sessions: sessions of the same server's dashboard.
+        shut_down: starts the shutdown; its argument says whether tasks keep running.
     """
-    trail = Trail(store.database)
+    trail = AuditLog(store.database)
     app = FastAPI(docs_url=None, redoc_url=None, redirect_slashes=False)
-    answers.add_refusals(app)
-    answers.describe(app)
+    responses.add_refusals(app)
+    responses.describe(app)
     _task_routes(app, controller, store, accounts, trail)
     _stream_routes(app, controller, accounts, trail)
     _server_routes(app, controller, trail, shut_down)
@@ -67,13 +68,13 @@ def build(
 
 
 def _task_routes(
-    app: FastAPI, controller: Controller, store: Store, accounts: Accounts, trail: Trail
+    app: FastAPI, controller: Controller, store: Store, accounts: Accounts, trail: AuditLog
 ) -> None:
     needs = needing(trail)
 
     @app.post("/tasks", **documented(TaskView, TaskSpec))
     async def submit(request: Request, who: Identity = needs("submit")) -> Response:
-        """Takes a task in; it is on disk when this answers."""
+        """Submit a task; it is on disk when this answers."""
         spec = await read(request, TaskSpec, "task")
         with trail.refusals(who, "submit") as line:
             accounts.check_group(who, spec.group)
@@ -81,7 +82,8 @@ def _task_routes(
 
     @app.get("/tasks", **documented(list[TaskView]))
     async def tasks(live: bool = False, after: str = "", who: Identity = needs("read")) -> Response:
-        """Up to 1000 tasks in order of submission, behind `after`: one's own; an operator sees all."""
+        """List at most 1000 tasks after `after`, in order of submission: your own; for an operator,
+        all."""
         return json(controller.views(live=live, user=who.only, after=after))
 
     @app.get("/tasks/{task}", **documented(TaskView))
@@ -105,13 +107,15 @@ def _task_routes(
 
     @app.post("/tasks/{task}/lease", **documented(Granted, LeaseRequest))
     async def lease(task: str, request: Request, who: Identity = needs("submit")) -> Response:
-        """Whether a part of an attempt whose ranks were parted may go on."""
+        """Ask whether one partition of an attempt may continue after its ranks lost contact."""
         asked = await read(request, LeaseRequest, "lease")
         controller.check_owner(task, who.only)
         return json(Granted(granted=controller.lease(task, asked)))
 
 
-def _stream_routes(app: FastAPI, controller: Controller, accounts: Accounts, trail: Trail) -> None:
+def _stream_routes(
+    app: FastAPI, controller: Controller, accounts: Accounts, trail: AuditLog
+) -> None:
     needs = needing(trail)
 
     def allowed(who: Identity) -> Callable[[], bool]:
@@ -126,7 +130,8 @@ def _stream_routes(app: FastAPI, controller: Controller, accounts: Accounts, tra
         wait_s: Wait = 0.0,
         who: Identity = needs("read"),
     ) -> Response:
-        """Up to 1 MiB of a rank's output from a byte offset; headers say how to go on."""
+        """Read at most 1 MiB of a rank's output from a byte offset; headers say where to
+        continue."""
         controller.check_owner(task, who.only)
         piece = await controller.log(task, rank, offset, attempt, wait_s)
         headers = {
@@ -138,7 +143,8 @@ def _stream_routes(app: FastAPI, controller: Controller, accounts: Accounts, tra
 
     @app.get("/tasks/{task}/log/{rank}/stream", **documented(str, media=streams.MEDIA))
     async def log_stream(at: AskedLog, who: Identity = needs("read")) -> Response:
-        """A rank's output as server-sent events until the attempt is over; id: ATTEMPT:OFFSET."""
+        """Follow a rank's output as server-sent events until the attempt is over; id:
+        ATTEMPT:OFFSET."""
         return streams.follow_log(controller, at, who, allowed(who))
 
     @app.get("/events", **documented(list[Event]))
@@ -148,7 +154,7 @@ def _stream_routes(app: FastAPI, controller: Controller, accounts: Accounts, tra
         wait_s: Wait = 0.0,
         who: Identity = needs("read"),
     ) -> Response:
-        """Up to 1000 lines of the history; waits for the first."""
+        """Read at most 1000 events of the history; wait up to `wait_s` for the first."""
         if task is not None:
             controller.check_owner(task, who.only)
         return json(await controller.events(after, task, wait_s, who.only))
@@ -160,7 +166,7 @@ def _stream_routes(app: FastAPI, controller: Controller, accounts: Accounts, tra
         last_id: LastId = None,
         who: Identity = needs("read"),
     ) -> Response:
-        """The history as server-sent events; id: the seq."""
+        """Follow the history as server-sent events; id: the seq."""
         if task is not None:
             controller.view(task)
             controller.check_owner(task, who.only)
@@ -170,37 +176,38 @@ def _stream_routes(app: FastAPI, controller: Controller, accounts: Accounts, tra
 
 
 def _server_routes(
-    app: FastAPI, controller: Controller, trail: Trail, shut_down: Callable[[bool], None]
+    app: FastAPI, controller: Controller, trail: AuditLog, shut_down: Callable[[bool], None]
 ) -> None:
     needs = needing(trail)
 
     @app.get("/metrics", **documented(str, media=CONTENT_TYPE))
     async def metrics(who: Identity = needs("operate")) -> Response:
-        """In the format of Prometheus."""
+        """Read the metrics in the Prometheus format."""
         del who
         return Response(controller.meters.text(), media_type=CONTENT_TYPE)
 
     @app.post("/shutdown", **documented(dict))
     async def shutdown(keep: bool = False, who: Identity = needs("admin")) -> Response:
-        """Ends the server; its tasks are stopped first, or kept."""
+        """Shut the server down: stop its tasks first, or keep them."""
         with trail.change(who, "shutdown", "keep" if keep else ""):
             shut_down(keep)
         return json({})
 
 
-def _code_route(app: FastAPI, sessions: Sessions, trail: Trail) -> None:
+def _code_route(app: FastAPI, sessions: Sessions, trail: AuditLog) -> None:
     needs = needing(trail)
 
     @app.post("/sign-in-codes", **documented(SignInCode))
     async def sign_in_code(who: Identity = needs("read")) -> Response:
-        """A code that signs one browser in to the dashboard, once, as the token's user."""
+        """Create a code that signs one browser in to the dashboard, once, as the token's user."""
         return json(SignInCode(code=sessions.code(who), seconds=CODE_S))
 
 
 class Timed:
-    """Measures each answer by its route; a stream is none that ends."""
+    """Middleware that measures the time to the start of each response, by route; streams are
+    excluded."""
 
-    def __init__(self, app: ASGIApp, meters: Meters) -> None:
+    def __init__(self, app: ASGIApp, meters: Metrics) -> None:
         self._app = app
         self._meters = meters
 

@@ -1,4 +1,4 @@
-"""Who may call which route. Nothing is answered without a token; a route says which scope it needs."""
+"""Authentication and authorization: every request needs a token, every route names its scope."""
 
 import hmac
 import os
@@ -11,19 +11,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fireflyer.errors import AuthError, Unauthenticated
 from fireflyer.hai import identity
-from fireflyer.hai.database.trail import Trail
+from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.identity import HOME_TOKEN, Identity
 from fireflyer.hai.server.access import Accounts
-from fireflyer.hai.server.answers import refuse
+from fireflyer.hai.server.responses import refuse
 
 
-class Gate:
-    """Answers 401 to whatever does not carry a token, also where there is no route.
+class Authenticator:
+    """Middleware that answers 401 to every request without a valid token, even if no route matches.
 
     Args:
-        app: gets the requests of the others; `request.state.who` is the Identity.
-        accounts: knows the users' tokens.
-        home_token: what the home's file holds: its owner's, taken where it listens on loopback; else None.
+        app: gets the authenticated requests; `request.state.who` is the Identity.
+        accounts: validates the users' tokens.
+        home_token: the home owner's token, from the home's file; accepted on loopback only, else
+            None.
     """
 
     def __init__(self, app: ASGIApp, accounts: Accounts, home_token: str | None) -> None:
@@ -54,10 +55,10 @@ class Gate:
 
 
 class Needs:
-    """The dependency of a route: the Identity, if its token has this scope; else a refusal, which for
-    anything but a look is a line of the audit log."""
+    """Dependency of a route: returns the Identity if its token has this scope, else raises. The
+    audit log records a refused request, unless it is a GET."""
 
-    def __init__(self, scope: identity.Scope, trail: Trail) -> None:
+    def __init__(self, scope: identity.Scope, trail: AuditLog) -> None:
         self.scope = scope
         self._trail = trail
 
@@ -70,13 +71,13 @@ class Needs:
         return who
 
 
-def needing(trail: Trail) -> Callable[[identity.Scope], Any]:
-    """What makes the dependencies: `Depends(needs("submit"))`."""
+def needing(trail: AuditLog) -> Callable[[identity.Scope], Any]:
+    """Returns the factory of the routes' dependencies; a route calls it as `needs("submit")`."""
     return lambda scope: Depends(Needs(scope, trail))
 
 
 def owner() -> str:
-    """The name of the user that this process runs as: who holds the home's own token."""
+    """Returns the name of the user that this process runs as: the owner of the home's token."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

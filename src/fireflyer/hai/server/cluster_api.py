@@ -6,43 +6,44 @@ import msgspec
 from fastapi import FastAPI, Query, Request, Response
 
 from fireflyer.hai.admission import MAX_NAME, MAX_REASON, check_line
-from fireflyer.hai.database.marks import Mark
+from fireflyer.hai.database.audit_log import AuditLog
+from fireflyer.hai.database.node_marks import Mark
 from fireflyer.hai.database.store import Store
-from fireflyer.hai.database.trail import Trail
 from fireflyer.hai.faults.observations import Validator
 from fireflyer.hai.faults.rules import Decision, Faults
 from fireflyer.hai.identity import MASKED, Identity
 from fireflyer.hai.model import DrainRequest, NodeView, WhyView, WindowView
 from fireflyer.hai.server.access import Accounts
-from fireflyer.hai.server.answers import documented, json, read
 from fireflyer.hai.server.auth import needing
 from fireflyer.hai.server.controller import Controller
+from fireflyer.hai.server.responses import documented, json, read
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 def cluster_routes(
-    app: FastAPI, controller: Controller, store: Store, accounts: Accounts, trail: Trail
+    app: FastAPI, controller: Controller, store: Store, accounts: Accounts, trail: AuditLog
 ) -> None:
-    """Adds them to the application."""
+    """Adds these routes to the application."""
     needs = needing(trail)
     _node_routes(app, controller, store, trail)
     _window_routes(app, controller, accounts, trail)
 
     @app.get("/tasks/{task}/why", **documented(WhyView))
     async def why(task: str, who: Identity = needs("read")) -> Response:
-        """What a task waits for."""
+        """Explain what a task waits for."""
         controller.check_owner(task, who.only)
         return json(controller.why(task))
 
     @app.get("/faults", **documented(Faults))
     async def faults(limit: Limit = 100, who: Identity = needs("read")) -> Response:
-        """The rules in force, and the newest observations of one's own tasks; of all for an operator."""
+        """Read the rules in force and the newest observations of your own tasks; for an operator,
+        of all."""
         return json(controller.faults.recent(limit, who.only))
 
     @app.post("/observations", **documented(Decision, Validator))
     async def observed(request: Request, who: Identity = needs("operate")) -> Response:
-        """Takes in the result of a check of a node, and does what the rules say."""
+        """Record the result of a node check and apply the fault rules."""
         found = await read(request, Validator, "observation")
         check_line("the check", found.check, MAX_NAME)
         check_line("the result", found.result, MAX_REASON)
@@ -50,12 +51,12 @@ def cluster_routes(
             return json(controller.observed(found))
 
 
-def _node_routes(app: FastAPI, controller: Controller, store: Store, trail: Trail) -> None:
+def _node_routes(app: FastAPI, controller: Controller, store: Store, trail: AuditLog) -> None:
     needs = needing(trail)
 
     @app.get("/nodes", **documented(list[NodeView]))
     async def nodes(who: Identity = needs("read")) -> Response:
-        """Nodes and the tasks on them; another user's task is "*"."""
+        """List the nodes and the tasks on them; another user's task is "*"."""
         found = controller.dispatch.nodes()
         if who.only is not None:
             own = {row.task for row in store.rows(live=True, user=who.only)}
@@ -64,7 +65,7 @@ def _node_routes(app: FastAPI, controller: Controller, store: Store, trail: Trai
 
     @app.post("/nodes/{node}/drain", **documented(dict, DrainRequest))
     async def drain(node: str, request: Request, who: Identity = needs("operate")) -> Response:
-        """Starts nothing new on a node; it is on disk when this answers."""
+        """Drain a node: start nothing new on it. The drain is on disk when this answers."""
         asked = await read(request, DrainRequest, "request")
         with trail.change(who, "drain", f"node {node[:63]}"):
             controller.drain(node, Mark(health="drained", reason=asked.reason, until=asked.until))
@@ -72,7 +73,7 @@ def _node_routes(app: FastAPI, controller: Controller, store: Store, trail: Trai
 
     @app.post("/nodes/{node}/undrain", **documented(dict))
     async def undrain(node: str, who: Identity = needs("operate")) -> Response:
-        """Uses a node again."""
+        """Undrain a node: use it again."""
         with trail.change(who, "undrain", f"node {node[:63]}"):
             controller.unmark(node)
         await controller.undrain_engine(node)
@@ -84,19 +85,21 @@ def _masked(node: NodeView, own: set[str]) -> NodeView:
     return msgspec.structs.replace(node, task=tasks[0] if tasks else None, tasks=tasks)
 
 
-def _window_routes(app: FastAPI, controller: Controller, accounts: Accounts, trail: Trail) -> None:
+def _window_routes(
+    app: FastAPI, controller: Controller, accounts: Accounts, trail: AuditLog
+) -> None:
     needs = needing(trail)
     dispatch = controller.dispatch
 
     @app.get("/windows", **documented(list[WindowView]))
     async def windows(who: Identity = needs("read")) -> Response:
-        """Maintenance windows and reservations that are not over."""
+        """List the maintenance windows and reservations that are not over."""
         del who
         return json(dispatch.windows())
 
     @app.post("/windows", **documented(WindowView, WindowView))
     async def add_window(request: Request, who: Identity = needs("operate")) -> Response:
-        """Adds one; it is on disk when this answers."""
+        """Add a window; it is on disk when this answers."""
         asked = await read(request, WindowView, "window")
         check_line("the reason", asked.reason, MAX_REASON)
         with trail.change(who, "window.add", ""):
@@ -107,7 +110,7 @@ def _window_routes(app: FastAPI, controller: Controller, accounts: Accounts, tra
 
     @app.delete("/windows/{window}", **documented(dict))
     async def remove_window(window: str, who: Identity = needs("operate")) -> Response:
-        """Removes one."""
+        """Remove a window."""
         with trail.change(who, "window.remove", f"window {window[:20]}"):
             dispatch.remove_window(window)
         controller.replan()

@@ -1,9 +1,9 @@
-"""The platform's one writer: takes requests and engine events, and has their effects carried out.
+"""The platform's only writer: accepts requests and engine events and carries out their effects.
 
 Every transition is synchronous on the event loop: the scheduler's step, one transaction, the new
-value in memory; then the engine calls, in order for each task, beside the loop's other work. What
-was written and not yet carried out when a server dies is carried out by the next one: attempts are
-recovered, and pending stops, suspends and releases are asked for again.
+value in memory. The engine calls follow, in order for each task, while the loop does other work. If
+a server dies between the write and the calls, the next server carries out the calls: it recovers
+attempts and repeats pending stops, suspends and releases.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ import msgspec
 from fireflyer.errors import FireflyerError
 from fireflyer.hai import lifecycle
 from fireflyer.hai.admission import RESERVED, check_drain
-from fireflyer.hai.database.marks import Mark, Marks
+from fireflyer.hai.database.node_marks import Mark, Marks
 from fireflyer.hai.database.store import Fresh, Moment, Row, Store, unknown
 from fireflyer.hai.engines import (
     Engine,
@@ -31,7 +31,7 @@ from fireflyer.hai.engines import (
     NodeObserved,
     NodesChanged,
 )
-from fireflyer.hai.faults.attending import Attendant
+from fireflyer.hai.faults.monitor import FaultMonitor
 from fireflyer.hai.faults.observations import Validator
 from fireflyer.hai.faults.rules import Decision, load
 from fireflyer.hai.home import Home
@@ -58,9 +58,9 @@ from fireflyer.hai.model import (
 )
 from fireflyer.hai.scheduling.policies import DEFAULT
 from fireflyer.hai.server.dispatch import RECALLED, Dispatch
-from fireflyer.hai.server.intake import Intake
 from fireflyer.hai.server.logs import MAX_WAIT_S, LogPiece, Logs
-from fireflyer.hai.server.meters import Gauges, Meters
+from fireflyer.hai.server.metrics import Gauges, Metrics
+from fireflyer.hai.server.submission_queue import SubmissionQueue
 from fireflyer.hai.server.views import Views
 from fireflyer.hai.workspaces.tasks import Workspaces, finish_unless
 from fireflyer.log import get_logger
@@ -86,28 +86,28 @@ class Controller:
         self.dispatch.set_quotas(store.quotas())
         self._look_at_nodes()
         self._tasks: dict[str, Task] = {}
-        self._intake = Intake(store, self.workspaces, self.dispatch, self._taken)
+        self._intake = SubmissionQueue(store, self.workspaces, self.dispatch, self._taken)
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._failed: asyncio.Future[None] | None = None
         self._news = asyncio.Event()
         self._told = 0
         self.logs = Logs(home, store, self._writing)
-        self.meters = Meters()
+        self.meters = Metrics()
         self.meters.gauges = self._gauges
         self._draining = False
         self._closing = False
         tables = (load(home.path), store, engine, self._tasks)
-        self.faults = Attendant(*tables, self._directory, self._call, self._tell, self.drain)
+        self.faults = FaultMonitor(*tables, self._directory, self._call, self._tell, self.drain)
         self._look_again: asyncio.TimerHandle | None = None
-        self._views = Views(home, store, self._tasks, self.dispatch, self.faults.desk)
+        self._views = Views(home, store, self._tasks, self.dispatch, self.faults.classifier)
         self.writing = self._views.writing
 
     # -- life --------------------------------------------------------------------------------------
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Takes up what an earlier server left, calls `ready`, then serves until cancelled or failed."""
+        """Recovers an earlier server's tasks, calls `ready`, serves until cancelled or failed."""
         self._failed = asyncio.get_running_loop().create_future()
-        self.workspaces.depot.open()
+        self.workspaces.store.open()
         self._take_up()
         ready()
         reader = asyncio.create_task(self._read_engine())
@@ -124,7 +124,7 @@ class Controller:
             self._failed.cancel()
 
     async def close(self) -> None:
-        """Wakes every waiting request and lets go of the engine; attempts run on."""
+        """Wakes every waiting request and closes the engine; attempts keep running."""
         self._closing = True
         if self._look_again is not None:
             self._look_again.cancel()
@@ -153,10 +153,10 @@ class Controller:
         self._schedule()
 
     async def stop_all(self, *, at_once: bool = False) -> None:
-        """Stops every task that is not over, except suspended ones, and waits until they are.
+        """Stops every unfinished task except suspended ones, and waits until no task holds nodes.
 
         Args:
-            at_once: give running ranks no grace.
+            at_once: stop running ranks with a grace period of 0 s.
         """
         self._draining = self._intake.closed = True
         for task in list(self._tasks.values()):
@@ -173,7 +173,7 @@ class Controller:
     # -- requests ----------------------------------------------------------------------------------
 
     def observed(self, found: Validator) -> Decision:
-        """Takes in the result of a check of a node; it is done already what the rules make of it.
+        """Records the result of a node check; the actions of the fault rules are done on return.
 
         Raises:
             TaskError: no such node.
@@ -183,11 +183,11 @@ class Controller:
     async def submit(
         self, spec: TaskSpec, user: str = "", line: dict[str, Any] | None = None
     ) -> TaskView:
-        """Takes a user's task in; it is on disk, with its line of the audit log, when this returns.
+        """Submits a user's task; the task and its line of the audit log are on disk on return.
 
         Raises:
-            ConfigError: a field of the spec cannot work.
-            TaskError: it asks for more than there is, or than the user's quota ever allows.
+            ConfigError: a field of the spec is invalid.
+            TaskError: the task requests more than there is or the user's quota ever allows.
         """
         row = await self._intake.submit(spec, user, line)
         task = self._tasks.get(row.task)
@@ -209,7 +209,7 @@ class Controller:
         """Stops, suspends or resumes a task.
 
         Raises:
-            TaskError: no such task, or its state does not allow it.
+            TaskError: no such task, or its state does not allow the request.
         """
         task = self._tasks.get(name)
         if task is None:
@@ -221,7 +221,7 @@ class Controller:
         return self.view(name)
 
     def lease(self, name: str, asked: LeaseRequest) -> bool:
-        """Whether the part that asks may go on with the attempt; it is on disk when this returns true.
+        """Returns whether the asking partition may continue the attempt; a grant is on disk.
 
         Raises:
             TaskError: no such task.
@@ -242,7 +242,7 @@ class Controller:
         return True
 
     def view(self, name: str) -> TaskView:
-        """A task as of now.
+        """Returns the current view of a task.
 
         Raises:
             TaskError: no such task.
@@ -250,7 +250,7 @@ class Controller:
         return self._views.task(self._store.row(name))
 
     def why(self, name: str) -> WhyView:
-        """What a task waits for.
+        """Explains what a task waits for, or why it is in its state.
 
         Raises:
             TaskError: no such task.
@@ -259,29 +259,28 @@ class Controller:
         return self.dispatch.why(name, row.state, row.reason)
 
     def views(self, *, live: bool, user: str | None = None, after: str = "") -> list[TaskView]:
-        """PER_ANSWER tasks at most in order of submission, or of those that are not over, or of a user."""
+        """Returns at most PER_ANSWER matching tasks after `after`, in order of submission."""
         rows = self._store.rows(live=live, user=user, after=after, limit=PER_ANSWER)
         return [self._views.task(row) for row in rows]
 
     def check_owner(self, name: str, user: str | None) -> None:
-        """Refuses a task that is not of this user; None: any user's will do.
+        """Rejects a task that does not belong to this user; None accepts every owner.
 
         Raises:
-            NoSuchTask: it belongs to another, or to nobody.
+            NoSuchTask: the task does not exist, or belongs to another user or to none.
         """
         if user is not None and self._store.row(name).user != user:
             raise unknown(name)
 
     @property
     def closing(self) -> bool:
-        """Whether the server ends, and every waiting request is to be answered."""
+        """True if the server is shutting down and must answer every waiting request."""
         return self._closing
 
     async def events(
         self, after: int, name: str | None, wait_s: float, user: str | None = None
     ) -> list[Event]:
-        """Events above `after`, of one task or one user's tasks when named; waits up to `wait_s` for the
-        first.
+        """Returns events above `after`, of one task or user if named; waits up to `wait_s`.
 
         Raises:
             TaskError: no such task.
@@ -298,14 +297,14 @@ class Controller:
         return found
 
     async def news(self, known: int, wait_s: float) -> int:
-        """How often something has changed; waits up to `wait_s` for more than `known`."""
+        """Returns the number of changes so far; waits up to `wait_s` until it exceeds `known`."""
         await self._wait(lambda: self._told > known or self._closing, wait_s)
         return self._told
 
     async def log(
         self, name: str, rank: int, offset: int, attempt: int | None, wait_s: float
     ) -> LogPiece:
-        """Bytes of a rank's log from `offset`; waits up to `wait_s` for the first while the attempt runs.
+        """Returns bytes of a rank's log from `offset`; waits up to `wait_s` while the attempt runs.
 
         Raises:
             TaskError: no such task, attempt or rank.
@@ -318,12 +317,12 @@ class Controller:
         return found
 
     def _writing(self, name: str, attempt: int) -> bool:
-        """Whether processes of this attempt may still write to its logs."""
+        """Returns whether processes of this attempt may still write to its logs."""
         task = self._tasks.get(name)
         return task is not None and bool(task.placement) and task.attempt == attempt
 
     async def _wait(self, look: Callable[[], bool], wait_s: float) -> None:
-        """Looks after every piece of news until `look` is content or the time is over."""
+        """Calls `look` after every change until it returns true or `wait_s` is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(min(wait_s, MAX_WAIT_S)):
                 while not (look() or wait_s <= 0):
@@ -332,7 +331,7 @@ class Controller:
     # -- transitions -------------------------------------------------------------------------------
 
     def _apply(self, step: Step, when: Moment) -> None:
-        """Writes a step, then lets it take effect; then plans, for nodes may be free now."""
+        """Writes a step and applies its effects; then plans, because nodes may be free now."""
         self._commit(step, when)
         self._schedule()
         self._tell()
@@ -355,16 +354,16 @@ class Controller:
             del self._tasks[task.id]
 
     def _schedule(self) -> None:
-        """Plans; an error ends the server, for nobody who asked for something waits for the plan."""
+        """Plans; an error ends the server, because no request waits for the plan."""
         if self._draining or self._closing:
             return
         try:
             self._plan()
-        except Exception as error:  # noqa: BLE001  # whatever it is, `run` raises it
+        except Exception as error:  # noqa: BLE001  # `run` raises every error
             self._fail(error)
 
     def _plan(self) -> None:
-        """Until there is nothing to do now, and once more when the plan says so."""
+        """Plans until no action is due, then sets a timer if time alone may cause the next plan."""
         wait_s: float | None = 0.0
         while wait_s == 0.0:
             with self.meters.plan_s.time():
@@ -382,12 +381,12 @@ class Controller:
             self._look_again = asyncio.get_running_loop().call_later(later, self.replan)
 
     def drain(self, node: str, mark: Mark) -> None:
-        """Nothing new is placed on the node; it is on disk when this returns. Drained for good, the engine
-        is told, too.
+        """Starts no new task on a node; the mark is on disk on return. Passes a drain without an
+        end to the engine, too.
 
         Raises:
             TaskError: no such node.
-            ConfigError: no reason in one line, or until a time that is over.
+            ConfigError: the reason is not one line, or `mark.until` is in the past.
         """
         check_drain(mark.reason, mark.until, self.dispatch.now())
         self.dispatch.mark(node, mark)
@@ -399,10 +398,10 @@ class Controller:
         try:
             await self._engine.drain(node, reason)
         except FireflyerError as error:
-            _log.warning("the engine does not drain %s: %s", node, error)
+            _log.warning("the engine could not drain %s: %s", node, error)
 
     def unmark(self, node: str) -> None:
-        """Takes a node's mark off; it is on disk when this returns.
+        """Removes a node's mark; the change is on disk on return.
 
         Raises:
             TaskError: no such node.
@@ -411,7 +410,7 @@ class Controller:
         self.replan()
 
     async def undrain_engine(self, node: str) -> None:
-        """Has the engine use a node again that it has drained.
+        """Makes the engine use a node again that the engine has drained.
 
         Raises:
             TaskError: the engine does not allow it.
@@ -422,17 +421,17 @@ class Controller:
             self.replan()
 
     def read_quotas(self) -> None:
-        """Quotas have changed: they hold for what starts from now on."""
+        """Reads changed quotas; they apply to tasks that start from now on."""
         self.dispatch.set_quotas(self._store.quotas())
         self.replan()
 
     def replan(self) -> None:
-        """Plans anew: nodes, windows, quotas or the time have changed."""
+        """Plans again because nodes, windows, quotas or the time have changed."""
         self._schedule()
         self._tell()
 
     def _tell(self) -> None:
-        """Wakes whoever waits for news."""
+        """Wakes all requests that wait for a change."""
         self._told += 1
         self._news.set()
         self._news = asyncio.Event()
@@ -471,7 +470,7 @@ class Controller:
         act()
 
     def _call(self, name: str, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs an engine call after the earlier ones of the same task."""
+        """Runs an engine call after the earlier calls of the same task."""
         before = self._calls.get(name)
 
         async def run() -> None:
@@ -492,10 +491,10 @@ class Controller:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Ends `run` with this error, unless another one has."""
+        """Makes `run` raise this error, unless `run` has failed already."""
         if self._failed is not None and not self._failed.done():
             self._failed.set_exception(error)
-            self._failed.exception()  # marks it as seen, should another error end `run` first
+            self._failed.exception()  # marks it as retrieved, if another error ends `run` first
 
     async def _perform(self, action: Action) -> None:
         match action:
@@ -534,7 +533,7 @@ class Controller:
         self._store.launched(action.task, action.attempt)
 
     async def _prepared(self, action: Launch, gang: Gang) -> bool:
-        """Makes what the attempt needs; False where it is not to start any more."""
+        """Prepares the attempt; returns False if the attempt must not start any more."""
         row = self._store.row(action.task)
 
         async def prepare() -> None:
@@ -549,7 +548,7 @@ class Controller:
 
         if await finish_unless(prepare(), unwanted, lambda: self._news.wait()):
             return True
-        if not self._closing:  # else it comes back as lost
+        if not self._closing:  # otherwise the next server reports the attempt as lost
             when = now()
             ended = GangEnded(
                 task=action.task,
@@ -596,5 +595,5 @@ class Controller:
 
 
 def now() -> Moment:
-    """This moment on both clocks."""
+    """Returns the current time on the monotonic and the wall clock."""
     return Moment(time.monotonic_ns(), time.time())

@@ -1,8 +1,9 @@
-"""Keeps the planner's cluster in step with the tasks: the seam between `lifecycle.py` and `planner.py`.
+"""Keeps the planner's cluster in step with the tasks: the adapter between `lifecycle.py` and
+`planner.py`.
 
-The controller tells it each task's new value; it turns that into the cluster's events, asks for plans, and
-has the marks of nodes (drained, and why) and the windows outlive the server. Times are wall-clock seconds,
-held back where the clock is set back.
+The controller passes each task's new value. `Dispatch` turns it into events of the cluster and
+requests plans. It persists node marks (drained, and why) and windows beyond the server's life.
+Times are wall-clock seconds; they stand still while the wall clock is set back.
 """
 
 import time
@@ -13,7 +14,7 @@ import msgspec
 
 from fireflyer.errors import ConfigError, TaskError
 from fireflyer.hai import lifecycle
-from fireflyer.hai.database.marks import Mark, Marks
+from fireflyer.hai.database.node_marks import Mark, Marks
 from fireflyer.hai.engines import Node as EngineNode
 from fireflyer.hai.identity import Quota as Limit
 from fireflyer.hai.lifecycle import ACTIVE, Action, Task
@@ -31,16 +32,16 @@ from fireflyer.hai.scheduling import why
 from fireflyer.hai.scheduling.cluster import AUTO, Cluster, Job, Node, Phase, Window
 from fireflyer.hai.scheduling.planner import plan
 from fireflyer.hai.scheduling.quotas import limits
-from fireflyer.hai.server.meters import Gauges
+from fireflyer.hai.server.metrics import Gauges
 
 RECALLED = ("submitted", "queued", "starting", "running", "suspending", "gang_ended")
-"""What of its history a task that is taken up is told by."""
+"""Kinds of events from which the costs and the service of a recovered task are restored."""
 
 _FREE = {"ready": "free"}
 
 
 class Clock:
-    """The wall clock, but it never goes back."""
+    """Wall clock that never goes back."""
 
     def __init__(self, read: Callable[[], float] = time.time) -> None:
         self._read = read
@@ -56,7 +57,7 @@ class Dispatch:
 
     Args:
         policy: a name of `policies.POLICIES`.
-        marks: what is remembered of nodes.
+        marks: persistent node marks and windows.
 
     Raises:
         ConfigError: no such policy.
@@ -74,7 +75,7 @@ class Dispatch:
     # -- nodes -------------------------------------------------------------------------------------
 
     def set_nodes(self, nodes: Iterable[EngineNode]) -> None:
-        """The engine's nodes as of now; those it no longer has are down."""
+        """Sets the engine's current nodes; nodes that the engine no longer has are down."""
         self.cluster.advance(self.now())
         self._engine = {node.name: node for node in nodes}
         marks = self._marks.all()
@@ -86,7 +87,7 @@ class Dispatch:
         if mark is not None and mark.until is not None and mark.until <= self.now():
             mark = None
         if found is None:
-            node = Node(name=name, health="down", reason="the engine no longer has it")
+            node = Node(name=name, health="down", reason="the engine no longer lists this node")
         else:
             node = Node(
                 name=name, gpus=found.gpus, memory_mib=found.memory_mib, whole=found.whole,
@@ -101,19 +102,21 @@ class Dispatch:
             self.cluster.set_node(node)
 
     def mark(self, name: str, mark: Mark | None) -> None:
-        """Drains a node, suspects it, or takes the mark off; it is on disk when this returns.
+        """Drains a node, suspects it, or removes its mark; the change is on disk on return.
 
         Raises:
             TaskError: no such node.
         """
         if name not in self._engine:
             names = ", ".join(list(self._engine)[:5])
-            raise TaskError(f"no node {name!r}; there are {names} (`fireflyer nodes`)")
+            raise TaskError(
+                f"unknown node {name!r}: expected e.g. {names}; `fireflyer nodes` lists them"
+            )
         self._marks.put(name, mark)
         self._set(name, mark)
 
     def nodes(self) -> list[NodeView]:
-        """Each node, in the engine's order."""
+        """Returns all nodes in the engine's order."""
         self.cluster.advance(self.now())
         return [self._node_view(self.cluster.nodes[name]) for name in self._engine]
 
@@ -130,16 +133,17 @@ class Dispatch:
     # -- windows -----------------------------------------------------------------------------------
 
     def add_window(self, asked: WindowView) -> WindowView:
-        """A maintenance window or reservation; it is on disk when this returns.
+        """Adds a maintenance window or reservation; it is on disk on return.
 
         Raises:
-            ConfigError: it names no node or one that there is not, or has no length.
+            ConfigError: the window names no node or an unknown one, has no length, or is over.
         """
         unknown = [name for name in asked.nodes if name not in self._engine]
         if unknown or not asked.nodes:
-            raise ConfigError(f"no node {', '.join(unknown) or 'is named'}; see `fireflyer nodes`")
+            wrong = f"unknown node {', '.join(unknown)}" if unknown else "a window needs nodes"
+            raise ConfigError(f"{wrong}; `fireflyer nodes` lists them")
         if not asked.begin < asked.end or asked.end <= self.now():
-            raise ConfigError("a window ends after it begins, and in the future")
+            raise ConfigError("invalid window: expected an end after the start and in the future")
         window = Window(
             id="", nodes=frozenset(asked.nodes), begin=asked.begin, end=asked.end,
             reason=asked.reason, user=asked.user, group=asked.group,
@@ -149,7 +153,7 @@ class Dispatch:
         return _window_view(window)
 
     def remove_window(self, name: str) -> None:
-        """It no longer counts.
+        """Removes a window.
 
         Raises:
             TaskError: no such window.
@@ -160,7 +164,7 @@ class Dispatch:
         self.cluster.remove_window(name)
 
     def windows(self) -> list[WindowView]:
-        """Those that are not over, by when they begin."""
+        """Returns the windows that are not over, sorted by begin."""
         self.cluster.advance(self.now())
         found = sorted(self.cluster.windows.values(), key=lambda window: (window.begin, window.id))
         return [_window_view(window) for window in found]
@@ -168,7 +172,7 @@ class Dispatch:
     # -- quotas ------------------------------------------------------------------------------------
 
     def set_quotas(self, rows: Iterable[Limit]) -> None:
-        """All limits as they are set now."""
+        """Replaces all limits with these."""
         wanted = limits(rows)
         cluster = self.cluster
         for user, level, group in {**cluster.quotas, **wanted}:
@@ -177,7 +181,7 @@ class Dispatch:
                 cluster.set_quota(user, level, group, limit)
 
     def gauges(self) -> Gauges:
-        """Queued tasks by priority, nodes by state."""
+        """Counts queued tasks by priority and nodes by state."""
         names = {level: name for name, level in PRIORITIES.items()}
         queued = [job for job in self.cluster.jobs.values() if job.phase == "queued"]
         found = Gauges()
@@ -191,7 +195,7 @@ class Dispatch:
     # -- tasks -------------------------------------------------------------------------------------
 
     def take_up(self, task: Task, spec: TaskSpec, events: list[Event]) -> None:
-        """A task that an earlier server left, with its history."""
+        """Adopts an unfinished task of an earlier server, with its history."""
         if task.state in TERMINAL:
             return
         job = _job(task, spec)
@@ -216,11 +220,11 @@ class Dispatch:
         return found.gpus or 1 if found is not None else 1
 
     def submit(self, task: Task, spec: TaskSpec) -> None:
-        """A new task."""
+        """Adds a new task to the queue."""
         self.cluster.submit(_job(task, spec), self.now())
 
     def follow(self, before: Task, task: Task) -> None:
-        """A task has another value now."""
+        """Passes a task's new value to the cluster."""
         cluster, now = self.cluster, self.now()
         job = cluster.jobs.get(task.id)
         if job is None:
@@ -241,21 +245,22 @@ class Dispatch:
         job.previous = task.previous
 
     def plan(self) -> list[Action]:
-        """What to do now; each action is to be written down and then told by `apply`, one by one."""
+        """Returns the actions due now; the caller commits each one and then passes it to
+        `apply`."""
         return plan(self.cluster, self.now())
 
     def apply(self, action: Action) -> None:
-        """One action of the plan was decided."""
+        """Applies one action of the plan to the cluster, after it was committed."""
         self.cluster.apply(action, self.now())
 
     def wait_s(self) -> float | None:
-        """For how long nothing new follows from the passing of time; None: for ever."""
+        """Returns the seconds until time alone may change the plan; None: never."""
         now = self.now()
         when = self.cluster.next_look(now)
         return None if when is None else when - now
 
     def why(self, task: str, state: TaskState, reason: str) -> WhyView:
-        """What a task waits for, or why it is in its state."""
+        """Explains what a task waits for, or why it is in its state."""
         job = self.cluster.jobs.get(task)
         if job is None or job.phase != "queued":
             return WhyView(task=task, state=state, text=reason or state, policy=self.policy)
@@ -267,15 +272,15 @@ class Dispatch:
         )  # fmt: skip
 
     def waiting_for(self, task: str) -> str:
-        """Why a queued task does not run yet, in words."""
+        """Explains in words why a queued task does not run yet."""
         job = self.cluster.jobs[task]
         return why.explain(self.cluster, job, self.now(), expect=False).text
 
     def check(self, spec: TaskSpec, user: str = "") -> None:
-        """Refuses what the nodes can never hold, or the quota of the user.
+        """Rejects a task that the nodes can never hold or the user's quota never allows.
 
         Raises:
-            TaskError: it asks for more than there is.
+            TaskError: the task requests more than that.
         """
         capacity, count = self.cluster.capacity, len(self._engine)
         if spec.nodes > count:
@@ -287,8 +292,8 @@ class Dispatch:
         if not self.cluster.topology.enough(spec.nodes, large):
             if large.bit_count() >= spec.nodes:
                 raise TaskError(
-                    f"the task asks for {lifecycle.count(spec.nodes, 'node')}; a gang lies in one zone or "
-                    "two, and no two of them have so many such nodes (`fireflyer nodes`); ask for fewer"
+                    f"the task asks for {lifecycle.count(spec.nodes, 'node')}, but a gang uses at most two "
+                    "zones and no two zones have enough such nodes (`fireflyer nodes`); ask for fewer"
                 )
             each = f"{spec.gpus} GPUs" + (f" and {spec.memory_mib} MiB" if spec.memory_mib else "")
             raise TaskError(
@@ -302,7 +307,7 @@ class Dispatch:
 
 
 def priority_of(spec: TaskSpec) -> int:
-    """The number of a spec's priority."""
+    """Returns the number of a spec's priority."""
     return AUTO if spec.priority == "auto" else PRIORITIES[spec.priority]
 
 
@@ -315,7 +320,7 @@ def _job(task: Task, spec: TaskSpec) -> Job:
 
 
 def _recall(job: Job, events: list[Event], weight: Callable[[str], int]) -> None:
-    """What its history says of its costs and its service."""
+    """Restores a job's costs and attained service from its history."""
     launched = asked = 0.0
     nodes: tuple[str, ...] = ()
     for event in events:

@@ -8,26 +8,26 @@ from fastapi import FastAPI, Query, Response
 
 from fireflyer.errors import ConfigError
 from fireflyer.hai import ledger
+from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.database.store import Row, Store
-from fireflyer.hai.database.trail import Trail
 from fireflyer.hai.identity import Identity
 from fireflyer.hai.ledger import Books, Shape
 from fireflyer.hai.model import Event
 from fireflyer.hai.server.access import Accounts
-from fireflyer.hai.server.answers import documented, json
 from fireflyer.hai.server.auth import needing
 from fireflyer.hai.server.controller import Controller
+from fireflyer.hai.server.responses import documented, json
 
 AT_A_TIME = 1000
-"""Read before others have their turn."""
+"""Number of rows or events to read before other coroutines run."""
 
 Moment = Annotated[float, Query(ge=0, le=1e12, allow_inf_nan=False)]
 
 
 def ledger_routes(
-    app: FastAPI, controller: Controller, store: Store, accounts: Accounts, trail: Trail
+    app: FastAPI, controller: Controller, store: Store, accounts: Accounts, trail: AuditLog
 ) -> None:
-    """Adds it to the application."""
+    """Adds the ledger's route to the application."""
     needs = needing(trail)
 
     @app.get("/ledger", **documented(ledger.LedgerView))
@@ -40,8 +40,11 @@ def ledger_routes(
         cluster: bool = False,
         who: Identity = needs("read"),
     ) -> Response:
-        """Where the time of one's own tasks went, by cause; of another user's, of everybody's, and of the
-        cluster for an operator. Of one task, user or group where it is named. since, until: wall clock."""
+        """Read where the time of your own tasks went, by cause.
+
+        An operator may also read another user's tasks, all tasks and the cluster. `task`, `user`
+        and `group` select tasks. `since` and `until` are wall-clock times.
+        """
         if cluster or user not in (None, who.user):
             who.require("operate")
         if task is not None:
@@ -49,7 +52,7 @@ def ledger_routes(
         now = time.time()
         end = now if until is None else min(until, now)
         if end <= since:
-            raise ConfigError("a ledger ends after it begins: until must be later than since")
+            raise ConfigError("invalid until: expected a time later than since")
         owner = who.user if who.only is not None else user
         rows = await _rows(store)
         wanted = {
@@ -77,7 +80,7 @@ def ledger_routes(
 
 
 async def _rows(store: Store) -> list[Row]:
-    """Every task."""
+    """Reads all tasks."""
     rows: list[Row] = []
     after = ""
     while more := store.rows(live=False, after=after, limit=AT_A_TIME):
@@ -90,7 +93,8 @@ async def _rows(store: Store) -> list[Row]:
 async def _books(
     controller: Controller, store: Store, rows: list[Row], since: float, until: float
 ) -> Books:
-    """Of everybody: whether a wait was for nodes that others held, only the whole history tells."""
+    """Accounts for all tasks: only the whole history tells whether a task waited for nodes in
+    use."""
     gpus = {node.name: node.gpus for node in controller.dispatch.nodes()}
     events: list[Event] = []
     while more := store.events(events[-1].seq if events else 0, None, AT_A_TIME):

@@ -1,4 +1,4 @@
-"""Logs of ranks: read by byte offset, and followed while they grow."""
+"""Rank logs: read by byte offset, and followed while they grow."""
 
 import asyncio
 import codecs
@@ -13,19 +13,19 @@ import msgspec
 from fireflyer.errors import TaskError
 from fireflyer.hai.database.store import Store
 from fireflyer.hai.home import Home
-from fireflyer.hai.inotify import DirectoryWatch, Growing
 from fireflyer.hai.lifecycle import count
-from fireflyer.hai.server.logroom import gap, read_at
+from fireflyer.hai.server.inotify import DirectoryWatch, Growing
+from fireflyer.hai.server.log_quota import gap, read_at
 
 MAX_WAIT_S = 60.0
-"""The longest that one request may wait for news."""
+"""Maximum seconds that one request waits for news."""
 
 BYTES_PER_ANSWER = 1 << 20
 BYTES_PER_MESSAGE = 1 << 16
-"""Of a stream."""
+"""Maximum bytes of a log in one message of a stream."""
 
 IDLE_S = 15.0
-"""A stream without news says this often that it is alive."""
+"""Interval in seconds of keep-alive messages on a stream without news."""
 
 
 class LogPiece(msgspec.Struct, frozen=True):
@@ -34,26 +34,26 @@ class LogPiece(msgspec.Struct, frozen=True):
     attempt: int
     data: bytes
     next: int
-    """Offset to go on from."""
+    """Offset to continue from."""
     end: bool
-    """The attempt is over and nothing follows."""
+    """True if the attempt is over and nothing follows."""
 
 
 READINGS = 8
-"""So many are remembered of a log until it grows."""
+"""Maximum number of cached readings of a log before its cache is dropped."""
 
 
 class _Readings:
-    """What was read of a log that is followed since it has last grown."""
+    """Readings of a followed log since its last growth."""
 
     def __init__(self, times: int) -> None:
         self.times = times
         self.found: dict[tuple[int, bool], tuple[str, int]] = {}
-        """By offset and whether no byte follows: whole characters, and how many bytes they are."""
+        """Whole characters and their length in bytes, by offset and whether no byte follows."""
 
 
 class LogFile(msgspec.Struct, frozen=True):
-    """Where a rank writes in one attempt."""
+    """Log file of a rank in one attempt."""
 
     task: str
     attempt: int
@@ -61,12 +61,12 @@ class LogFile(msgspec.Struct, frozen=True):
 
 
 class Logs:
-    """The logs of one home. All methods run on the event loop.
+    """Logs of one home. All methods run on the event loop.
 
     Args:
-        home: whose.
+        home: home of the tasks.
         store: knows the tasks.
-        writing: whether processes of a task's attempt may still write.
+        writing: returns whether processes of a task's attempt may still write.
     """
 
     def __init__(self, home: Home, store: Store, writing: Callable[[str, int], bool]) -> None:
@@ -77,12 +77,12 @@ class Logs:
         self._readings: WeakKeyDictionary[Growing, _Readings] = WeakKeyDictionary()
         self._followers = 0
         self._ticks = 0
-        """How often IDLE_S has passed since somebody follows."""
+        """Number of IDLE_S periods that have passed while logs were followed."""
         self._ticking: asyncio.TimerHandle | None = None
         self._closing = False
 
     def find(self, name: str, rank: int, attempt: int | None) -> LogFile:
-        """The log of a rank in an attempt, or in the current or last one.
+        """Returns the log of a rank in an attempt; None: the current or last attempt.
 
         Raises:
             TaskError: no such task, attempt or rank.
@@ -99,7 +99,7 @@ class Logs:
         return LogFile(name, number, self._home.tasks / name / str(number) / f"{rank}.log")
 
     async def read(self, file: LogFile, offset: int, wait_s: float) -> LogPiece:
-        """Bytes from `offset`; waits up to `wait_s` for the first while the attempt runs."""
+        """Reads bytes from `offset`; waits up to `wait_s` for the first while the attempt runs."""
         deadline = time.monotonic() + min(wait_s, MAX_WAIT_S)
         over = not self._writing(file.task, file.attempt)
         data, behind = _read(file.path, offset, BYTES_PER_ANSWER)
@@ -119,8 +119,11 @@ class Logs:
                         await growing.wait(seen)
 
     async def follow(self, file: LogFile, offset: int) -> AsyncIterator[tuple[str, int] | None]:
-        """Text from `offset` on, whole characters, each with the offset behind it, until the attempt is over
-        or the server ends; None after every IDLE_S without news. What is no UTF-8 becomes U+FFFD."""
+        """Yields text from `offset` in whole characters, each piece with the offset after it.
+
+        Ends when the attempt is over or the server shuts down. Yields None after every IDLE_S
+        without news. Invalid UTF-8 becomes U+FFFD.
+        """
         file.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._watch.watching(file.path) as growing, self._following():
             ticks = self._ticks
@@ -140,9 +143,10 @@ class Logs:
                     await growing.wait(seen)
 
     def _text_at(self, growing: Growing, path: Path, offset: int, *, last: bool) -> tuple[str, int]:
-        """Whole characters from `offset`, and their bytes. Most of those who follow a log are at its end, and
-        are woken together: it is read and decoded for the first of them, and not again before it has grown.
-        What is written meanwhile will be announced, so nobody who gets less than there is misses it."""
+        """Returns whole characters from `offset` and their length in bytes. Most followers of a log
+        read at its end and wake together. The first one reads and decodes, the others reuse its
+        reading until the log grows. Bytes written meanwhile are announced by a later event, so no
+        follower misses them."""
         readings = self._readings.get(growing)
         if readings is None or readings.times != growing.times or len(readings.found) > READINGS:
             readings = self._readings[growing] = _Readings(growing.times)
@@ -156,7 +160,8 @@ class Logs:
 
     @contextmanager
     def _following(self) -> Iterator[None]:
-        """While somebody follows, everybody is woken every IDLE_S, with one timer for all."""
+        """Counts a follower. While there is at least one, one timer wakes all followers every
+        IDLE_S."""
         self._followers += 1
         if self._ticking is None:
             self._ticking = asyncio.get_running_loop().call_later(IDLE_S, self._tick)
@@ -174,15 +179,15 @@ class Logs:
         self._ticking = asyncio.get_running_loop().call_later(IDLE_S, self._tick)
 
     def wake(self, name: str, attempt: int) -> None:
-        """Those who follow this attempt look again: it is over."""
+        """Wakes the followers of an attempt that is over."""
         self._watch.wake(self._home.tasks / name / str(attempt))
 
     def wake_all(self) -> None:
-        """Everybody looks again: other machines write without a word to this one's kernel."""
+        """Wakes all followers: writes of other machines cause no event in this kernel."""
         self._watch.wake_all()
 
     def end(self) -> None:
-        """Everybody who follows gets an answer and leaves."""
+        """Wakes all followers so that they return, because the server shuts down."""
         self._closing = True
         self._watch.wake_all()
 
@@ -191,13 +196,14 @@ class Logs:
 
 
 def _whole(data: bytes, *, last: bool) -> tuple[str, int]:
-    """The text of whole characters, and how many bytes they are; `last`: no byte follows."""
+    """Decodes whole characters; returns the text and its length in bytes. `last`: no byte
+    follows."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(data, final=last and len(data) < BYTES_PER_MESSAGE)
     return text, len(data) - len(decoder.getstate()[0])
 
 
 def _read(path: Path, offset: int, most: int) -> tuple[bytes, int]:
-    """Bytes from `offset` on and the offset behind them; a hole is a line that says so."""
+    """Returns bytes from `offset` and the offset after them; a line of text replaces a hole."""
     begin, data = read_at(path, offset, most)
     return (gap(begin - offset) if begin > offset else b"") + data, begin + len(data)

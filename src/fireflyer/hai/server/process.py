@@ -1,10 +1,13 @@
-"""The server process: one a home, on 127.0.0.1, in the foreground (`fireflyer up`) or behind a client.
+"""The server process: one per home, on 127.0.0.1, in the foreground (`fireflyer up`) or started by
+a client.
 
-    lock the home -> bind the port -> open the store -> take up old attempts -> write server.json -> serve
-    with PostgreSQL: open the database -> wait for the lease of the leader -> lock the home -> as above
+    lock the home -> bind the port -> open the store -> recover old attempts -> write server.json
+        -> serve
+    with PostgreSQL: open the database -> wait for the leader's lease -> lock the home -> as above
 
-The end, by SIGINT, SIGTERM or the shutdown call: tasks are stopped with their grace (unless kept),
-waiting requests are answered, server.json goes. A second signal gives running ranks no more grace.
+SIGINT, SIGTERM or the shutdown call ends the server: tasks are stopped with their grace period
+(unless kept), waiting requests are answered, server.json is removed. A second signal ends the grace
+period of running ranks.
 """
 
 import argparse
@@ -25,7 +28,7 @@ import msgspec
 from fireflyer import log
 from fireflyer.errors import ConfigError, Corrupted, FireflyerError
 from fireflyer.hai.dashboard import routes
-from fireflyer.hai.dashboard.door import Door
+from fireflyer.hai.dashboard.auth_middleware import AuthMiddleware
 from fireflyer.hai.dashboard.sessions import Sessions
 from fireflyer.hai.database.connection import Database, PostgreSQL, parse_url
 from fireflyer.hai.database.leader import LEASE_S, LEAVE_S, Leader
@@ -35,54 +38,54 @@ from fireflyer.hai.home import EngineFile, Home, ServerFile, locate, write_priva
 from fireflyer.hai.scheduling.policies import DEFAULT, policy_named
 from fireflyer.hai.server import api
 from fireflyer.hai.server.access import Accounts
-from fireflyer.hai.server.auth import Gate
+from fireflyer.hai.server.auth import Authenticator
 from fireflyer.hai.server.controller import Controller
-from fireflyer.hai.server.listening import Public, Web, listen, web_config
-from fireflyer.hai.server.logroom import LIMIT_BYTES, LogRoom
+from fireflyer.hai.server.listeners import Public, Web, listen, web_config
+from fireflyer.hai.server.log_quota import LIMIT_BYTES, LogQuota
 from fireflyer.program import allow_descriptors
 
 DEFAULT_NODES = 2
 
 LOG_POLL_S = 1.0
-"""How often those who follow logs written on other machines look."""
+"""Poll interval in seconds for logs that other machines write."""
 
 _log = log.get_logger("hai")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How to serve."""
+    """Options of the server."""
 
     home: Home
     engine: EngineFile = EngineFile()
-    """What runs the tasks."""
+    """Engine that runs the tasks."""
     nodes: int = DEFAULT_NODES
     """Number of virtual nodes of the local engine."""
     port: int = 0
-    """0: any free port."""
+    """Port on loopback; 0: any free port."""
     policy: str | None = None
-    """Scheduling policy; None: what the home remembers, else the default."""
+    """Scheduling policy; None: the home's last policy, else the default."""
     log_limit: int = LIMIT_BYTES
-    """Bytes that are kept of the log of a rank in one attempt."""
+    """Bytes kept of the log of a rank in one attempt."""
     keep: bool = False
-    """Leave tasks running when a signal ends the server."""
+    """True: leave tasks running when a signal ends the server."""
     database: PostgreSQL | None = None
-    """None: what the home remembers, else SQLite in the home."""
+    """None: the database that the home remembers, else SQLite in the home."""
     public: Public | None = None
-    """Where users of other machines are served, too."""
+    """Additional address for users of other machines."""
     lease_s: float = LEASE_S
-    """Of the leader among the servers of one PostgreSQL database."""
+    """Seconds of the leader's lease among the servers of one PostgreSQL database."""
     stand_by: Callable[[str], None] | None = None
-    """Told who leads, before it waits for that server's end; None: do not wait, it is an error."""
+    """Called with the leader's name before waiting for its end; None: raise an error instead."""
 
 
 def chosen_engine(options: Options) -> Engine:
-    """The engine that the options name.
+    """Creates the engine that the options name.
 
     Raises:
         ConfigError: Slurm cannot be used, or has no such partition.
     """
     if options.engine.engine == "slurm":
-        from fireflyer.hai.engines.slurm import SlurmEngine
+        from fireflyer.hai.engines.slurm.engine import SlurmEngine
 
         return SlurmEngine(options.home.path, options.engine.partition)
     from fireflyer.hai.engines.local import LocalEngine
@@ -99,15 +102,15 @@ def serve(
 
     Args:
         options: what and where to serve.
-        ready: called once requests are answered.
-        make_engine: what runs the gangs.
+        ready: called with the content of server.json once requests are answered.
+        make_engine: creates the engine that runs the gangs.
 
     Raises:
         ConfigError: the home is served already, or the port is in use.
         StorageError: the database cannot be used.
     """
     if not 1 <= options.nodes <= 10_000:
-        raise ConfigError(f"a server has from 1 to 10000 nodes, not {options.nodes}")
+        raise ConfigError(f"invalid number of nodes {options.nodes}: expected 1 to 10000")
     home = options.home
     home.create()
     where = _settle_database(options)
@@ -126,15 +129,17 @@ def serve(
         if options.public is not None:
             public = options.public
             listeners.append(held.enter_context(listen(public.host, public.port)))
-        if given := LogRoom(home.tasks, options.log_limit).make():
-            _log.warning("the disk was full: %d MiB of the logs of tasks given up", given >> 20)
+        if given := LogQuota(home.tasks, options.log_limit).make():
+            _log.warning(
+                "the disk was full: freed %d MiB from the middle of task logs", given >> 20
+            )
         if not isinstance(where, PostgreSQL):
             database = held.enter_context(contextlib.closing(Database(where)))
         store = Store(database)
         accounts = Accounts(database)
         if options.public is not None and not accounts.usable():
             raise ConfigError(
-                f"--listen {options.public.host} is for users, and there are none with a token: "
+                f"--listen {options.public.host} needs a user with a token, and no user has one: "
                 "start without it, then `fireflyer user add NAME` and `fireflyer token create NAME`"
             )
         _settle_engine(options, store)
@@ -145,17 +150,18 @@ def serve(
 
 
 class _Parts(msgspec.Struct, frozen=True):
-    """What is open while a server serves."""
+    """Open resources of a serving server."""
 
     store: Store
     accounts: Accounts
     leader: Leader | None
     listeners: list[socket.socket]
-    """On loopback, then the public one if there is one."""
+    """The loopback listener, then the public one if there is one."""
 
 
 def _take_home(home: Home, patience_s: float) -> int:
-    """The lock of the home. Raises ConfigError where another one has it, so long after."""
+    """Locks the home and returns the lock's descriptor. Raises ConfigError if another server still
+    holds the lock after `patience_s`."""
     deadline = time.monotonic() + patience_s
     while (lock := home.take()) is None:
         if time.monotonic() >= deadline:
@@ -167,11 +173,12 @@ def _take_home(home: Home, patience_s: float) -> int:
 
 
 def _lead(database: Database, options: Options) -> tuple[Leader, int]:
-    """Returns the lease and the lock of the home once this server has both. Who has lost the lease is about
-    to leave the home; a process that is stopped stays in it, and meanwhile others may lead.
+    """Returns the leader's lease and the home's lock once this server has both. A server that lost
+    the lease is about to leave the home. A server that is stopped (SIGSTOP) stays in the home, and
+    others may lead meanwhile.
 
     Raises:
-        ConfigError: another one leads or serves the home, and nobody wants to wait.
+        ConfigError: another server leads or holds the home, and `stand_by` is None.
     """
     home = options.home
     while True:
@@ -183,7 +190,7 @@ def _lead(database: Database, options: Options) -> tuple[Leader, int]:
             leader.release()
             if not isinstance(error, ConfigError) or options.stand_by is None:
                 raise
-        options.stand_by(f"pid {home.holder()}, which does not leave {home.path},")
+        options.stand_by(f"pid {home.holder()}, which still uses {home.path},")
         time.sleep(options.lease_s)
 
 
@@ -191,14 +198,14 @@ def _await_lead(leader: Leader, options: Options) -> None:
     """Returns once this server leads.
 
     Raises:
-        ConfigError: another one leads, and nobody wants to wait.
+        ConfigError: another server leads, and `stand_by` is None.
     """
     told = ""
     while (other := leader.take()) is not None:
         if options.stand_by is None:
             raise ConfigError(
-                f"another server ({other}) leads with this database, or did until at most "
-                f"{options.lease_s:.0f} s ago: ask that one, or again in a moment"
+                f"another server ({other}) is the leader of this database, or was at most "
+                f"{options.lease_s:.0f} s ago: use that server, or try again later"
             )
         if other != told:
             options.stand_by(other)
@@ -207,10 +214,11 @@ def _await_lead(leader: Leader, options: Options) -> None:
 
 
 def _settle_database(options: Options) -> PostgreSQL | Path:
-    """Where the state is: as asked for, else as the home remembers.
+    """Returns the location of the state: the requested one, else the one that the home remembers.
 
     Raises:
-        ConfigError: the home has its tasks in SQLite.
+        ConfigError: PostgreSQL is requested, but the home has its tasks in SQLite.
+        Corrupted: the home's record of its database cannot be read.
     """
     home, wanted = options.home, options.database
     try:
@@ -226,14 +234,15 @@ def _settle_database(options: Options) -> PostgreSQL | Path:
     parse_url(wanted.url)
     if home.database.exists():
         raise ConfigError(
-            f"{home.path} has its tasks in {home.database.name}, which are not moved to PostgreSQL: "
-            "choose another home for it"
+            f"{home.path} has its tasks in {home.database.name}, and they cannot be moved to PostgreSQL: "
+            "choose another home for --database"
         )
     return wanted
 
 
 def _settle_engine(options: Options, store: Store) -> None:
-    """Remembers the engine. No other one knows what has become of attempts of the old one."""
+    """Records the engine in the home. Raises ConfigError while attempts of another engine may run,
+    because no other engine knows what became of them."""
     home, wanted = options.home, options.engine
     try:
         known = home.read_engine()
@@ -251,10 +260,10 @@ def _settle_engine(options: Options, store: Store) -> None:
 
 
 def _settle_policy(options: Options) -> str:
-    """Remembers the policy that was asked for, else recalls the last one.
+    """Returns the requested policy and records it, else returns the last one.
 
     Raises:
-        ConfigError: there is no such policy.
+        ConfigError: no such policy.
     """
     file = options.home.policy
     name = options.policy
@@ -274,7 +283,7 @@ async def _serve(
 ) -> None:
     home = options.home
     policy = options.policy or DEFAULT
-    room = LogRoom(home.tasks, options.log_limit)
+    room = LogQuota(home.tasks, options.log_limit)
     controller = Controller(home, parts.store, make_engine(options), policy)
     end = _End(controller, options.keep)
     token = secrets.token_urlsafe(32)
@@ -319,29 +328,31 @@ def _webs(
     public: Public | None, controller: Controller, parts: _Parts, token: str,
     shut_down: Callable[[bool], None],
 ) -> list[Web]:  # fmt: skip
-    """What answers on loopback, and where the public is served."""
+    """Returns the web servers for loopback and, if there is one, the public address."""
     accounts = parts.accounts
     sessions = Sessions(accounts)
     app = api.build(controller, parts.store, accounts, sessions, shut_down)
     pages = routes.build(controller, parts.store, accounts, sessions)
-    door = Door(Gate(app, accounts, token), pages, sessions, home=True, secure=False)
-    webs = [Web(web_config(door))]
+    auth = AuthMiddleware(
+        Authenticator(app, accounts, token), pages, sessions, home=True, secure=False
+    )
+    webs = [Web(web_config(auth))]
     if public is not None:
-        gate = Gate(app, accounts, None)
-        door = Door(gate, pages, sessions, home=False, secure=public.secure)
-        webs.append(Web(web_config(door, public)))
+        gate = Authenticator(app, accounts, None)
+        auth = AuthMiddleware(gate, pages, sessions, home=False, secure=public.secure)
+        webs.append(Web(web_config(auth, public)))
     return webs
 
 
 def _watch_database(parts: _Parts) -> "asyncio.Future[None]":
-    """Fails once the database is gone, or another server leads."""
+    """Returns a future that fails once the database is gone or another server leads."""
     loop = asyncio.get_running_loop()
     lost: asyncio.Future[None] = loop.create_future()
 
     def fail(error: Exception) -> None:
         if not lost.done():
             lost.set_exception(error)
-            lost.exception()  # marks it as seen, should another error end the server first
+            lost.exception()  # marks it as retrieved, in case another error ends the server
 
     parts.store.database.lost = fail
     if parts.leader is not None:
@@ -355,14 +366,14 @@ def _watch_database(parts: _Parts) -> "asyncio.Future[None]":
 
 
 async def _wake_log_readers(controller: Controller, options: Options) -> None:
-    """Logs that other machines write grow without an event here."""
+    """Wakes the followers of logs regularly: writes of other machines cause no event here."""
     while options.engine.engine != "local":
         await asyncio.sleep(LOG_POLL_S)
         controller.logs.wake_all()
 
 
 class _End:
-    """The ask to end, and what has to happen before."""
+    """Shutdown request, and the steps before the server exits."""
 
     def __init__(self, controller: Controller, keep: bool) -> None:
         self._controller = controller
@@ -371,23 +382,23 @@ class _End:
         self._hurried = asyncio.Event()
 
     def ask(self, keep: bool) -> None:
-        """Begins the end; the first ask decides whether tasks are kept running."""
+        """Starts the shutdown; the first call decides whether tasks keep running."""
         if not self._asked.is_set():
             self._keep = keep
             self._asked.set()
 
     def by_signal(self) -> None:
-        """The first signal asks; a second one hurries."""
+        """Handles a signal: the first starts the shutdown, the second ends the grace period."""
         if self._asked.is_set():
             self._hurried.set()
         self.ask(self._keep)
 
     async def wait(self) -> None:
-        """Returns once the server may go."""
+        """Returns once the server may exit."""
         await self._asked.wait()
         if self._keep:
             return
-        _log.info("stopping all tasks; a second signal gives them no more time")
+        _log.info("stopping all tasks; a second signal ends their grace period")
         stopping = asyncio.create_task(self._controller.stop_all())
         hurried = asyncio.create_task(self._hurried.wait())
         await asyncio.wait({stopping, hurried}, return_when=asyncio.FIRST_COMPLETED)
@@ -398,9 +409,10 @@ class _End:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """A server in the background: `python -m fireflyer.hai.server.process`, started by a client.
+    """Runs a server in the background: `python -m fireflyer.hai.server.process`, started by a
+    client.
 
-    `--ready-fd` is a pipe that gets one JSON line: server.json's content, or the error.
+    `--ready-fd` is a pipe that gets one JSON line: the content of server.json, or the error.
     """
     parser = argparse.ArgumentParser(prog="fireflyer-server")
     parser.add_argument("--home", type=Path, required=True)

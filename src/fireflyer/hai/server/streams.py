@@ -1,9 +1,11 @@
-"""Server-sent events: a log by byte offset, the history by seq. The `id:` of a message is where to go on, so
-that a client that reconnects with Last-Event-ID misses nothing and gets nothing twice.
+"""Server-sent events: a log by byte offset, the history by seq.
 
-    id: 2:1536            attempt and offset behind the text; of events: the seq
-    event: log            or `end` when nothing follows; of events: the event's kind
-    data: "one line\\n"    JSON on one line: a string; of events: the Event
+The `id:` of a message says where to continue: a client that reconnects with Last-Event-ID misses
+nothing and gets nothing twice.
+
+    id: 2:1536            attempt and offset after the text; for events: the seq
+    event: log            or `end` when nothing follows; for events: the event's kind
+    data: "one line\\n"    JSON on one line: a string; for events: the Event
 """
 
 import re
@@ -22,7 +24,7 @@ from fireflyer.hai.server.logs import IDLE_S, LogFile
 MEDIA = "text/event-stream"
 
 Number = Annotated[int, Query(ge=0, lt=1 << 62)]
-"""A byte offset, a seq or the number of an attempt in a query."""
+"""Byte offset, seq or attempt number in a query."""
 LastId = Annotated[str | None, Header(alias="Last-Event-ID", max_length=40)]
 
 _LOG_ID = re.compile(r"([1-9][0-9]{0,8}):([0-9]{1,18})", re.ASCII)
@@ -31,10 +33,10 @@ _IDLE = b": nothing new\n\n"
 
 
 def log_place(last_id: str | None, attempt: int | None, offset: int) -> tuple[int | None, int]:
-    """Attempt and offset to go on from.
+    """Returns the attempt and the offset to continue from.
 
     Raises:
-        ConfigError: Last-Event-ID is none that a log stream has sent.
+        ConfigError: Last-Event-ID does not come from a log stream.
     """
     if not last_id:
         return attempt, offset
@@ -45,12 +47,12 @@ def log_place(last_id: str | None, attempt: int | None, offset: int) -> tuple[in
 
 
 class LogPlace(msgspec.Struct, frozen=True):
-    """Where a stream of a rank's output begins."""
+    """Start of a stream of a rank's output."""
 
     task: str
     rank: int
     attempt: int | None
-    """None: the newest."""
+    """None: the newest attempt."""
     offset: int
 
 
@@ -65,14 +67,14 @@ def _asked(
 
 
 AskedLog = Annotated[LogPlace, Depends(_asked)]
-"""As the path, the query and Last-Event-ID say."""
+"""Start as given by the path, the query and Last-Event-ID."""
 
 
 def event_place(last_id: str | None, after: int) -> int:
-    """Seq to go on from.
+    """Returns the seq to continue from.
 
     Raises:
-        ConfigError: Last-Event-ID is none that an event stream has sent.
+        ConfigError: Last-Event-ID does not come from an event stream.
     """
     if not last_id:
         return after
@@ -89,7 +91,8 @@ def answer(messages: AsyncIterator[bytes]) -> StreamingResponse:
 def follow_log(
     controller: Controller, at: LogPlace, who: Identity, allowed: Callable[[], bool]
 ) -> StreamingResponse:
-    """A log until its attempt is over, the server ends, or `allowed` says no."""
+    """Streams a log until its attempt is over, the server shuts down, or `allowed` returns
+    False."""
     controller.check_owner(at.task, who.only)
     file = controller.logs.find(at.task, at.rank, at.attempt)
     return answer(_log_messages(controller, file, at.offset, allowed))
@@ -118,7 +121,7 @@ async def event_messages(
     controller: Controller, after: int, task: str | None, user: str | None,
     allowed: Callable[[], bool],
 ) -> AsyncIterator[bytes]:  # fmt: skip
-    """The history, until the server ends or the token is not taken any more."""
+    """Yields the history until the server shuts down or `allowed` returns False."""
     controller.meters.followers["events"] += 1
     try:
         while not controller.closing:

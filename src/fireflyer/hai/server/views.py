@@ -1,4 +1,4 @@
-"""Tasks as users see them: what is on disk with what the running server knows on top."""
+"""Task views for users: rows on disk, completed with the state of the running server."""
 
 import signal
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fireflyer.hai.database.store import Row, Store
-from fireflyer.hai.faults.desk import Desk
+from fireflyer.hai.faults.classifier import FaultClassifier
 from fireflyer.hai.home import Home
 from fireflyer.hai.lifecycle import Task
 from fireflyer.hai.model import RankView, TaskView
@@ -15,32 +15,37 @@ from fireflyer.hai.server.dispatch import Dispatch
 
 
 class Views:
-    """The tasks of one controller.
+    """Views of the tasks of one controller.
 
     Args:
-        home: whose.
-        store: what is on disk.
-        tasks: the controller's, as of any moment.
-        dispatch: knows what queued ones wait for.
-        desk: knows how far ranks are.
+        home: home of the tasks.
+        store: tasks on disk.
+        tasks: the controller's live tasks; the controller keeps them current.
+        dispatch: explains what queued tasks wait for.
+        classifier: knows the last step of each rank.
     """
 
     def __init__(
-        self, home: Home, store: Store, tasks: Mapping[str, Task], dispatch: Dispatch, desk: Desk
+        self,
+        home: Home,
+        store: Store,
+        tasks: Mapping[str, Task],
+        dispatch: Dispatch,
+        classifier: FaultClassifier,
     ) -> None:
         self._home = home
         self._store = store
         self._tasks = tasks
         self._dispatch = dispatch
-        self._desk = desk
+        self._classifier = classifier
 
     def writing(self) -> list[Path]:
-        """The folders of attempts whose ranks may write logs."""
+        """Returns the folders of attempts whose ranks may write logs."""
         live = [task for task in self._tasks.values() if task.placement]
         return [self._home.tasks / task.id / str(task.attempt) for task in live]
 
     def task(self, row: Row) -> TaskView:
-        """One task as of now."""
+        """Returns the current view of a task."""
         reason = row.reason
         task = self._tasks.get(row.task)
         if task is not None and task.state == "queued" and not reason:
@@ -84,7 +89,7 @@ class Views:
                 ends[rank] = describe_exit(event.detail)
         over = "lost" if attempt.outcome is not None else None
         directory = self._home.tasks / row.task / str(row.attempt)
-        pace = partial(self._desk.step_of, row.task, row.attempt)
+        pace = partial(self._classifier.step_of, row.task, row.attempt)
         return tuple(
             RankView(
                 step=pace(rank)[0],
@@ -102,7 +107,7 @@ class Views:
 
 
 def describe_exit(detail: dict[str, Any]) -> str:
-    """How a rank ended, e.g. "exit 0", "SIGKILL", "suspended" or "lost", with its node."""
+    """Describes how a rank ended, e.g. "exit 0", "SIGKILL", "suspended" or "lost"."""
     if detail["suspended"]:
         return "suspended"
     if detail["signal"] is None:

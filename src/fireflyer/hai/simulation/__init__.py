@@ -1,4 +1,4 @@
-"""Replays a trace of jobs under the scheduler that production uses: `fireflyer sim`.
+"""Replays a trace of jobs under the production scheduler: `fireflyer sim`.
 
     trace = readers.read(Path("jobs.csv"))
     result = measure(replay(with_users(trace, None), Setup(nodes=80, policy="timeshare")))

@@ -1,9 +1,9 @@
-"""Faults as a cluster of 1,250 nodes met them in a year, scaled to the simulated one.
+"""Faults as a cluster of 1,250 nodes met them in a year, scaled to the simulated cluster.
 
-Numbers: tables VI (Xid errors of one year), VII (failures by month, October 2023 to March 2024) and VIII
-(flash cuts of links by day) of arXiv 2408.14158. Of the network failures of table VII five months of six
-are the flash cuts of table VIII, so only the latter are used; the Xids of table VII are in table VI.
-Repair times are in no table: they are assumptions.
+Numbers: tables VI (Xid errors of one year), VII (failures by month, October 2023 to March 2024) and
+VIII (flash cuts of links by day) of arXiv 2408.14158. Of the network failures of table VII five
+months of six are the flash cuts of table VIII, so only the latter are used. The Xids of table VII
+are in table VI. Repair times are in no table: they are assumptions.
 """
 
 import heapq
@@ -18,14 +18,14 @@ from fireflyer.errors import ConfigError
 from fireflyer.hai.simulation.trace import HOUR_MS
 
 FLEET_NODES = 1250
-"""Of the tables: 10,000 GPUs, 8 a node."""
+"""Size of the cluster of the tables: 10,000 GPUs, 8 per node."""
 
 DAY_MS = 24 * HOUR_MS
 YEAR_MS = 365 * DAY_MS
 
 Effect = Literal["task", "link", "node"]
-"""task: one GPU's program dies; link: gangs of several nodes with a member there die, the node stays;
-node: all die there, and it is down for a while."""
+"""task: one GPU's program dies; link: gangs of several nodes with a member there die, the node
+stays; node: all tasks there die, and the node is down for a while."""
 
 XID_YEAR: Mapping[str, Mapping[int, int]] = {
     "software": {13: 45, 31: 2487, 43: 4342, 45: 240},
@@ -36,7 +36,8 @@ XID_YEAR: Mapping[str, Mapping[int, int]] = {
 MEMORY_ECC = 54
 MEMORY_DAYS = 183
 FLASH_CUT_DAYS: Mapping[int, int] = {0: 248, 1: 54, 2: 22, 3: 12, 4: 3, 5: 3, 7: 2, 8: 1, 10: 3}
-"""Cuts in a day -> days; 348 days, 2023-04-19 to 2024-03-31. They come in bursts, so whole days are drawn."""
+"""Cuts in a day -> days; 348 days, 2023-04-19 to 2024-03-31. Cuts come in bursts, so whole days are
+drawn."""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -45,7 +46,7 @@ class Fault(msgspec.Struct, frozen=True):
     effect: Effect
     node: int
     gpu: float
-    """Where among the busy GPUs of the node a program dies: 0 to 1."""
+    """Position among the node's GPUs at which a program dies: 0 to 1."""
     repair_ms: int
 
 
@@ -66,8 +67,8 @@ KINDS: Mapping[str, Kind] = {
     "memory": Kind("node", MEMORY_ECC * 365 / MEMORY_DAYS, 24 * HOUR_MS),
     "network": Kind("link", 0.0, 0),
 }
-"""Repairs, assumed: a reset of GPUs takes 10 minutes, an exchange of parts a day. A cut link is back at
-once."""
+"""Repair times, assumed: a reset of GPUs takes 10 minutes, an exchange of parts a day. A cut link
+is back at once."""
 
 SETS = {
     "none": (),
@@ -77,7 +78,8 @@ SETS = {
 
 
 def parse(words: str) -> dict[str, float]:
-    """`paper`, `hardware:2,software:0.5`, `none`: the kinds to inject and the factor on the rate of each.
+    """Parses `paper`, `hardware:2,software:0.5`, `none`: the kinds to inject, each with the factor
+    on its rate.
 
     Raises:
         ConfigError: a word is not understood.
@@ -93,15 +95,15 @@ def parse(words: str) -> dict[str, float]:
         if any(kind not in KINDS for kind in kinds) or not 0 <= times <= 1e6:
             known = ", ".join([*SETS, *KINDS])
             raise ConfigError(
-                f"faults {word!r} are not understood; write NAME or NAME:FACTOR of {known}"
+                f"invalid faults {word!r}: expected NAME or NAME:FACTOR, with a NAME of {known}"
             )
         rates.update(dict.fromkeys(kinds, times))
     return {kind: times for kind, times in rates.items() if times}
 
 
 def stream(rates: Mapping[str, float], nodes: int, seed: int) -> Iterator[Fault]:
-    """Faults in order of time, without end (none at all: an empty iterator). They do not depend on the
-    policy.
+    """Returns faults in order of time, without end (an empty iterator if there are no rates). They
+    do not depend on the policy.
 
     Args:
         rates: from `parse`.
@@ -126,7 +128,8 @@ def _poisson(draw: random.Random, kind: str, share: float) -> Iterator[int]:
 
 
 def _flash_cuts(draw: random.Random, share: float) -> Iterator[int]:
-    """Each day is one of the table's; each cut of it hits this cluster with its share of the fleet."""
+    """Draws each day from the table; each cut of it hits this cluster with the cluster's share of
+    the fleet."""
     counts, days = list(FLASH_CUT_DAYS), list(itertools.accumulate(FLASH_CUT_DAYS.values()))
     whole, rest = divmod(share, 1.0)
     for day in itertools.count():

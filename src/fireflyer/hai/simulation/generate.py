@@ -1,9 +1,10 @@
-"""Traces made from a seed, calibrated to what is published of four clusters: for tests, and where there is
-no file.
+"""Generated traces from a seed, calibrated to published figures of four clusters: for tests, and if
+there is no file.
 
-Run times are log-normal with the published mean and median; gangs are powers of two, shares falling by a
-constant factor from one to the next, fitted to the published mean. Arrivals are a Poisson process with a
-daily wave. Only `random.Random` draws, whose methods used here give the same numbers on every machine.
+Run times are log-normal with the published mean and median. Gangs are powers of two; their shares
+fall by a constant factor from one to the next, fitted to the published mean. Arrivals are a Poisson
+process with a daily wave. Only `random.Random` draws; its methods used here give the same numbers
+on every machine.
 """
 
 import bisect
@@ -18,11 +19,11 @@ from fireflyer.hai.simulation.trace import HOUR_MS, LONGEST_MS, Job, Trace
 
 DAY_MS = 24 * HOUR_MS
 WAVE = 0.6
-"""Of the daily wave: at its peak 1.6 times the mean arrivals, at its trough 0.4."""
+"""Amplitude of the daily wave: at its peak 1.6 times the mean arrivals, at its trough 0.4."""
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """Of the GPU jobs of a cluster: `data/cluster_summary.csv` of AcmeTrace (CC BY 4.0)."""
+    """Calibration to a cluster's GPU jobs: `data/cluster_summary.csv` of AcmeTrace (CC BY 4.0)."""
 
     mean_run_s: float
     median_run_s: float
@@ -37,29 +38,28 @@ CLUSTERS = {
     "philly": Calibration(18006.055, 874.0, 4_240_676, 1.928, 128),
     "helios": Calibration(6651.681, 206.0, 4_320_009, 3.716, 2048),
 }
-"""The fifth of that table, PAI, shares single GPUs between jobs, which nothing here models."""
+"""The fifth cluster of that table, PAI, shares single GPUs between jobs, which is not modelled
+here."""
 
 
 def generate(
     cluster: str, jobs: int, *, capacity: int, load: float = 0.8, users: int = 20, seed: int = 0
 ) -> Trace:
-    """A trace that asks for `load` times `capacity` GPUs on average.
+    """Generates a trace that asks for `load` times `capacity` GPUs on average.
 
     Args:
         cluster: a key of CLUSTERS.
-        jobs: how many.
+        jobs: number of jobs.
         capacity: GPUs of the cluster it is made for; no gang is larger.
         load: mean demand over capacity.
-        users: their shares of the jobs fall as 1/rank (Zipf).
+        users: number of users; their shares of the jobs fall as 1/rank (Zipf).
         seed: the same seed gives the same trace.
 
     Raises:
         TraceError: there is no such calibration, or a number is out of range.
     """
     if cluster not in CLUSTERS:
-        raise TraceError(
-            f"no cluster {cluster!r} to generate from; there are: {', '.join(CLUSTERS)}"
-        )
+        raise TraceError(f"invalid cluster {cluster!r}: expected one of {', '.join(CLUSTERS)}")
     if jobs < 1 or capacity < 1 or users < 1 or not 0 < load <= 100:
         raise TraceError(
             "a generated trace needs at least one job, GPU and user, and a load above 0"
@@ -94,8 +94,8 @@ def generate(
 
 
 def gang_sizes(mean: float, most: int) -> tuple[list[int], list[float]]:
-    """Powers of two up to `most` and their cumulative weights, whose mean size is `mean` or as close as
-    can be."""
+    """Returns powers of two up to `most` and their cumulative weights, with a mean size as close to
+    `mean` as possible."""
     sizes = [1 << power for power in range(most.bit_length())]
     low, high = 0.0, 1.0
     for _ in range(60):
@@ -107,7 +107,8 @@ def gang_sizes(mean: float, most: int) -> tuple[list[int], list[float]]:
 
 
 def _arrivals(draw: random.Random, jobs: int, span_ms: float) -> list[int]:
-    """Times of a Poisson process over the span, thinned to a daily wave, counted from the first."""
+    """Draws the times of a Poisson process over the span, thinned to a daily wave, counted from the
+    first."""
     found: list[float] = []
     while len(found) < jobs:
         when = draw.random() * min(span_ms, LONGEST_MS)

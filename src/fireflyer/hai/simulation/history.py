@@ -1,7 +1,8 @@
-"""`fireflyer events --json` as a trace: what the platform's own tasks asked for, and how long they worked.
+"""`fireflyer events --json` as a trace: the requests of the platform's own tasks, and their work
+time.
 
-An array, as `events --json` prints it, or an object a line, as `events -f --json` does. Of a task that has
-not ended yet, or never ran, nothing is taken.
+The input is an array, as `events --json` prints it, or an object per line, as `events -f --json`
+does. Tasks that have not ended yet, or never ran, are left out.
 """
 
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ from fireflyer.hai.simulation.trace import Record, Source
 ENDED = ("finished", "failed", "stopped")
 
 
-class Line(msgspec.Struct, frozen=True):
-    """Of an Event of `model.py`, what a trace needs."""
+class HistoryEvent(msgspec.Struct, frozen=True):
+    """Fields of an Event of `model.py` that a trace needs."""
 
     task: str
     kind: str
@@ -25,7 +26,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class _Chain(msgspec.Struct):
-    """A task as its events tell it."""
+    """A task as reconstructed from its events."""
 
     task: str
     submitted: float | None = None
@@ -35,7 +36,7 @@ class _Chain(msgspec.Struct):
     worked_s: float = 0.0
     ended: bool = False
 
-    def take(self, event: Line) -> None:
+    def take(self, event: HistoryEvent) -> None:
         detail = event.detail
         match event.kind:
             case "submitted":
@@ -59,10 +60,10 @@ class _Chain(msgspec.Struct):
 
 
 def records(source: Source, text: str) -> Iterator[Record]:
-    """The tasks that ended.
+    """Yields the tasks that ended.
 
     Raises:
-        TraceError: it is no list of events.
+        TraceError: the text is not a list of events.
     """
     chains: dict[str, _Chain] = {}
     for event in _events(source, text):
@@ -90,17 +91,17 @@ def _text(about: dict[str, Any], key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _events(source: Source, text: str) -> Iterator[Line]:
+def _events(source: Source, text: str) -> Iterator[HistoryEvent]:
     if text.lstrip().startswith("["):
         try:
-            yield from msgspec.json.decode(text, type=list[Line])
+            yield from msgspec.json.decode(text, type=list[HistoryEvent])
         except (msgspec.DecodeError, RecursionError) as error:
-            raise source.damaged(1, f"this is no list of events: {error}") from None
+            raise source.damaged(1, f"the file is not a list of events: {error}") from None
         return
-    decoder = msgspec.json.Decoder(Line)
+    decoder = msgspec.json.Decoder(HistoryEvent)
     for number, row in enumerate(text.splitlines(), start=1):
         if row.strip():
             try:
                 yield decoder.decode(row)
             except (msgspec.DecodeError, RecursionError) as error:
-                raise source.damaged(number, f"this is no event: {error}") from None
+                raise source.damaged(number, f"the line is not an event: {error}") from None

@@ -1,21 +1,22 @@
-"""Where every GPU-second of a replay goes. Integers throughout: the parts sum to capacity x time exactly."""
+"""Accounting of every GPU-second of a replay. Integers throughout: the parts sum to capacity x time
+exactly."""
 
 from array import array
 
 CAUSES = (
     "useful", "lost", "checkpoint", "restart", "suspend", "fragmentation", "idle", "faulty", "window",
 )  # fmt: skip
-"""useful: work that counted; lost: work that a fault undid; checkpoint: stalls of periodic saves; restart:
-GPUs held from the launch until work began; suspend: GPUs held from the request to suspend until they were
-free; fragmentation: idle though as much demand was waiting; idle: no demand; faulty: of nodes that are
-down; window: idle on nodes that a window takes out."""
+"""useful: work that counted; lost: work that a fault undid; checkpoint: stalls of periodic saves;
+restart: GPUs held from the launch until work began; suspend: GPUs held from the suspend request
+until they were free; fragmentation: idle although as much demand was waiting; idle: no demand;
+faulty: on nodes that are down; window: idle on nodes that a window takes out."""
 
 
 class Ledger:
-    """GPU-milliseconds by cause, and how much was held, waited for and down over time.
+    """GPU-milliseconds by cause, and the amounts held, waited for and down over time.
 
-    What is held is known at once; into what it was split, only when an attempt's phase is over. So `split` is
-    complete when nothing is held.
+    The held amount is known at once; its split only when an attempt's phase is over. `split` is
+    therefore complete when nothing is held.
     """
 
     __slots__ = (
@@ -30,18 +31,19 @@ class Ledger:
         """GPUs of all nodes."""
         self.now = 0
         self.held = self.queued = self.down = self.closed = 0
-        """GPUs held by tasks, asked for by waiting tasks, on nodes that are down, idle in a window."""
+        """GPUs held by tasks, asked for by waiting tasks, on nodes that are down, idle in a
+        window."""
         self.active = 0
-        """Tasks that have arrived and not ended."""
+        """Number of tasks that have arrived and not ended."""
         self.held_ms = self.down_ms = self.closed_ms = self.fragmentation_ms = 0
         self.active_ms = 0
-        """Integral of `active`: differences of it are mean numbers of contending tasks."""
+        """Integral of `active`: its differences give the mean numbers of contending tasks."""
         self.useful = self.lost = self.checkpoint = self.restart = self.suspend = 0
         self.series_time, self.series_held = array("q"), array("q")
         self.series_queued, self.series_down = array("q"), array("q")
 
     def advance(self, now: int) -> None:
-        """Time has passed with everything as it is."""
+        """Advances the time with everything unchanged."""
         passed = now - self.now
         if not passed:
             return
@@ -62,8 +64,8 @@ class Ledger:
         self.now = now
 
     def split(self) -> dict[str, int]:
-        """GPU-milliseconds by cause, in the order of CAUSES; their sum is capacity x time while nothing is
-        held."""
+        """Returns GPU-milliseconds by cause, in the order of CAUSES; their sum is capacity x time
+        while nothing is held."""
         away = self.down_ms + self.closed_ms
         idle = self.capacity * self.now - self.held_ms - away - self.fragmentation_ms
         parts = (

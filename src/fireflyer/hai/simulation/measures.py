@@ -1,4 +1,4 @@
-"""What a replay says about a policy: the figures of the report. Times in hours unless a name says
+"""Measurements of a replay: the figures of the report. Times in hours unless a name says
 otherwise."""
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from fireflyer.hai.simulation.trace import HOUR_MS
 Numbers = NDArray[np.float64]
 
 SIZES = ((1, "1"), (4, "2-4"), (8, "5-8"), (32, "9-32"), (1 << 62, "over 32"))
-"""Classes by GPUs asked for: the most, and the name."""
+"""Classes by requested GPUs: upper limit and name."""
 
 BOUND_S = 10.0
-"""Of the bounded slowdown: shorter jobs count as so long (Feitelson and Rudolph, 1998)."""
+"""Bound of the bounded slowdown: shorter jobs count as this long (Feitelson and Rudolph, 1998)."""
 
 USERS_SHOWN = 50
 
@@ -38,7 +38,7 @@ class Class(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     jobs: int
     gpu_h: float
-    """Work that they asked for."""
+    """Work that the jobs asked for."""
     jct_mean_h: float
     jct_p50_h: float
     wait_mean_h: float
@@ -46,23 +46,24 @@ class Class(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy on one trace. Of these fields only `wall_s` and the `plan_` times depend on the machine."""
+    """One policy on one trace. Of these fields only `wall_s` and the `plan_` times depend on the
+    machine."""
 
     policy: str
     trace: str
     jobs: int
     too_large: int
     over_quota: int
-    """Jobs that are larger than their quota: left out, as those that are too large."""
+    """Jobs larger than their quota; left out, as jobs that are too large."""
     left_out: dict[str, int]
     nodes: int
     gpus_per_node: int
     seed: int
     rules: dict[str, Any]
-    """Of the policy; null: without limit."""
+    """Parameters of the policy; null: without limit."""
     quotas: list[dict[str, Any]]
     windows: list[dict[str, Any]]
-    """Seconds since the first submission."""
+    """Windows in seconds since the first submission."""
     users: int
 
     jct_mean_h: float
@@ -70,13 +71,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     jct_p95_h: float
     jct_p99_h: float
     wait_mean_h: float
-    """From the submission to the first launch."""
+    """Time from the submission to the first launch."""
     wait_p50_h: float
     wait_p95_h: float
     wait_p99_h: float
     wait_max_h: float
     queued_mean_h: float
-    """All time without nodes: the wait, and what follows preemptions and faults."""
+    """All time without nodes: the wait, and the waits after preemptions and faults."""
     slowdown: Spread
     """Bounded: (time in the system) / max(time of work, 10 s), at least 1."""
     makespan_h: float
@@ -84,7 +85,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     occupancy: float
     """GPU-time held / GPU-time of nodes that are up and not taken out by a window."""
     utilisation: float
-    """GPU-time at work, also work that was lost later / the same."""
+    """GPU-time at work, including work that was lost later / the same denominator."""
     goodput: float
     """GPU-time of work that counted / all GPU-time."""
     split_gpu_ms: dict[str, int]
@@ -106,14 +107,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     rho_over_1: float
     """Share of jobs that would have been done sooner on an equal share."""
     jain: float
-    """Of users' mean speeds (time of work / time in the system): 1 when all are served alike."""
+    """Jain's index of users' mean speeds (time of work / time in the system): 1 if all are served
+    alike."""
     cross_zone_max: int
     cross_zone_over_1: int
     """Jobs that were placed with more than one pair of neighbours in different zones."""
 
     by_size: list[Class]
     by_user: list[Class]
-    """The heaviest, where users have more than one job each."""
+    """Heaviest users, if users have more than one job each."""
     plans: int
     plan_mean_ms: float
     plan_max_ms: float
@@ -121,20 +123,20 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Curves(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plots need beside the figures. Sampled, so that a page stays small."""
+    """Series for the plots, in addition to the figures. Sampled, so that a page stays small."""
 
     time_h: list[float]
     held: list[float]
-    """Mean share of all GPUs over the samples' intervals; so are the others."""
+    """Mean share of all GPUs over the samples' intervals; so are `queued` and `down`."""
     queued: list[float]
     down: list[float]
     wait_s: list[float]
-    """Seconds, growing; the share of jobs that waited no longer is `wait_share`."""
+    """Seconds, ascending; `wait_share` is the share of jobs that waited no longer."""
     wait_share: list[float]
 
 
 def measure(done: Replay) -> Result:
-    """The figures of a replay."""
+    """Computes the figures of a replay."""
     runs, ledger, setup = done.runs, done.ledger, done.setup
     arrays = _Arrays(runs)
     split = ledger.split()
@@ -178,12 +180,12 @@ def measure(done: Replay) -> Result:
 
 
 def _plain(value: Any) -> Any:
-    """Without infinity, which JSON does not have."""
+    """Returns the value without infinity, which JSON does not have."""
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def _window(window: Window) -> dict[str, Any]:
-    """Its nodes in order, so that the same window is the same bytes."""
+    """Converts a window, with its nodes in order, so that the same window gives the same bytes."""
     found: dict[str, Any] = msgspec.to_builtins(window)
     del found["reason"]
     found["nodes"] = sorted(window.nodes, key=lambda name: int(name[1:]))
@@ -212,8 +214,8 @@ def spread(values: Numbers) -> Spread:
 
 
 def _rho(arrays: _Arrays, capacity: int) -> Numbers:
-    """Against a share of capacity / (tasks in the system while the job was): a gang of more runs that much
-    slower."""
+    """Compares with a share of capacity / (tasks in the system while the job was): a gang larger
+    than the share would run slower in proportion."""
     share = capacity / np.maximum(arrays.contending, 1.0)
     ideal = arrays.run_ms * np.maximum(arrays.gpus / share, 1.0)
     found: Numbers = arrays.jct_ms / ideal
@@ -221,7 +223,7 @@ def _rho(arrays: _Arrays, capacity: int) -> Numbers:
 
 
 def _jain(users: Sequence[str], speed: Numbers) -> float:
-    """Jain's index over users of the mean speed of their jobs."""
+    """Returns Jain's index over users of the mean speed of their jobs."""
     _, place = np.unique(np.array(users), return_inverse=True)
     mean = np.bincount(place, weights=speed) / np.bincount(place)
     return float(mean.sum() ** 2 / (len(mean) * (mean**2).sum()))
@@ -257,7 +259,8 @@ def _by_user(arrays: _Arrays, users: Sequence[str]) -> list[Class]:
 
 
 def rounded(value: Any) -> Any:
-    """Floats to 6 decimals, in structs, lists and dicts: bytes that do not hang on the last bit of a sum."""
+    """Rounds floats to 6 decimals, in structs, lists and dicts, so that bytes do not depend on the
+    last bit of a sum."""
     if isinstance(value, float):
         return round(value, 6)
     if isinstance(value, msgspec.Struct):
@@ -271,13 +274,14 @@ def rounded(value: Any) -> Any:
 
 
 def curves(done: Replay, samples: int = 240) -> Curves:
-    """Series for the plots, each of at most `samples` points."""
+    """Returns the series for the plots, each of at most `samples` points."""
     ledger = done.ledger
     times = np.array([*ledger.series_time, ledger.now], dtype=np.float64)
     edges = np.linspace(0, ledger.now, samples + 1)
 
     def shares(series: Sequence[int]) -> list[float]:
-        """Means over the samples' intervals, by differences of the integral at their edges."""
+        """Returns the means over the samples' intervals, by differences of the integral at their
+        edges."""
         steps = np.array(series, dtype=np.float64) * np.diff(times)
         whole = np.concatenate(([0.0], np.cumsum(steps)))
         means = np.diff(np.interp(edges, times, whole)) / np.diff(edges) / ledger.capacity

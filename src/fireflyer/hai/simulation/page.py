@@ -1,4 +1,5 @@
-"""One HTML page on replays: self-contained, without scripts, for phones and wide screens, light and dark."""
+"""One HTML page on replays: self-contained, without scripts, for phones and wide screens, light and
+dark."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -30,7 +31,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
 
 
 def page(done: Sequence[Done]) -> str:
-    """The page on one or several policies (at most six) on one trace."""
+    """Returns the page on one or several policies (at most six) on one trace."""
     first = done[0][0]
     names = [result.policy for result, _ in done]
     cluster = f"{first.nodes} nodes of {first.gpus_per_node} GPUs"
@@ -76,7 +77,7 @@ def page(done: Sequence[Done]) -> str:
 
 
 def _quota(quota: Mapping[str, Any]) -> str:
-    """E.g. "Quota of user ada, priority high: at most 16 GPUs."."""
+    """For example "Quota of user ada, priority high: at most 16 GPUs."."""
     whose = [f"{word} {quota[word]}" for word in ("user", "group", "priority") if quota[word]]
     most = [
         f"{quota[key]:,} {name}"
@@ -87,7 +88,7 @@ def _quota(quota: Mapping[str, Any]) -> str:
 
 
 def _window(window: Mapping[str, Any]) -> str:
-    """E.g. "Window: 8 nodes from 36 h until 40 h, for user ada."."""
+    """For example "Window: 8 of the nodes from 36 h until 40 h, for user ada."."""
     begin, end = (plots.number_text(window[key] / 3600) for key in ("begin", "end"))
     whose = [f"{word} {window[word]}" for word in ("user", "group") if window[word]]
     text = f"Window: {len(window['nodes'])} of the nodes from {begin} h until {end} h"
@@ -95,7 +96,7 @@ def _window(window: Mapping[str, Any]) -> str:
 
 
 def cell(value: float, unit: str) -> str:
-    """A figure of ROWS as text. What is shorter than an hour is in minutes or seconds."""
+    """Formats a figure of ROWS. Times below an hour are in minutes or seconds."""
     if unit == "%":
         return f"{value:.2%}"
     if unit == "h" and 0 < value < 1:
@@ -122,7 +123,8 @@ def _table(done: Sequence[Done]) -> str:
 
 
 def _against(first: Result, result: Result, field: str) -> str:
-    """A figure as a multiple of the first policy's; nothing for the first itself, and where one is 0."""
+    """Formats a figure as a multiple of the first policy's; empty for the first policy itself, and
+    if a figure is 0."""
     base, value = getattr(first, field), getattr(result, field)
     if result is first or not base or not value:
         return ""
@@ -189,7 +191,8 @@ def _backlog(done: Sequence[Done]) -> str:
 
 
 def _waits(done: Sequence[Done]) -> str:
-    """Seconds on a logarithmic axis; at its left edge are the jobs that did not wait a second."""
+    """Plots seconds on a logarithmic axis; at its left edge are the jobs that waited less than a
+    second."""
     longest = max(curves.wait_s[-1] for _, curves in done)
     series = {}
     for result, curves in done:

@@ -1,5 +1,5 @@
-"""Plots as inline SVG text. Colours are classes of the page's style sheet, so that they suit light and
-dark."""
+"""Plots as inline SVG text. Colours are classes of the page's style sheet, so that they suit light
+and dark."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,21 +12,21 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 42
 
 
 class Axis(msgspec.Struct, frozen=True):
-    """From `low` to `high`, linear or logarithmic."""
+    """Axis from `low` to `high`, linear or logarithmic."""
 
     low: float
     high: float
     log: bool = False
 
     def part(self, value: float) -> float:
-        """Where a value lies, 0 to 1; values outside are moved to the edge."""
+        """Returns the position of a value, 0 to 1; values outside are moved to the edge."""
         low, high = self.low, self.high
         if self.log:
             value, low, high = (math.log10(max(each, 1e-12)) for each in (value, low, high))
         return min(max((value - low) / ((high - low) or 1.0), 0.0), 1.0)
 
     def ticks(self, about: int = 5) -> list[float]:
-        """Round values on the axis."""
+        """Returns round values on the axis."""
         if self.log:
             first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
             step = max((last - first) // about, 1)
@@ -48,7 +48,7 @@ def lines(
     y: Axis,
     labels: tuple[str, str],
 ) -> str:
-    """A line a series: name -> (xs, ys). `labels` are those of the axes."""  # fmt: skip
+    """Draws one line per series: name -> (xs, ys). `labels` are those of the axes."""
     body = []
     for number, (label, (xs, ys)) in enumerate(series.items()):
         points = " ".join(f"{_x(x, a):.1f},{_y(y, b):.1f}" for a, b in zip(xs, ys, strict=True))
@@ -66,7 +66,7 @@ def bars(
     label: str,
     unit: str,
 ) -> str:
-    """Bars side by side: name -> a value a group; None: no bar."""  # fmt: skip
+    """Draws bars side by side: name -> one value per group; None: no bar."""
     wide = (WIDTH - LEFT - RIGHT) / max(len(groups), 1)
     each = wide * 0.8 / max(len(series), 1)
     body = []
@@ -89,7 +89,8 @@ def bars(
 
 
 def stacks(name: str, rows: Mapping[str, Mapping[str, float]]) -> str:
-    """A horizontal bar a row, made of its parts in their order; the parts of a row sum to 1."""
+    """Draws one horizontal bar per row, made of its parts in their order; the parts of a row sum to
+    1."""
     high = 34
     body = []
     for number, (row, parts) in enumerate(rows.items()):
@@ -112,7 +113,7 @@ def stacks(name: str, rows: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def number_text(value: float) -> str:
-    """As short as it can be read: 0.012, 3.4, 1,240."""
+    """Formats a number as short as readable: 0.012, 3.4, 1,240."""
     if value == 0:
         return "0"
     if abs(value) >= 100:
@@ -130,7 +131,7 @@ def _y(axis: Axis, value: float) -> float:
 
 
 def _frame(name: str, x: Axis | None, y: Axis, labels: tuple[str, str], body: str) -> str:
-    """Grid, ticks and labels around a body."""
+    """Draws grid, ticks and labels around a body."""
     parts = []
     for value in y.ticks():
         at = _y(y, value)

@@ -1,7 +1,8 @@
-"""Reads traces: Philly CSV, `sacct --parsable2`, the Standard Workload Format, `fireflyer events --json`.
+"""Readers of traces: Philly CSV, `sacct --parsable2`, the Standard Workload Format, `fireflyer
+events --json`.
 
-A reader refuses a line that it does not understand, by name; records that are whole but are no jobs here
-(no GPU, never started, a step of a job) are left out and counted.
+A reader rejects a line that it does not understand, and names it. Valid records that are not jobs
+here (no GPU, never started, a step of a job) are left out and counted.
 """
 
 import csv
@@ -15,28 +16,29 @@ from fireflyer.hai.simulation import history, sacct
 from fireflyer.hai.simulation.trace import LONGEST_MS, Record, Source, Trace, assemble
 
 MOST_BYTES = 4 << 30
-"""Of an unpacked trace; it is read into memory."""
+"""Maximum size of an unpacked trace; it is read into memory."""
 
 LONGEST_S = LONGEST_MS / 1000
 
 PHILLY = ("timestamp", "duration", "num_gpus")
-"""Columns that must be there; `cluster` may be, others are not looked at."""
+"""Required columns; `cluster` is optional, other columns are ignored."""
 
 SWF_FIELDS = 18
 
 
 def read(path: Path, kind: str | None = None) -> Trace:
-    """Reads a trace; `kind` is a key of FORMATS, None: told from the content. Files `*.gz` are unpacked.
+    """Reads a trace. `kind` is a key of FORMATS; None: detected from the content. Files `*.gz` are
+    unpacked.
 
     Raises:
-        TraceError: it is no trace, or a line of it is damaged.
-        OSError: it cannot be read.
+        TraceError: the file is not a trace, or a line of it is damaged.
+        OSError: the file cannot be read.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except (gzip.BadGzipFile, EOFError) as error:
-        raise TraceError(f"{path} is no whole gzip file: {error}") from None
+        raise TraceError(f"{path} is a damaged gzip file: {error}") from None
     if len(data) > MOST_BYTES:
         raise TraceError(f"{path} is larger than {MOST_BYTES >> 30} GiB; split it")
     text = data.decode("utf-8-sig", errors="replace")
@@ -44,7 +46,7 @@ def read(path: Path, kind: str | None = None) -> Trace:
 
 
 def parse(text: str, name: str, kind: str | None = None) -> Trace:
-    """The same for text. `name` is for errors.
+    """Parses text as `read` does a file. `name` is for errors.
 
     Raises:
         TraceError: as `read`.
@@ -52,15 +54,15 @@ def parse(text: str, name: str, kind: str | None = None) -> Trace:
     source = Source(name)
     kind = kind or guess(text, name)
     if kind not in FORMATS:
-        raise TraceError(f"there is no trace format {kind!r}; there are: {', '.join(FORMATS)}")
+        raise TraceError(f"invalid trace format {kind!r}: expected one of {', '.join(FORMATS)}")
     return assemble(source, kind, FORMATS[kind](source, text))
 
 
 def guess(text: str, name: str) -> str:
-    """The format, from the first line that is no comment.
+    """Returns the format, from the first line that is not a comment.
 
     Raises:
-        TraceError: it is none that is known.
+        TraceError: the format is not known.
     """
     start = text.lstrip()
     if start[:1] in ("[", "{"):
@@ -75,13 +77,14 @@ def guess(text: str, name: str) -> str:
     if start.startswith(";") or len(line.split()) == SWF_FIELDS:
         return "swf"
     raise TraceError(
-        f"{name} is no trace of a known format ({', '.join(FORMATS)}); "
+        f"{name} is not a trace of a known format ({', '.join(FORMATS)}); "
         "its first line is " + repr(line[:80])
     )
 
 
 def philly(source: Source, text: str) -> Iterator[Record]:
-    """Philly as flattened by the Sia artifact: `timestamp,duration,num_gpus[,gpu_time][,cluster]`."""
+    """Reads Philly as flattened by the Sia artifact:
+    `timestamp,duration,num_gpus[,gpu_time][,cluster]`."""
     rows = csv.reader(text.splitlines())
     column: dict[str, int] = {}
     try:
@@ -113,8 +116,8 @@ def philly(source: Source, text: str) -> Iterator[Record]:
 
 
 def swf(source: Source, text: str) -> Iterator[Record]:
-    """The Standard Workload Format of the Parallel Workloads Archive, version 2: a processor is taken as a
-    GPU."""
+    """Reads the Standard Workload Format of the Parallel Workloads Archive, version 2; a processor
+    counts as a GPU."""
     for line, words in enumerate(map(str.split, text.splitlines()), start=1):
         if not words or words[0].startswith((";", "#")):
             continue
@@ -138,15 +141,15 @@ def swf(source: Source, text: str) -> Iterator[Record]:
 
 
 def instant(source: Source, line: int, name: str, text: str) -> float:
-    """Seconds since 1970 of an ISO time; without a zone it is taken as UTC.
+    """Returns the seconds since 1970 of an ISO time; a time without a zone is taken as UTC.
 
     Raises:
-        TraceError: it is none.
+        TraceError: the text is not a time.
     """
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise source.damaged(line, f"{name} is no time: {text!r}") from None
+        raise source.damaged(line, f"invalid {name} {text!r}: expected a time") from None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 

@@ -1,8 +1,9 @@
-"""The event loop: arrivals, starts, ends, faults and repairs of a trace around the scheduler's own `plan`.
+"""The event loop: arrivals, starts, ends, faults and repairs of a trace around the scheduler's own
+`plan`.
 
-The world here is what the controller and the engines are in production. Simulated time is in integer
-milliseconds; the scheduler gets it in seconds. Nothing depends on the wall clock but `plan_s`, which is
-measured.
+The replay takes the place of the controller and the engines of production. Simulated time is in
+integer milliseconds; the scheduler gets it in seconds. Nothing depends on the wall clock except
+measured times such as `plan_s`.
 """
 
 import heapq
@@ -41,31 +42,32 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: int
     gpus: int = 8
-    """Of each node."""
+    """GPUs of each node."""
     zones: int = 1
     leaf_nodes: int = 20
     """Nodes below one switch."""
     policy: str = DEFAULT
     rules: Policy | None = None
-    """Of the policy; None: as production has them."""
+    """Parameters of the policy; None: as in production."""
     whole_nodes: bool = False
-    """A job takes whole nodes, as on HAI; else some GPUs of each of its nodes."""
+    """True if a job takes whole nodes, as on HAI; else it takes some GPUs of each of its nodes."""
     costs: Costs = Costs()
     fault_rates: dict[str, float] = {}
-    """From `faults.parse`."""
+    """Fault rates, from `faults.parse`."""
     estimates: float = 0.0
-    """What the scheduler is told of the work that is left, as a multiple of the truth; 0: nothing."""
+    """Estimate of the remaining work that the scheduler gets, as a multiple of the truth; 0:
+    none."""
     quotas: tuple[Quota, ...] = ()
-    """As `fireflyer quota set` has them."""
+    """Quotas, as `fireflyer quota set` has them."""
     windows: tuple[Window, ...] = ()
-    """Seconds since the first submission, whole milliseconds."""
+    """Windows in seconds since the first submission, in whole milliseconds."""
     tick_ms: int = 0
-    """Plan only at multiples of it; 0: after the events of each moment, as in production."""
+    """Plan only at multiples of this; 0: after the events of each moment, as in production."""
     seed: int = 0
 
 
 class Run:
-    """A job under way, and what is measured of it."""
+    """A job under way, and its measurements."""
 
     __slots__ = (
         "active_before", "active_mean", "active_since", "cross_zone", "ended", "epoch", "faults",
@@ -75,25 +77,25 @@ class Run:
     def __init__(self, job: Job, wanted: Wanted, gpus: int) -> None:
         self.job, self.wanted = job, wanted
         self.gpus = gpus
-        """That it holds when it runs: at least what the job asked for."""
+        """GPUs that the job holds when it runs: at least what it asked for."""
         self.left = job.run_ms
         self.phase = QUEUED
         self.since = job.submit_ms
         self.epoch = 0
-        """Grows when what was expected of the attempt will not happen."""
+        """Version of the expected events; it grows when they become void."""
         self.first = self.ended = -1
         self.preemptions = self.faults = 0
         self.held_ms = 0
         """Time with nodes."""
         self.active_before = 0
         self.active_mean = 0.0
-        """Tasks in the system while it was, on average, itself among them."""
+        """Mean number of tasks in the system, itself included, while it was there."""
         self.cross_zone = 0
-        """The most neighbours in different zones that one of its placements had."""
+        """Maximum number of neighbours in different zones over its placements."""
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """A trace replayed: all jobs have ended."""
+    """A replayed trace: all jobs have ended."""
 
     setup: Setup
     trace: Trace
@@ -101,7 +103,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     too_large: int
     """Jobs of the trace that the cluster, or two of its zones, could never hold; left out."""
     over_quota: int
-    """Others that are larger than their quota; left out."""
+    """Other jobs that are larger than their quota; left out."""
     ledger: Ledger
     faults: dict[str, int]
     """Faults that hit something, by kind."""
@@ -119,7 +121,7 @@ def replay(
     Args:
         trace: jobs with users (`with_users`).
         setup: cluster, policy, costs, faults.
-        progress: told how many more jobs have ended, now and then.
+        progress: called now and then with the number of jobs that ended since the last call.
 
     Raises:
         TraceError: no job fits the cluster, or the policy leaves jobs waiting for ever.
@@ -128,14 +130,15 @@ def replay(
 
 
 def shape(job: Job, setup: Setup) -> tuple[int, int]:
-    """Nodes, and GPUs of each, that a job gets: as few nodes as can hold it, evenly filled."""
+    """Returns the nodes of a job and the GPUs on each: as few nodes as can hold it, evenly
+    filled."""
     gpus = job.gpus or job.nodes * setup.gpus
     nodes = -(-gpus // setup.gpus)
     return nodes, setup.gpus if setup.whole_nodes else -(-gpus // nodes)
 
 
 class _World:
-    """Everything of one replay. Handlers are called with the moment in milliseconds."""
+    """State of one replay. Handlers are called with the moment in milliseconds."""
 
     def __init__(self, trace: Trace, setup: Setup) -> None:
         self.trace, self.setup, self.costs = trace, setup, setup.costs
@@ -150,7 +153,7 @@ class _World:
         self.zone = {node.name: node.zone for node in self.nodes}
         self.cluster = Cluster(self.nodes, policy=setup.policy)
         if setup.rules is not None:
-            self.cluster.policy = setup.rules  # before it knows any job
+            self.cluster.policy = setup.rules  # before the cluster knows any job
         for key, limit in limits(setup.quotas).items():
             self.cluster.set_quota(*key, limit)
         for window in setup.windows:
@@ -252,7 +255,7 @@ class _World:
         heapq.heappush(self.events, (when, self.made, handle, subject, epoch))
 
     def _plan(self, now: int) -> bool:
-        """Plans and carries it out; whether there was something to do."""
+        """Plans and carries the plan out; returns whether there was something to do."""
         begun = time.perf_counter()
         actions = plan(self.cluster, now / 1000)
         took = time.perf_counter() - begun
@@ -268,7 +271,7 @@ class _World:
         return NEVER if look is None else max(math.ceil(look * 1000), now + 1)
 
     def _idle(self) -> bool:
-        """Nothing runs and no node is away: what waits now waits for ever."""
+        """True if nothing runs and no node is down: a job that waits now waits for ever."""
         return not self.ledger.held and not self.ledger.down and bool(self.cluster.queue)
 
     def _stuck(self, total: int) -> TraceError:
@@ -288,7 +291,7 @@ class _World:
         self.cluster.submit(run.wanted, now / 1000)
 
     def _estimate(self, run: Run) -> float | None:
-        """What the scheduler is told of the work that is left."""
+        """Returns the estimate of the remaining work that the scheduler gets."""
         return run.left / 1000 * self.setup.estimates if self.setup.estimates else None
 
     def _act(self, action: Action, now: int) -> None:
@@ -349,7 +352,7 @@ class _World:
             self._requeue(run, now)
 
     def _break_off(self, run: Run, now: int, *, saves: bool) -> None:
-        """The attempt's current phase is over before its time. `saves`: its work is kept."""
+        """Ends the attempt's current phase early. `saves`: its work is kept."""
         ledger, passed = self.ledger, now - run.since
         run.epoch += 1
         run.held_ms += passed
@@ -374,7 +377,7 @@ class _World:
     # -- windows ---------------------------------------------------------------------------------------
 
     def _turn(self, now: int, _window: Window, _epoch: int) -> None:
-        """A window begins or ends. The next plan empties its nodes."""
+        """Begins or ends a window. The next plan empties its nodes."""
         self.closed = 0
         for window in self.setup.windows:
             if window.begin * 1000 <= now < window.end * 1000:
@@ -382,8 +385,8 @@ class _World:
                     self.closed |= 1 << self.cluster.places[name]
 
     def _idle_in_windows(self) -> int:
-        """GPUs that nobody holds, neither who still saves nor for whom the window is a reservation, on nodes
-        that are up."""
+        """Returns the free GPUs on closed nodes that are up: neither held by a job that still saves
+        nor by one for which the window is a reservation."""
         cluster = self.cluster
         nodes = self.closed & (cluster.ready | cluster.suspect)
         return sum(cluster.capacity.free[place] for place in members(nodes))
@@ -398,7 +401,7 @@ class _World:
     def _fault(self, now: int, fault: faults.Fault, _epoch: int) -> None:
         self._next_fault(now)
         if now < self.down_until[fault.node]:
-            return  # it is away already
+            return  # the node is down already
         name = self.nodes[fault.node].name
         victims = [self.runs[job.id] for job in self.cluster.jobs_on(name)]
         match fault.effect:
@@ -416,7 +419,8 @@ class _World:
             self._requeue(run, now)
 
     def _at_gpu(self, victims: list[Run], fault: faults.Fault) -> list[Run]:
-        """Whose program the GPU runs: the tasks of a node hold its first GPUs, in order of submission."""
+        """Returns the task on the faulty GPU: the tasks of a node hold its first GPUs, in order of
+        submission."""
         gpu = int(fault.gpu * self.setup.gpus)
         for run in victims:
             gpu -= run.gpus // run.wanted.nodes

@@ -1,10 +1,10 @@
 """`sacct --parsable2` (or `--parsable`) as a trace.
 
-    sacct -a -X -P -S 2026-01-01 -o JobID,User,Account,Submit,ElapsedRaw,AllocTRES,NNodes,State > jobs.txt
+    sacct -aXPS 2026-01-01 -o JobID,User,Account,Submit,ElapsedRaw,AllocTRES,NNodes,State > jobs.txt
 
-Needed: JobID or JobIDRaw, Submit, ElapsedRaw or Elapsed (or Start and End), and what tells the size:
-AllocTRES or ReqTRES, AllocGRES or ReqGRES, else NNodes or AllocNodes. Used where there: User, Account,
-Partition, State.
+Required columns: JobID or JobIDRaw, Submit, ElapsedRaw or Elapsed (or Start and End), and a size:
+AllocTRES or ReqTRES, AllocGRES or ReqGRES, else NNodes or AllocNodes. Optional columns: User,
+Account, Partition, State.
 """
 
 import re
@@ -15,7 +15,7 @@ from fireflyer.hai.simulation.trace import LONGEST_MS, Record, Source
 Instant = Callable[[Source, int, str, str], float]
 
 STEP = re.compile(r"\.(batch|extern|interactive|\d+)\b")
-"""Of a JobID such as 17.batch or 17_3.0: a part of a job, already counted with it."""
+"""Suffix of a JobID such as 17.batch or 17_3.0: a part of a job, already counted with it."""
 
 ELAPSED = re.compile(r"(?:(\d+)-)?(?:(\d{1,6}):)?(\d{1,2}):(\d{2})(?:\.\d+)?")
 """[days-][hours:]minutes:seconds."""
@@ -27,7 +27,7 @@ UNKNOWN = ("", "Unknown", "None", "N/A", "INVALID")
 
 
 def records(source: Source, text: str, instant: Instant) -> Iterator[Record]:
-    """The jobs. Where no line of the file names a GPU, jobs are whole nodes.
+    """Yields the jobs. If no line of the file names a GPU, jobs are whole nodes.
 
     Raises:
         TraceError: a line is damaged, or the header lacks a needed column.
@@ -43,7 +43,7 @@ def records(source: Source, text: str, instant: Instant) -> Iterator[Record]:
             _check(source, line, header)
             continue
         fields = _fields(source, line, header, words)
-        if fields != dict(zip(header, header, strict=True)):  # exports joined by cat repeat it
+        if fields != dict(zip(header, header, strict=True)):  # `cat` of exports repeats it
             record = _record(source, line, fields, instant)
             if record is not None:
                 found.append(record)
@@ -66,11 +66,12 @@ def _check(source: Source, line: int, header: list[str]) -> None:
         ("AllocTRES", "ReqTRES", "AllocGRES", "ReqGRES", "NNodes", "AllocNodes"),
     ):
         if not names & set(wanted):
-            raise source.damaged(line, f"the header has none of {', '.join(wanted)}")
+            raise source.damaged(line, f"the header lacks a column {' or '.join(wanted)}")
 
 
 def _fields(source: Source, line: int, header: list[str], words: list[str]) -> dict[str, str]:
-    """A line by column. A job's name may hold the separator, which sacct does not escape."""
+    """Returns a line by column. A job's name may hold the separator, which sacct does not
+    escape."""
     surplus = len(words) - len(header)
     if surplus > 0 and "JobName" in header:
         place = header.index("JobName")
@@ -112,7 +113,7 @@ def _record(
 
 
 def _run_s(source: Source, line: int, fields: Mapping[str, str], instant: Instant) -> float:
-    """Seconds that the job ran; 0: it never did."""
+    """Returns the seconds that the job ran; 0: it never did."""
     raw = fields.get("ElapsedRaw", "")
     if raw not in UNKNOWN:
         return source.number(line, "ElapsedRaw", raw, LONGEST_MS / 1000)
@@ -120,7 +121,7 @@ def _run_s(source: Source, line: int, fields: Mapping[str, str], instant: Instan
     if elapsed not in UNKNOWN:
         match = ELAPSED.fullmatch(elapsed)
         if match is None:
-            raise source.damaged(line, f"Elapsed is no time: {elapsed!r}")
+            raise source.damaged(line, f"invalid Elapsed {elapsed!r}: expected a time")
         days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
         total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
         return source.number(line, "Elapsed", str(total), LONGEST_MS / 1000)
@@ -134,7 +135,7 @@ def _run_s(source: Source, line: int, fields: Mapping[str, str], instant: Instan
 
 
 def _gpus(fields: Mapping[str, str]) -> int:
-    """GPUs of the job over all nodes; TRES holds totals, GRES what each node has."""
+    """Returns the job's GPUs over all nodes; TRES holds totals, GRES the GPUs per node."""
     for column in ("AllocTRES", "ReqTRES"):
         found = GPU.findall(fields.get(column, ""))
         plain = [int(count) for kind, count in found if not kind]

@@ -1,4 +1,4 @@
-"""The jobs of a trace, whatever format they came in. Times are integer milliseconds, so that sums are
+"""The jobs of a trace, independent of its format. Times are integer milliseconds, so that sums are
 exact."""
 
 from collections import Counter
@@ -13,26 +13,26 @@ UserFrom = Literal["job", "user", "group", "cluster"]
 
 HOUR_MS = 3_600_000
 LONGEST_MS = 100 * 365 * 24 * HOUR_MS
-"""Of a run; more is a damaged line."""
+"""Maximum length of a run; a longer one is a damaged line."""
 MOST_GPUS = 1_000_000
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job asked for, and how long it ran when nobody disturbed it."""
+    """Request of a job, and its undisturbed run time."""
 
     name: str
     user: str = ""
-    """Empty where the trace does not say."""
+    """User; empty if the trace does not say."""
     group: str = ""
     """Account, queue or virtual cluster."""
     submit_ms: int
-    """Since the first arrival of the trace."""
+    """Time since the first arrival of the trace."""
     run_ms: int
     """Time of work; at least 1."""
     gpus: int
-    """Of the whole gang; 0: all GPUs of its nodes, for traces that count nodes only."""
+    """GPUs of the whole gang; 0: all GPUs of its nodes, for traces that count nodes only."""
     nodes: int = 0
-    """That it ran on or asked for; 0: unknown."""
+    """Nodes that the job ran on or asked for; 0: unknown."""
     priority: str = "normal"
 
 
@@ -40,11 +40,11 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs in order of arrival."""
 
     source: str
-    """File name, or what generated it."""
+    """File name, or name of the generator."""
     format: str
     jobs: tuple[Job, ...]
     left_out: Mapping[str, int] = {}
-    """Why records of the source are no jobs here, and how many."""
+    """Number of records that are not jobs here, by reason."""
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -61,47 +61,47 @@ class Record(msgspec.Struct, kw_only=True):
 
 
 class Source:
-    """Where the lines of a trace come from, for errors that name the line."""
+    """Source of a trace, for errors that name the line."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.left_out: Counter[str] = Counter()
 
     def damaged(self, line: int, what: str) -> TraceError:
-        """The error to raise about a line (counted from 1)."""
-        return TraceError(f"{self.name}, line {line}: {what}; mend or remove the line")
+        """Returns the error to raise about a line (counted from 1)."""
+        return TraceError(f"{self.name}, line {line}: {what}; correct or remove the line")
 
     def number(self, line: int, name: str, text: str, most: float) -> float:
-        """A finite number from 0 to `most`.
+        """Returns a finite number from 0 to `most`.
 
         Raises:
-            TraceError: it is none.
+            TraceError: the text is not such a number.
         """
         try:
             value = float(text)
         except ValueError:
-            raise self.damaged(line, f"{name} is no number: {text!r}") from None
-        if not 0 <= value <= most:  # also refuses NaN
+            raise self.damaged(line, f"invalid {name} {text!r}: expected a number") from None
+        if not 0 <= value <= most:  # also rejects NaN
             raise self.damaged(line, f"{name} is out of range: {text!r}")
         return value
 
     def count(self, line: int, name: str, text: str, most: int = MOST_GPUS) -> int:
-        """A whole number from 0 to `most`.
+        """Returns a whole number from 0 to `most`.
 
         Raises:
-            TraceError: it is none.
+            TraceError: the text is not such a number.
         """
         value = self.number(line, name, text, most)
         if value != int(value):
-            raise self.damaged(line, f"{name} is no whole number: {text!r}")
+            raise self.damaged(line, f"invalid {name} {text!r}: expected an integer")
         return int(value)
 
 
 def assemble(source: Source, kind: str, records: Iterable[Record]) -> Trace:
-    """Sorts records by arrival (those of one instant keep their order) and counts time from the first.
+    """Sorts records by arrival (equal times keep their order) and counts time from the first.
 
     Raises:
-        TraceError: there is none.
+        TraceError: there is no record.
     """
     found = sorted(records, key=lambda record: record.submit_s)
     if not found:
@@ -123,9 +123,10 @@ def assemble(source: Source, kind: str, records: Iterable[Record]) -> Trace:
 
 
 def with_users(trace: Trace, source: UserFrom | None) -> Trace:
-    """Takes the users of jobs from a column: `group` (or `cluster`, the same), `user`, or each job its own.
+    """Takes the users of jobs from a column: `group` (or `cluster`, the same), `user`, or makes
+    each job its own user.
 
-    None: from `user` where the trace has one, else each job is its own user.
+    None: from `user` if the trace has it, else each job is its own user.
 
     Raises:
         TraceError: the trace does not have the column.
@@ -139,7 +140,7 @@ def with_users(trace: Trace, source: UserFrom | None) -> Trace:
         users = [getattr(job, column) or "unknown" for job in trace.jobs]
         if set(users) == {"unknown"}:
             raise TraceError(
-                f"{trace.source} does not say the {source} of its jobs; "
+                f"{trace.source} does not contain the {source} of its jobs; "
                 "use --user-from job, which makes each job its own user"
             )
     jobs = tuple(
@@ -149,5 +150,5 @@ def with_users(trace: Trace, source: UserFrom | None) -> Trace:
 
 
 def head(trace: Trace, jobs: int) -> Trace:
-    """Its first jobs."""
+    """Returns the trace with only its first jobs."""
     return msgspec.structs.replace(trace, jobs=trace.jobs[:jobs])

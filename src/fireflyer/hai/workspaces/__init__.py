@@ -1,16 +1,16 @@
-"""Workspaces: the folder that a task runs in, as it was when the task was handed in.
+"""Workspaces: the folder that a task runs in, as it was when the task was submitted.
 
-    manifest.py    what a workspace is; what of one from outside is refused (pure)
-    ignoring.py    which names .gitignore files leave out
+    manifest.py    definition of a workspace; checks of manifests from outside (pure)
+    gitignore.py    names that .gitignore files leave out
     snapshot.py    a folder becomes a manifest
     stream.py      many blobs in one request body (pure)
-    depot.py       blobs and manifests in the home
-    syncing.py    what was written survives a power cut
-    placing.py     a manifest becomes a folder: a task's, or one that is pulled
-    shipping.py    the client's side: ship, list, pull, prune
+    blob_store.py       blobs and manifests in the home
+    fsync.py     durability across a power cut
+    materialize.py     a manifest becomes a folder: a task's, or one that is pulled
+    client.py    the client's side: ship, list, pull, prune
     routes.py      the server's side
-    venvs.py       environments by lock file; making.py is the process that makes one
-    tasks.py       what the controller asks before a task is taken in, and before an attempt starts
+    venvs.py       environments by lock file; venv_builder.py is the process that makes one
+    tasks.py       the controller's checks of a new task, and preparation of an attempt
 
-docs/hai-workspace.md has the promises.
+docs/hai-workspace.md lists the guarantees.
 """

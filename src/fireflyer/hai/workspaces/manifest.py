@@ -1,7 +1,7 @@
-"""What a workspace is: names, modes and hashes, no bytes. Pure.
+"""Definition of a workspace: names, modes and hashes, no bytes. Pure.
 
-A manifest comes from outside, so nothing of it is used before `check` has passed it: a checked one can be
-written into an empty folder without leaving that folder, by following its entries in order.
+A manifest comes from outside, so it is not used before `check` has accepted it. A checked manifest
+can be written into an empty folder without leaving that folder, by following its entries in order.
 """
 
 import hashlib
@@ -14,13 +14,13 @@ import msgspec
 from fireflyer.errors import WorkspaceError
 
 MAX_BYTES = 4 << 30
-"""Of all files of a workspace, each counted as often as it is named."""
+"""Maximum bytes of all files of a workspace, each counted as often as it is named."""
 MAX_ENTRIES = 100_000
 MAX_MANIFEST_BYTES = 64 << 20
 MAX_PATH_BYTES = 1024
 MAX_NAME_BYTES = 255
 MAX_LINKS = 40
-"""Symbolic links that a path may lead through, as in Linux."""
+"""Maximum number of symbolic links that a path may lead through, as in Linux."""
 
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
 
@@ -28,19 +28,19 @@ Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
 class Entry(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """One name in a workspace."""
+    """Name in a workspace."""
 
     path: str
-    """Relative to the workspace's root, parts separated by "/"."""
+    """Path relative to the workspace's root, parts separated by "/"."""
     kind: Literal["file", "directory", "link"]
     mode: Annotated[int, msgspec.Meta(ge=0, le=0o777)] = 0
     """Permission bits; 0 for links."""
     size: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)] = 0
     """Bytes of a file."""
     sha256: str = ""
-    """Of a file's bytes, 64 hex digits."""
+    """SHA-256 of a file's bytes, 64 hex digits."""
     target: str = ""
-    """Of a link: relative, and inside the workspace."""
+    """Target of a link: relative, and inside the workspace."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,25 +55,25 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return sum(entry.size for entry in self.files())
 
     def blobs(self) -> dict[str, int]:
-        """Size by hash; each once."""
+        """Returns sizes by hash, each hash once."""
         return {entry.sha256: entry.size for entry in self.files()}
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The one form that has an id: equal manifests have equal bytes."""
+    """Encodes a manifest in its canonical form: equal manifests have equal bytes."""
     return msgspec.json.encode(manifest)
 
 
 def identify(manifest: Manifest) -> str:
-    """The workspace's id: the SHA-256 of its manifest, 64 hex digits."""
+    """Returns the workspace's id: the SHA-256 of its manifest, 64 hex digits."""
     return hashlib.sha256(encode(manifest)).hexdigest()
 
 
 def decode(data: bytes) -> Manifest:
-    """A checked manifest.
+    """Decodes and checks a manifest.
 
     Raises:
-        WorkspaceError: it cannot be read, or `check` refuses it.
+        WorkspaceError: the manifest cannot be read, or `check` rejects it.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise WorkspaceError(f"the manifest has more than {MAX_MANIFEST_BYTES >> 20} MiB")
@@ -86,7 +86,7 @@ def decode(data: bytes) -> Manifest:
 
 
 def check(manifest: Manifest) -> None:
-    """Refuses what could not be written as it is, or could reach outside of its folder.
+    """Rejects a manifest that cannot be written as it is, or could reach outside its folder.
 
     Raises:
         WorkspaceError: names the entry.
@@ -104,11 +104,13 @@ def check(manifest: Manifest) -> None:
         _check_path(entry.path)
         parts = tuple(entry.path.split("/"))
         if parts <= before:
-            raise WorkspaceError(f"{entry.path!a} is there twice, or not in order")
+            raise WorkspaceError(f"{entry.path!a} is listed twice, or not in order")
         before = parts
         parent = "/".join(parts[:-1])
         if parent not in directories:
-            raise WorkspaceError(f"{entry.path!a} is in {parent!a}, which is no directory here")
+            raise WorkspaceError(
+                f"{entry.path!a} is in {parent!a}, which is not a listed directory"
+            )
         same = folded.setdefault(_fold(entry.path), entry.path)
         if same != entry.path:
             raise WorkspaceError(f"{same!a} and {entry.path!a} differ only in case or in form")
@@ -120,7 +122,9 @@ def check(manifest: Manifest) -> None:
     links = {entry.path: entry.target for entry in entries if entry.kind == "link"}
     for path in links:
         if not stays_inside(path, links):
-            raise WorkspaceError(f"the link {path!a} leads out of the workspace, or in a circle")
+            raise WorkspaceError(
+                f"the link {path!a} leads out of the workspace, or is part of a loop"
+            )
 
 
 def _check_path(path: str) -> None:
@@ -132,11 +136,11 @@ def _check_path(path: str) -> None:
         raise WorkspaceError(f"the name {path[:64]!a}... has more than {MAX_PATH_BYTES} bytes")
     for part in path.split("/"):
         if part in ("", ".", ".."):
-            raise WorkspaceError(f"the name {path!a} is not a plain relative one")
+            raise WorkspaceError(f"the name {path!a} is not a plain relative path")
         if len(part.encode()) > MAX_NAME_BYTES:
             raise WorkspaceError(f"a part of {path[:64]!a}... has more than {MAX_NAME_BYTES} bytes")
         if _fold(part) == ".git":
-            raise WorkspaceError(f"{path!a} is of git's own folder, which is never shipped")
+            raise WorkspaceError(f"{path!a} is in a .git folder, which is never shipped")
     if any(unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp") for character in path):
         raise WorkspaceError(f"the name {path!a} has control characters")
 
@@ -145,16 +149,16 @@ def _check_kind(entry: Entry) -> None:
     whole = entry.kind == "file"
     if whole != bool(entry.sha256) or (entry.size and not whole):
         raise WorkspaceError(
-            f"{entry.path!a} must have a hash and a size if it is a file, else none"
+            f"{entry.path!a} must have a hash and a size if it is a file, otherwise neither"
         )
     if whole and (len(entry.sha256) != 64 or set(entry.sha256) - set("0123456789abcdef")):
-        raise WorkspaceError(f"{entry.path!a} has a hash that is no SHA-256")
+        raise WorkspaceError(f"{entry.path!a} has a hash that is not a SHA-256")
     if (entry.kind == "link") != bool(entry.target) or (entry.kind == "link" and entry.mode):
         raise WorkspaceError(f"{entry.path!a} must have a target and no mode if it is a link")
     if entry.kind == "directory" and entry.mode & 0o700 != 0o700:
         raise WorkspaceError(f"the directory {entry.path!a} must be usable by its owner")
     if "\0" in entry.target or len(entry.target) > MAX_PATH_BYTES or not _is_text(entry.target):
-        raise WorkspaceError(f"the link {entry.path!a} has a target that no link can have")
+        raise WorkspaceError(f"the link {entry.path!a} has an invalid target")
 
 
 def _is_text(text: str) -> bool:
@@ -166,13 +170,14 @@ def _is_text(text: str) -> bool:
 
 
 def _fold(path: str) -> str:
-    """Names that a file system without case or with one Unicode form takes for the same are equal here."""
+    """Maps names to the same text if a file system without case, or with one Unicode form, confuses
+    them."""
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", path).casefold())
 
 
 def stays_inside(path: str, links: dict[str, str]) -> bool:
-    """Whether a link, followed through all others, stays below the root. Names that are not there count as
-    directories."""
+    """Returns whether a link, followed through all others, stays below the root. Missing names
+    count as directories."""
     place: list[str] = path.split("/")[:-1]
     todo = links[path].split("/")[::-1]
     if links[path].startswith("/"):
@@ -199,13 +204,13 @@ def stays_inside(path: str, links: dict[str, str]) -> bool:
 
 
 def largest(entries: Iterable[Entry], count: int = 5) -> str:
-    """The largest files in words, e.g. "data/a.bin (1.5 GiB), b (20 MiB)"."""
+    """Lists the largest files in words, e.g. "data/a.bin (1.5 GiB), b (20 MiB)"."""
     found = sorted(entries, key=lambda entry: (-entry.size, entry.path))[:count]
     return ", ".join(f"{entry.path} ({in_words(entry.size)})" for entry in found)
 
 
 def in_words(size: int) -> str:
-    """E.g. "12 B", "1.5 GiB"."""
+    """Formats a size, e.g. "12 B", "1.5 GiB"."""
     value = float(size)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:

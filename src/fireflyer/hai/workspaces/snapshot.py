@@ -1,4 +1,5 @@
-"""A folder becomes a manifest: everything below it that its .gitignore files do not leave out."""
+"""Turns a folder into a manifest of everything below it that its .gitignore files do not leave
+out."""
 
 import hashlib
 import os
@@ -8,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from fireflyer.errors import WorkspaceError
-from fireflyer.hai.workspaces.ignoring import NAME, Rules, rules_of
+from fireflyer.hai.workspaces.gitignore import NAME, Rules, rules_of
 from fireflyer.hai.workspaces.manifest import (
     MAX_ENTRIES,
     Entry,
@@ -20,45 +21,47 @@ from fireflyer.hai.workspaces.manifest import (
 )
 
 DEFAULT_LIMIT = 256 << 20
-"""Bytes that a folder may have, unless its user says more: above, it is usually data that was not meant."""
+"""Default limit of a folder in bytes: a larger folder usually contains data by mistake."""
 
 PIECE = 1 << 20
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder as it was."""
+    """Folder as it was when it was read."""
 
     root: Path
     manifest: Manifest
     left_out: tuple[str, ...]
-    """What is neither ignored nor shipped, and why, e.g. "data -> /mnt/data leads outside"."""
+    """Names neither ignored nor shipped, each with the reason, e.g. "data -> /mnt/data leads
+    outside"."""
 
     def source(self) -> dict[str, Path]:
-        """A file for each hash."""
+        """Returns a file for each hash."""
         return {entry.sha256: self.root / entry.path for entry in self.manifest.files()}
 
 
 def take(root: Path, limit: int = DEFAULT_LIMIT, *, without: Path | None = None) -> Snapshot:
-    """Looks at a folder; every file is read once.
+    """Reads a folder; every file is read once.
 
     Args:
         root: the folder.
-        limit: of all files together, in bytes.
-        without: a folder that is left out if it is below, e.g. the platform's own.
+        limit: maximum bytes of all files together.
+        without: folder that is left out if it is below, e.g. the platform's own.
 
     Raises:
-        WorkspaceError: it is no folder, too large, cannot be read, or has names that cannot be shipped.
+        WorkspaceError: `root` is no folder, too large, unreadable, or has names that cannot be
+            shipped.
     """
     root = Path(os.path.realpath(root))
     if not root.is_dir():
-        raise WorkspaceError(f"workspace {root} is no directory")
+        raise WorkspaceError(f"workspace {root} is not a directory")
     walk = _Walk(root, None if without is None else Path(os.path.realpath(without)))
     try:
         rules, prefix = rules_of(root)
         walk.directory("", prefix, rules)
     except OSError as error:
         raise WorkspaceError(
-            f"cannot read {error.filename}: {error.strerror}; let a .gitignore leave it out"
+            f"cannot read {error.filename}: {error.strerror}; exclude it in a .gitignore"
         ) from None
     _within(root, walk.entries, limit)
     walk.drop_links_that_leave()
@@ -66,7 +69,7 @@ def take(root: Path, limit: int = DEFAULT_LIMIT, *, without: Path | None = None)
         entries = tuple(map(walk.hashed, walk.entries))
     except OSError as error:
         raise WorkspaceError(
-            f"cannot read {error.filename}: {error.strerror}; let a .gitignore leave it out"
+            f"cannot read {error.filename}: {error.strerror}; exclude it in a .gitignore"
         ) from None
     manifest = Manifest(entries=entries)
     check(manifest)
@@ -75,7 +78,7 @@ def take(root: Path, limit: int = DEFAULT_LIMIT, *, without: Path | None = None)
 
 def _within(root: Path, entries: list[Entry], limit: int) -> None:
     total = sum(entry.size for entry in entries)
-    advice = "let a .gitignore leave out what is no code, or raise --workspace-limit"
+    advice = "exclude data in a .gitignore, or raise --workspace-limit"
     if total > limit:
         raise WorkspaceError(
             f"workspace {root} has {in_words(total)}, more than {in_words(limit)}; the largest: "
@@ -95,7 +98,8 @@ class _Walk:
         self._without = without
 
     def directory(self, below: str, prefix: str, rules: Rules) -> bool:
-        """Notes what is in the directory `below` ("" or "a/b/"); whether it is worth a name of its own."""
+        """Records the content of the directory `below` ("" or "a/b/"). Returns whether the
+        directory needs an entry: it is empty, or some of its content was recorded."""
         folder = self._root / below
         noted = len(self.entries)
         with os.scandir(folder) as found:
@@ -111,7 +115,7 @@ class _Walk:
         if item.name == ".git" or rules.leave_out(prefix + path, directory=inside):
             return
         if len(self.entries) > MAX_ENTRIES:
-            return  # refused below; no need to look at all of a data set
+            return  # rejected later; do not read all of a data set
         mode = stat.S_IMODE(facts.st_mode) & 0o777
         if inside:
             if self._without is not None and self._without == self._root / path:
@@ -130,7 +134,8 @@ class _Walk:
             self.left_out.append(f"{path} is neither a file nor a directory nor a link")
 
     def drop_links_that_leave(self) -> None:
-        """Dropping one may make another dangle, but lets none leave."""
+        """Drops links that lead outside. A drop may leave another link dangling, but lets no link
+        lead out."""
         links = {entry.path: entry.target for entry in self.entries if entry.kind == "link"}
         gone = {path for path in links if not stays_inside(path, links)}
         self.left_out += [f"{path} -> {links[path]} leads outside" for path in sorted(gone)]

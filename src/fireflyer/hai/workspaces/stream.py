@@ -1,4 +1,5 @@
-"""Many blobs as one body, each as its SHA-256 (32 bytes), length (u64, little-endian), bytes. Pure."""
+"""Many blobs as one body, each as its SHA-256 (32 bytes), length (u64, little-endian), bytes.
+Pure."""
 
 import struct
 from collections.abc import Iterator
@@ -9,12 +10,12 @@ _HEAD = struct.Struct("<32sQ")
 
 
 def head(sha256: str, size: int) -> bytes:
-    """What stands before the bytes of a blob."""
+    """Returns the header of a blob."""
     return _HEAD.pack(bytes.fromhex(sha256), size)
 
 
 class Begun:
-    """A blob begins."""
+    """Start of a blob."""
 
     def __init__(self, sha256: str, size: int) -> None:
         self.sha256 = sha256
@@ -22,14 +23,15 @@ class Begun:
 
 
 class Ended:
-    """The blob that began last has all its bytes."""
+    """End of the blob that began last."""
 
 
 class Splitter:
-    """Takes a body in pieces of any size. `feed` tells what was in each: Begun, bytes..., Ended.
+    """Splits a body that comes in pieces of any size. `feed` yields the content of each piece:
+    Begun, bytes..., Ended.
 
     Args:
-        limit: the longest blob.
+        limit: maximum bytes of a blob.
     """
 
     def __init__(self, limit: int) -> None:
@@ -38,7 +40,7 @@ class Splitter:
         self._left = 0
 
     def feed(self, data: bytes) -> Iterator[Begun | bytes | Ended]:
-        """What these bytes add.
+        """Yields the content of these bytes.
 
         Raises:
             WorkspaceError: a blob is longer than the limit.
@@ -67,10 +69,10 @@ class Splitter:
                     yield Ended()
 
     def finish(self) -> None:
-        """The body is over.
+        """Ends the body.
 
         Raises:
-            WorkspaceError: in the middle of a blob.
+            WorkspaceError: the body ends in the middle of a blob.
         """
         if self._left or self._head:
             raise WorkspaceError("the upload ends in the middle of a blob; ship again")

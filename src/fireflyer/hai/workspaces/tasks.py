@@ -1,4 +1,4 @@
-"""What the controller asks: whether a task can be taken in, and what its attempts need before they start."""
+"""Workspaces for the controller: checks of new tasks, and preparation of their attempts."""
 
 import asyncio
 import os
@@ -12,25 +12,26 @@ import msgspec
 
 from fireflyer.hai.home import Home
 from fireflyer.hai.model import TaskSpec
-from fireflyer.hai.workspaces.depot import Depot, Pruned
-from fireflyer.hai.workspaces.inside import check_inside
-from fireflyer.hai.workspaces.placing import place_task
+from fireflyer.hai.workspaces.blob_store import BlobStore, Pruned
+from fireflyer.hai.workspaces.containment import check_inside
+from fireflyer.hai.workspaces.materialize import place_task
 from fireflyer.hai.workspaces.venvs import Venvs
 
 FOLDER = "workspace"
-"""Of a task's own copy, in the task's folder."""
+"""Name of a task's own copy, in the task's folder."""
 
 
 class Paths(msgspec.Struct, frozen=True):
-    """Where an attempt runs."""
+    """Paths of an attempt."""
 
     script: str
     cwd: str
     python: str
-    """The interpreter of the ranks; empty: the platform's."""
+    """Interpreter of the ranks; empty: the platform's."""
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """The inherited one, in which programs of the task's environment come first."""
+        """Returns the inherited environment, in which programs of the task's environment come
+        first."""
         if not self.python:
             return dict(inherited)
         bin = os.path.dirname(self.python)
@@ -42,39 +43,39 @@ class Workspaces:
     """Workspaces and environments of a home."""
 
     def __init__(self, home: Home, in_use: Callable[[], Collection[TaskSpec]]) -> None:
-        """`in_use`: the specs of all tasks that are not over."""
-        self.depot = Depot(home.path / "workspaces")
+        """`in_use`: returns the specs of all unfinished tasks."""
+        self.store = BlobStore(home.path / "workspaces")
         self.venvs = Venvs(home.path / "venvs")
         self._tasks = home.tasks
         self._in_use = in_use
 
     def admit(self, spec: TaskSpec, user: str = "") -> None:
-        """Refuses a task whose workspace or environment is not here, or has no such script.
+        """Rejects a task whose workspace or environment is not here, or has no such script.
 
         Raises:
             WorkspaceError: the workspace or the lock file is not here.
-            ConfigError: it has no such script or folder.
+            ConfigError: the workspace has no such script or folder.
         """
         if spec.venv:
             self.venvs.use(spec.venv)
         if spec.workspace:
-            check_inside(spec, self.depot.use(spec.workspace, user))
+            check_inside(spec, self.store.use(spec.workspace, user))
 
     async def prepare(self, task: str, spec: TaskSpec, log: Path, user: str = "") -> None:
-        """Makes what an attempt of the task needs. It may be cancelled at any point.
+        """Prepares the workspace and the environment of an attempt. May be cancelled at any point.
 
         Args:
-            task: its id.
-            spec: of the task.
-            log: of rank 0; gets what is said about the making of an environment.
-            user: whose task it is.
+            task: id of the task.
+            spec: spec of the task.
+            log: log of rank 0; gets the output of making an environment.
+            user: owner of the task.
 
         Raises:
-            FireflyerError: it cannot be made.
+            FireflyerError: the workspace or the environment cannot be made.
         """
         if spec.workspace:
             folder = self._tasks / task / FOLDER
-            place = partial(place_task, self.depot, spec.workspace, user, folder)
+            place = partial(place_task, self.store, spec.workspace, user, folder)
             placing = asyncio.create_task(asyncio.to_thread(place))
             try:
                 await asyncio.shield(placing)
@@ -87,7 +88,7 @@ class Workspaces:
             await self.venvs.make(spec.venv, log)
 
     def paths(self, task: str, spec: TaskSpec) -> Paths:
-        """Where the attempts of a task run."""
+        """Returns the paths of the attempts of a task."""
         python = str(self.venvs.python(spec.venv)) if spec.venv else ""
         if not spec.workspace:
             return Paths(spec.script, spec.cwd, python)
@@ -95,13 +96,14 @@ class Workspaces:
         return Paths(join(folder, spec.script), normpath(join(folder, spec.cwd)), python)
 
     def in_use(self) -> tuple[set[str], set[str]]:
-        """Ids of the workspaces and of the lock files that tasks still need."""
+        """Returns the ids of the workspaces and of the lock files that tasks still need."""
         specs = self._in_use()
         return {spec.workspace for spec in specs}, {spec.venv for spec in specs}
 
     def prune(self, before: float, keep: tuple[set[str], set[str]]) -> Pruned:
-        """Removes what nobody has used since then, without what is to be kept."""
-        found = self.depot.prune(before, keep[0])
+        """Removes workspaces and environments last used before this moment, except those to
+        keep."""
+        found = self.store.prune(before, keep[0])
         return msgspec.structs.replace(found, venvs=self.venvs.prune(before, keep[1]))
 
 
@@ -114,14 +116,14 @@ async def finish_unless(
 
     Args:
         call: may be cancelled at any point.
-        unwanted: asked at the begin and after all news.
-        news: waits for the next.
+        unwanted: checked at the start and after every change.
+        news: waits for the next change.
 
     Returns:
-        Whether it has returned.
+        True if the call has returned, False if it was cancelled.
 
     Raises:
-        Exception: what the call raised.
+        Exception: the call's own.
     """
     running = asyncio.create_task(call)
     try:

@@ -1,9 +1,9 @@
-"""Environments by lock file: one a content, made when a task first needs it, shared by all tasks.
+"""Environments by lock file: one per content, made when a task first needs it, shared by all tasks.
 
 venvs/<id>.lock.txt    the lock file; <id> is its SHA-256
 venvs/<key>/           the environment; <key> names the lock file and the interpreter
-venvs/<key>.ready      it may be used; written last, so one that is half made is never taken
-venvs/<key>.lock       locked by whoever makes it (flock), pip included
+venvs/<key>.ready      it may be used; written last, so a half-made one is never used
+venvs/<key>.lock       locked (flock) by the process that makes it, and by its pip
 """
 
 import asyncio
@@ -31,8 +31,8 @@ _HASH = re.compile(r"--hash=[a-z0-9]+:[0-9a-f]{32,128}\Z")
 
 
 def check_lock(data: bytes) -> None:
-    """Refuses a lock file that does not say by hash what is installed: only lines as
-    `name==1.2 --hash=sha256:...` may stand in it, as `pip-compile --generate-hashes` and `uv export` write.
+    """Rejects a lock file that does not pin every package by hash. Only lines like `name==1.2
+    --hash=sha256:...` are allowed, as `pip-compile --generate-hashes` and `uv export` write them.
 
     Raises:
         WorkspaceError: names the line.
@@ -51,16 +51,16 @@ def check_lock(data: bytes) -> None:
         words = re.split(r"\s+(?=--)", line)
         if words[0].startswith("-"):
             raise WorkspaceError(
-                f"the lock file has the option {words[0].split()[0]!a}: leave it out, and set it for the "
+                f"the lock file has the option {words[0].split()[0]!a}: remove it, and set it for the "
                 "server in pip's own configuration (e.g. PIP_INDEX_URL)"
             )
         if not _REQUIREMENT.match(words[0]):
             raise WorkspaceError(
-                f"the lock file has the line {line[:80]!a}, which is no `name==version` with hashes"
+                f"invalid line {line[:80]!a} in the lock file: expected `name==version` with hashes"
             )
         if len(words) < 2 or not all(map(_HASH.match, words[1:])):
             raise WorkspaceError(
-                f"{words[0]!a} in the lock file has no hash, or another option; write the file with "
+                f"{words[0]!a} in the lock file has no hash, or an option other than a hash; write it with "
                 "`pip-compile --generate-hashes` or `uv export --format requirements-txt`"
             )
 
@@ -72,11 +72,11 @@ class Venvs:
         self.folder = folder
 
     def take(self, data: bytes) -> str:
-        """Keeps a lock file; returns its id.
+        """Stores a lock file; returns its id.
 
         Raises:
-            WorkspaceError: `check_lock` refuses it.
-            StorageError: it cannot be written.
+            WorkspaceError: `check_lock` rejects the file.
+            StorageError: the file cannot be written.
         """
         check_lock(data)
         name = hashlib.sha256(data).hexdigest()
@@ -89,13 +89,13 @@ class Venvs:
         return name
 
     def use(self, name: str) -> None:
-        """Refuses an environment whose lock file is not here; notes that it is used.
+        """Marks an environment's lock file as used.
 
         Raises:
-            WorkspaceError: it is not.
+            WorkspaceError: the lock file is not here.
         """
         if not re.fullmatch("[0-9a-f]{64}", name):
-            raise WorkspaceError(f"{name!a} is no environment; give a lock file with --venv-lock")
+            raise WorkspaceError(f"unknown environment {name!a}; give a lock file with --venv-lock")
         try:
             os.utime(self._lock_file(name))
         except FileNotFoundError:
@@ -107,24 +107,24 @@ class Venvs:
         return self.folder / f"{name}.lock.txt"
 
     def python(self, name: str) -> Path:
-        """The interpreter of the environment, which is there once `make` has returned."""
+        """Returns the interpreter of the environment; it exists once `make` has returned."""
         return self.folder / key(name) / "bin" / "python"
 
     async def make(self, name: str, log: Path) -> None:
-        """Makes the environment unless it is there; waits while another task has it made.
+        """Makes the environment unless it exists; waits while another task has it made.
 
-        When this call is cancelled, the process that makes it is killed.
+        Cancelling this call kills the process that makes the environment.
 
         Args:
-            name: of a lock file that was taken.
-            log: what pip says is appended to this file.
+            name: id of a stored lock file.
+            log: file that pip's output is appended to.
 
         Raises:
-            WorkspaceError: it cannot be made; the log has the reason.
+            WorkspaceError: the environment cannot be made; the log has the reason.
         """
         if (self.folder / f"{key(name)}.ready").exists():
             return
-        command = [sys.executable, "-P", "-m", "fireflyer.hai.workspaces.making"]
+        command = [sys.executable, "-P", "-m", "fireflyer.hai.workspaces.venv_builder"]
         command += [str(os.getpid()), str(self.folder / key(name)), str(self._lock_file(name))]
         with log.open("ab") as output:
             maker = await asyncio.create_subprocess_exec(
@@ -139,12 +139,13 @@ class Venvs:
                 await maker.wait()
         if status:
             raise WorkspaceError(
-                f"the environment of lock file {name[:12]} could not be made; the output of rank 0 has "
-                "what pip said"
+                f"the environment of lock file {name[:12]} could not be made; the messages of pip are in "
+                "the output of rank 0"
             )
 
     def prune(self, before: float, keep: Collection[str]) -> int:
-        """Removes environments whose lock file was used last before that time; returns how many.
+        """Removes environments whose lock file was last used before this moment; returns their
+        number.
 
         Args:
             before: seconds since 1970.
@@ -159,11 +160,11 @@ class Venvs:
         return gone
 
     def _remove(self, name: str, file: Path) -> bool:
-        """Unless it is being made."""
+        """Removes an environment, unless it is being made; returns whether it was removed."""
         lock = os.open(self.folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (self.folder / f"{name}.ready").unlink(missing_ok=True)  # first: it is never half there
+            (self.folder / f"{name}.ready").unlink(missing_ok=True)  # first, so no half one is used
             shutil.rmtree(self.folder / name, ignore_errors=True)
             file.unlink()
         except BlockingIOError:
@@ -174,12 +175,13 @@ class Venvs:
 
 
 def key(name: str) -> str:
-    """Names an environment: its lock file, and the interpreter and packages that it stands on."""
+    """Returns the name of an environment: a hash of its lock file, interpreter and parent
+    packages."""
     parts = (name, sys.version, sys.prefix, *parent_folders())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def parent_folders() -> list[str]:
-    """The folders whose packages an environment has where its lock file names no others: Fireflyer is there,
-    and torch."""
+    """Returns the folders whose packages an environment inherits, such as Fireflyer and torch,
+    unless its lock file names others."""
     return [folder for folder in site.getsitepackages() if os.path.isdir(folder)]

@@ -1,1 +1,2 @@
-"""Steps from each version of the tables to the next, run by Alembic when a server opens its database."""
+"""Steps from each version of the tables to the next; Alembic runs them when a server opens its
+database."""

@@ -1,4 +1,4 @@
-"""What Alembic runs: the steps, on the connection and in the transaction of the caller."""
+"""Alembic's entry point: runs the steps on the caller's connection, in the caller's transaction."""
 
 from alembic import context
 

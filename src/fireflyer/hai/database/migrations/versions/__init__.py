@@ -1,1 +1,1 @@
-"""One module a version, named by its number."""
+"""One module per version, named by its number."""

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from fireflyer.hai.database.migrations.appending import make_append_only
+from fireflyer.hai.database.migrations.append_only import make_append_only
 
 revision = "0001"
 down_revision = None

@@ -1,4 +1,4 @@
-"""Nodes that are drained or suspect, and windows."""
+"""Drained and suspect nodes, and windows."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,0 +1,45 @@
+// A queue of concurrent reads and writes. Implementations: a kernel ring, threads in its place, and tests' own.
+//
+// Thread contract: one thread at a time. Memory given to `read` or `write` belongs to the queue until the result is
+// taken.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ff {
+
+// A stored request, for implementations that keep the added requests.
+struct IoRequest {
+  bool writes;
+  int fd;
+  char* memory;  // a write only reads from it
+  std::size_t bytes;
+  std::int64_t offset;
+  std::uint64_t tag;
+};
+
+struct IoResult {
+  std::uint64_t tag;
+  std::int64_t bytes;  // bytes read or written, or a negative error number
+};
+
+class IoQueue {
+ public:
+  virtual ~IoQueue() = default;
+
+  // Adds a request; it starts with the next `submit`. REQUIRES: fewer than capacity() requests whose result is not
+  // taken.
+  virtual void read(int fd, void* to, std::size_t bytes, std::int64_t offset, std::uint64_t tag) = 0;
+  virtual void write(int fd, const void* from, std::size_t bytes, std::int64_t offset, std::uint64_t tag) = 0;
+  // Starts the added requests and waits until `wanted` results can be taken. Under memory pressure it may return with
+  // fewer, at least one, and start the remaining requests at the next call. Throws what throw_errno does.
+  virtual void submit(unsigned wanted) = 0;
+  // Takes one result; false if none has arrived.
+  virtual bool take(IoResult& result) = 0;
+  virtual unsigned capacity() const = 0;
+  // Returns false in a forked child's copy. Such a copy may only be destroyed, which leaves the parent's queue alone.
+  virtual bool own() const = 0;
+};
+
+}  // namespace ff

@@ -1,0 +1,44 @@
+// NUMA memory nodes of the machine, and the policy that decides on which of them a range's pages are created. Uses the
+// kernel's own calls.
+//
+// Thread contract: all functions may be called from any thread. A policy applies to pages that do not exist yet. On
+// shared memory it belongs to the memory: it holds for pages that any process touches first.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace ff::numa {
+
+enum class Mode { interleave, bind };
+
+struct Policy {
+  Mode mode;
+  std::vector<int> nodes;
+
+  bool operator==(const Policy&) const = default;
+};
+
+// The system calls, for tests to replace. They return 0 or a negative error number.
+struct Calls {
+  std::function<long(void* start, unsigned long bytes, int mode, const unsigned long* mask,
+                     unsigned long bits, unsigned flags)>
+      mbind;
+  std::function<long(int* mode, unsigned long* mask, unsigned long bits, void* address, unsigned flags)>
+      get_mempolicy;
+};
+const Calls& kernel();
+
+// Returns the nodes with memory that this process may use, ascending; empty if the kernel reports no nodes.
+std::vector<int> nodes(const std::string& root = "/sys/devices/system/node", const Calls& calls = kernel());
+// Returns the node of the card behind a network interface, also behind a bond or VLAN; -1 if it is unknown or none.
+int node_of_interface(const std::string& name, const std::string& root = "/sys/class/net");
+
+// Sets the policy for pages created from now on. REQUIRES: `start` is page-aligned. Throws what throw_errno does.
+void set_policy(void* start, std::size_t bytes, const Policy& policy, const Calls& calls = kernel());
+// Returns the policy of the page at `address`; without nodes if the page has no policy of its own.
+Policy policy_at(void* address, const Calls& calls = kernel());
+
+}  // namespace ff::numa

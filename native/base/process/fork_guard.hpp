@@ -1,0 +1,32 @@
+// Descriptors that a forked child must not keep: a child's copy of a socket would hide the parent's death from the
+// peer.
+//
+// Thread-safe. The first call registers the handler that runs in the child. The handler replaces each guarded
+// descriptor by one of /dev/null: its number stays taken, so code in the child that closes it closes nothing else. The
+// connection itself is left alone: the parent does not notice.
+#pragma once
+
+#include <new>
+
+namespace ff::fork_guard {
+
+// Guards `fd` from now on. Throws Code::no_space for a number beyond 2^20.
+void add(int fd);
+// Ends the guard. REQUIRED before the descriptor is closed or given away, because its number may be reused afterwards.
+void remove(int fd);
+// remove() and ::close().
+void close(int fd);
+
+// Returns a number that grows by one in every forked child. An object that finds another number than at its
+// construction is a child's copy, and its threads do not exist. Throws Code::storage if /dev/null cannot be opened, as
+// add() does.
+unsigned generation();
+
+// For a child's copy of an object: constructs a member anew without destroying the old one. Its destructor would wait
+// for threads of the parent, or end what the parent still uses.
+template <class T>
+void forget(T& member) {
+  new (&member) T();
+}
+
+}  // namespace ff::fork_guard

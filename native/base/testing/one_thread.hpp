@@ -1,0 +1,14 @@
+// For a test that starts no thread. CMakeLists.txt leaves its program out of the thread sanitizer's build, which would
+// find nothing there. The program aborts if it starts a thread.
+#pragma once
+
+#include <pthread.h>
+
+#include "base/testing/check.hpp"
+
+#ifndef FF_LIBFUZZER  // libFuzzer starts a thread of its own
+// Replaces libc's function, also for the libraries of the program.
+extern "C" int pthread_create(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) noexcept {
+  CHECK(!"starts no thread");
+}
+#endif

@@ -1,0 +1,115 @@
+// One record file as used by the batch reader: reads that do not wait, the descriptor for direct reads, the mapping,
+// and hints learned about them.
+//
+// Threads: all methods may run on any number of threads at once and after fork. Lazy members are created without a
+// lock. The flags are hints: they change how bytes are read, never which bytes.
+#pragma once
+
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "base/io/io_queue.hpp"
+#include "ffrecord/format/record_file.hpp"
+
+namespace ff::ffrecord {
+
+// The kernel calls, for tests to replace. They return their result or a negative error number.
+struct Calls {
+  std::function<long(int fd, const iovec* parts, int count, std::int64_t offset, int flags)> preadv2;
+  std::function<int(int fd)> open_direct;                       // opens the same file again with O_DIRECT
+  std::function<std::unique_ptr<IoQueue>(unsigned)> queue;    // null if the kernel forbids it
+  std::function<int(const void* start, std::size_t bytes, unsigned char* present)> mincore;
+  std::function<void(int fd, std::int64_t offset, std::int64_t bytes)> will_need;  // starts reading into the page cache
+  std::function<long()> waits;  // page faults of this thread so far that waited for the disk
+  std::function<int(int fd, struct statfs* found)> fstatfs;
+};
+const Calls& kernel();
+
+// A whole file in memory, and a record of its samples that were verified. Views on it keep it alive.
+class MappedFile {
+ public:
+  // Throws what throw_errno does.
+  explicit MappedFile(const RecordFile& file);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  const std::uint8_t* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  bool verified(std::int64_t sample) const;
+  void set_verified(std::int64_t sample) const;
+  // Returns whether all pages of a range are in memory, as far as the kernel tells this user.
+  bool resident(std::int64_t offset, std::int64_t bytes, const Calls& calls) const;
+
+ private:
+  std::size_t size_;
+  const std::uint8_t* data_;
+  std::uint64_t* words_;  // one bit per sample; its pages are populated as they are used
+  std::size_t marks_;     // bytes of `words_`
+};
+
+class Source {
+ public:
+  Source(const RecordFile& file, const Calls& calls) : file_(file), calls_(calls) {}
+  ~Source();
+  Source(const Source&) = delete;
+  Source& operator=(const Source&) = delete;
+
+  const RecordFile& file() const { return file_; }
+
+  // Fills `parts` from `offset` on and consumes them; returns the bytes read. It reads less than `parts` hold only if
+  // not `wait` and the next bytes are not in the page cache. Throws Code::storage, or Code::corrupted at the end of the
+  // file.
+  std::int64_t read(iovec* parts, int count, std::int64_t offset, bool wait);
+  // Throws Code::corrupted unless `data`, the bytes of `sample`, match its checksum.
+  void check(std::int64_t sample, const Extent& extent, const void* data) const;
+  void compare(std::int64_t sample, const Extent& extent, std::uint32_t found) const;
+  // Throws Code::corrupted if the file is shorter now than when it was opened.
+  void check_size() const;
+  [[noreturn]] void ends_at(std::int64_t offset) const;
+
+  // Returns a descriptor for direct reads; negative if this file refuses them.
+  int direct();
+  void refuse_direct() { refused_ = true; }
+  // Returns whether a range is in the page cache; true if the kernel does not tell this user.
+  bool resident(std::int64_t offset, std::int64_t bytes);
+  // Records that a read found too little in the page cache, although, if `asked`, resident() returned true.
+  void missed(bool asked);
+  // Maps the file at the first call; throws what throw_errno does.
+  const std::shared_ptr<const MappedFile>& mapping();
+  // Returns null if the address space has no room.
+  const MappedFile* try_mapping();
+  long waits() const { return calls_.waits(); }
+  // Returns whether the file is on another machine or behind a program: its pages may vanish without notice, also for
+  // good.
+  bool elsewhere();
+
+  // Result of the last check of the page cache.
+  enum class Seen : std::uint8_t {
+    nothing,
+    gaps,   // ask resident() first, because a failed read makes the kernel fetch its range into the cache
+    whole,  // a batch of many samples was cached: small ones can be copied from the mapping
+  };
+  std::atomic<Seen> seen = Seen::nothing;
+  // True if the kernel does not tell this user what is cached: its answer was wrong several times and never no. An
+  // honest answer may be wrong if a page is evicted between answer and read.
+  std::atomic<bool> blind = false;
+
+ private:
+  const RecordFile& file_;
+  const Calls& calls_;
+  std::atomic<bool> told_no_ = false;
+  std::atomic<int> wrong_ = 0;
+  std::atomic<bool> waits_ = false;  // its file system has no non-waiting reads
+  std::atomic<bool> refused_ = false;
+  std::atomic<int> elsewhere_ = -1;  // unknown
+  std::atomic<int> direct_ = -1;
+  std::atomic<const std::shared_ptr<const MappedFile>*> mapping_ = nullptr;
+};
+
+}  // namespace ff::ffrecord

@@ -1,0 +1,65 @@
+// READs of one connection whose bytes are in memory and that wait for the client's `go` ("request to send").
+//
+//   READ, "hold" -> begin -> the disk's time -> keep, `ready` -> go: take -> answer
+//
+// Held are the extents, as for an answer queued on the socket; their bytes are in the page cache and in no buffer of
+// the service. So a held READ delays nothing else. If a client never says go, its extents are held for kTime; then they
+// are released, and read again at `go`. If the kernel drops the pages meanwhile, they are read from the disk while they
+// are sent.
+//
+// A late answer is valid because it names the version that was committed when the READ was decided, between its request
+// and its answer. It could as well have waited in the socket while the chain changed.
+//
+// Thread contract: all calls from any thread.
+// Invariant: at most kMostFrames READs have begun or are held; after `clear` none is held and none begins.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "fs3/io/target/target.hpp"
+#include "fs3/io/wire/wire.hpp"
+
+namespace ff::fs3::io {
+
+class HeldReads {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::size_t kMostFrames = 16;
+  static constexpr auto kTime = std::chrono::seconds(10);
+
+  struct Read {
+    Head head;
+    std::vector<std::byte> table;  // the request's table
+    std::vector<std::shared_ptr<Target>> targets;  // outlive their readings
+    std::vector<store::Reading> readings;          // empty: they were released, and all is to be read again
+  };
+
+  bool begin(std::uint64_t request);  // false: not held, because there are enough, or one with that number
+  bool keep(Read read);               // REQUIRES: it has begun. False: the connection is gone
+  std::optional<Read> take(std::uint64_t request);  // none: it is not held, or not ready yet
+  void expire(Clock::time_point now);
+  void forget(const Target& target);  // releases the target's readings, because its store is to be closed
+  void clear();
+  std::size_t held() const;
+
+ private:
+  struct Held {
+    std::optional<Read> read;  // none: its bytes are still being read from the disk
+    Clock::time_point since = {};
+  };
+  template <class Which>
+  void let_go(const Which& which);
+
+  mutable std::mutex mutex_;  // guards the members below
+  std::unordered_map<std::uint64_t, Held> held_;  // by request
+  bool cleared_ = false;
+};
+
+}  // namespace ff::fs3::io

@@ -1,0 +1,58 @@
+// Permits for large transfers ("request to send" of the paper): they bound how many nodes and answers may send at a
+// time.
+//
+//   direct: a node may send whenever it can, if few nodes are asked for large transfers; its answers share a permit
+//   ask:    an answer that a node holds in memory; one permit each, in the order in which they became ready
+//
+// Thread contract: all calls from any thread.
+// Invariants
+//   - Nodes with direct answers + granted answers that asked <= `count`.
+//   - While an answer is queued no node is given another direct answer, so that permits become free.
+//   - Each place in the queue is granted or left, once; the eventfd of the place counts its grants.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+
+namespace ff::fs3::io {
+
+class Permits {
+ public:
+  explicit Permits(unsigned count) : count_(count) {}
+
+  // Announces that large transfers will be asked of these nodes, until `part`.
+  void join(std::span<const std::uint32_t> nodes);
+  void part(std::span<const std::uint32_t> nodes);
+
+  // True: this node, one of those that joined, may answer without asking, until `over`.
+  bool direct(std::uint32_t node);
+  void over(std::uint32_t node);
+
+  // True: granted, until `give_back`. False: queued with this eventfd.
+  bool ask(int wake);
+  void give_back();
+  // Leaves all places of this eventfd; returns how many grants were not read from it yet.
+  std::uint64_t leave(int wake);
+
+  unsigned used() const;  // permits in use
+  unsigned most() const;  // most permits ever in use at a time
+
+ private:
+  struct Node {
+    unsigned asking = 0;  // calls
+    unsigned direct = 0;  // answers
+  };
+  void take();   // REQUIRES: mutex_, a free permit
+  void freed();  // REQUIRES: mutex_. Passes the freed permit to the next in the queue
+
+  const unsigned count_;
+  mutable std::mutex mutex_;  // guards the members below
+  unsigned used_ = 0, most_ = 0;
+  std::unordered_map<std::uint32_t, Node> nodes_;  // nodes of which large transfers are asked
+  std::deque<int> line_;
+};
+
+}  // namespace ff::fs3::io

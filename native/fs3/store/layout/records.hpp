@@ -1,0 +1,85 @@
+// The log's records, their encoding, and the walk over a log's bytes that tells an end from damage. docs/fs3-store.md,
+// "Log record".
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "fs3/store/layout/space.hpp"
+#include "fs3/types.hpp"
+
+namespace ff::fs3::store {
+
+inline constexpr std::size_t kRecordStep = 64;
+
+enum class RecordKind : std::uint8_t { begin = 1, apply, commit, drop, floor, tag, forget, state, damaged };
+
+struct Record {
+  enum Flags : std::uint8_t {
+    kCommitted = 1,
+    kRemoves = 2,
+    kAnyBase = 4,  // drops a pending version
+  };
+  RecordKind kind = RecordKind::begin;
+  std::uint8_t flags = 0;
+  std::uint64_t sequence = 0;
+  std::uint32_t place = 0;  // position in its batch: when it was written, all records up to sequence - place - 1 were durable
+  // APPLY: all; COMMIT, DROP: chunk, version; FLOOR: version; TAG: tag, chunk, version, length; FORGET: tag.client;
+  // DAMAGED: version is 1 or 0
+  ChunkId chunk;
+  Version version = 0;
+  ChainVersion chain_version = 0;
+  std::uint32_t length = 0;
+  std::uint32_t crc = 0;
+  std::uint32_t last_crc = 0;
+  Extent extent;
+  std::uint8_t extent_flags = 0;  // of IndexEntry
+  std::uint32_t salt = 0;
+  Tag tag;
+  std::array<std::uint64_t, 4> words{};  // STATE
+};
+
+// Identifies where a log's records belong: no record verifies in another store, file or place.
+struct LogPlace {
+  std::uint64_t salt;    // of the store
+  std::uint64_t number;  // of the log
+  std::uint32_t start(std::uint64_t position) const;  // initial value of the CRC at `position`
+};
+
+// Appends `record` to `out`, whose first byte belongs at `position` of the log.
+void encode(const Record& record, const LogPlace& log, std::uint64_t position, std::vector<std::byte>& out);
+
+// Reads a log's bytes in order. What does not verify is taken from its copy, which has the same bytes at the same places,
+// or none, and is put into the log's bytes.
+class LogWalk {
+ public:
+  // REQUIRES of next(): `copy` is not longer than `bytes`.
+  LogWalk(std::span<std::byte> bytes, std::span<const std::byte> copy, const LogPlace& log, std::uint64_t expected)
+      : bytes_(bytes), copy_(copy), log_(log), expected_(expected) {}
+  // Returns the next record; none at the end of the log. If its sequence is larger than expected, the records in
+  // between are damaged in both.
+  std::optional<Record> next();
+  std::optional<std::uint64_t> first_sequence() const;  // of the record at the beginning, if one is there
+  std::uint64_t expected() const { return expected_; }  // sequence of the next record
+  std::uint64_t position() const { return position_; }  // the end of the last record
+  bool damaged() const { return damaged_; }
+  std::uint64_t mended() const { return mended_; }      // records that were taken from the copy
+
+ private:
+  std::optional<Record> at(std::uint64_t position, std::uint64_t* end) const;
+  std::optional<Record> at(std::span<const std::byte> bytes, std::uint64_t position, std::uint64_t* end) const;
+  void mend(std::uint64_t begin, std::uint64_t end);
+  std::span<std::byte> bytes_;
+  std::span<const std::byte> copy_;
+  LogPlace log_;
+  std::uint64_t expected_;
+  std::uint64_t position_ = 0;
+  bool damaged_ = false;
+  std::uint64_t mended_ = 0;
+};
+
+}  // namespace ff::fs3::store

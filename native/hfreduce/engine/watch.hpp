@@ -1,0 +1,122 @@
+// Failure detector: detects the death of any rank of a group and notifies all its ranks.
+//
+// A rank watches the processes of its host by pidfds, and its neighbours by control links: duplex stream sockets
+// to every rank of its host and to a few on other hosts, so that the links of all ranks form one connected graph.
+// Notices are flooded: a rank sends each new notice over all its links; a rank that receives it first forwards it.
+//
+//   notice   meaning                                              what the receiving ranks do
+//   failed   the process of `rank` ended, or its link broke       RankFailed(rank) everywhere
+//   broken   a rank gives the group up: timeout, desync, abort    the same error everywhere
+//   left     `rank` left the group in an orderly way              nothing, until they wait for it
+//   suspect  `rank` timed out waiting for another rank            stop waiting, too, and name the awaited rank
+//   withdraw `rank` asks that an operation be cancelled           rank 0 decides whether it is; other ranks: nothing
+//
+// Thread contract: every method may be called from any thread. One thread of its own sleeps in the kernel until
+// something happens; it alone calls the listener, with no lock held. A failure is sent to the neighbours before any
+// local caller sees it, so that a rank that exits because of the failure is not taken for its cause.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace ff::hfreduce {
+
+class Watch {
+ public:
+  static constexpr std::size_t kTextBytes = 1024;  // of an error's message at most; longer ones are cut
+
+  struct Listener {
+    std::function<void()> suspected = nullptr;              // once: some rank has waited too long
+    std::function<void(const Error&)> failed = nullptr;     // once: why no operation can succeed any more
+    std::function<void(std::uint64_t)> withdraw = nullptr;  // once an operation, by its number
+  };
+
+  Watch(int rank, int world);
+  ~Watch();  // without leave(): the neighbours take it for a death
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  // Both own their descriptor, guard it against forks, and throw Code::invalid for a rank outside the group.
+  void add_process(int rank, int pidfd);
+  void add_link(int rank, int socket);
+
+  // Sets the listener; it is also told of events from before this call. Called once.
+  void listen(Listener listener);
+
+  // Breaks the group with an error that the engine found: sends it to all ranks unless another error came first.
+  // Returns the error that counts. An error that blames a rank is held back for up to 0.2 s, because notices from
+  // other ranks about that rank take precedence. Code::late blames a late rank. If that rank itself waits for another,
+  // the last rank of the chain of waits is blamed. The watch's own thread tells the listener, also of this error.
+  Error announce(const Error& error);
+
+  // Returns the error that counts when one call failed because of a rank and the group may go on: the group's error
+  // if there is one or a notice of it arrives within 0.2 s, else `error`.
+  Error verdict(const Error& error);
+
+  // Asks all ranks, this one too, to cancel an operation; see Group.
+  void withdraw(std::uint64_t operation);
+
+  // Sends `left` and waits until the neighbours have received it, for at most `seconds`. Later events of the group
+  // are ignored.
+  void leave(double seconds = 1.0);
+  // Closes all links without `left`: the neighbours take it for a death.
+  void drop_links();
+
+  std::optional<Error> failure() const;
+  std::set<int> failed_ranks() const;  // known to be dead; a rank that was merely late is not
+  std::set<int> left_ranks() const;
+  // True once there is a failure; false when `seconds` (< 0: no limit) passed before.
+  bool wait(double seconds) const;
+
+ private:
+  enum class Kind : std::uint8_t { failed = 1, broken = 2, left = 3, withdraw = 4, suspect = 5 };
+  struct Notice;
+  struct Link;
+
+  void run();
+  void tell_listener();
+  Error culprit_of(std::unique_lock<std::mutex>& lock, const Error& late);
+  int hear_of_blamed(std::unique_lock<std::mutex>& lock, const Error& error);
+  void hear(Link& link);                                   // REQUIRES mutex_, as all below
+  void process_ended(int pidfd);
+  void parse(Link& link);
+  bool heed(const Notice& notice, const Link* source);     // false: no such notice can be
+  void fail(int rank, const std::string& why);
+  void flood(const Notice& notice, const Link* source);
+  void send(Link& link, const Notice& notice);
+  void flush(Link& link);
+  void close(Link& link);
+  void poll(int fd, std::uint32_t events, bool again);
+  void wake() const;
+
+  const int rank_, world_;
+  const unsigned generation_;
+  int epoll_ = -1, event_ = -1;
+
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  std::map<int, std::unique_ptr<Link>> links_;             // by socket
+  std::map<int, int> processes_;                           // pidfd -> rank
+  std::set<int> failed_;
+  std::set<int> left_;
+  std::optional<Error> failure_;
+  Listener listener_;
+  bool told_failure_ = false, told_suspicion_ = false, leaving_ = false, closing_ = false;
+  std::map<int, int> suspects_;                            // rank that waited too long -> rank it waited for
+  std::set<std::uint64_t> withdrawn_;                      // the latest, to know them when they come round again
+  std::vector<std::uint64_t> untold_;                      // of them, not yet passed to the listener
+  std::thread thread_;
+};
+
+}  // namespace ff::hfreduce

@@ -1,0 +1,22 @@
+// Collectives among the ranks of one host, over shared memory. The group has no other host.
+#pragma once
+
+#include "hfreduce/engine/operation.hpp"
+#include "hfreduce/host/passes.hpp"
+
+namespace ff::hfreduce {
+
+// Returns the block of a shared result. It belongs to the team's first member; every member has posted its place in
+// `out`.
+std::shared_ptr<SharedResult> shared_of(Team& team, std::shared_ptr<SharedResult> own, std::size_t bytes);
+
+// Returns the factor by which averaging multiplies the sum.
+double scale_of(const Call& call, std::size_t world);
+
+// Runs the request in the calling thread. Member i of the team is rank i of the group.
+void run_on_host(Team& team, Operation& operation, Deadline deadline);
+
+// The same for a group of one rank.
+void run_alone(Operation& operation);
+
+}  // namespace ff::hfreduce

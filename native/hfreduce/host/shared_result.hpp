@@ -1,0 +1,41 @@
+// A result that exists once per host, in the arena of the host's first rank; all ranks of the host read it in place.
+//
+// Thread-safe. The block is freed when every rank of the host has released it: the owner frees it at once, or when it
+// next needs a block. A rank that dies while holding one only prevents the block's reuse.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "base/memory/segment.hpp"
+#include "hfreduce/types.hpp"
+
+namespace ff::hfreduce {
+
+class SharedResult {
+ public:
+  // A new block for `holders` ranks, in this process's arena. Throws Code::no_space.
+  static std::shared_ptr<SharedResult> allocate(std::size_t bytes, std::size_t holders);
+  // Attaches to a peer's block: the owner posted `place`, `memory` is its segment as mapped here.
+  static std::shared_ptr<SharedResult> attach(const Place& place, std::size_t bytes,
+                                              std::shared_ptr<Segment> memory);
+  ~SharedResult();
+  SharedResult(const SharedResult&) = delete;
+  SharedResult& operator=(const SharedResult&) = delete;
+
+  char* data() const { return block_ + kHead; }
+  std::size_t bytes() const { return bytes_; }
+  Place place() const;  // of data(). REQUIRES: allocated here
+
+  static constexpr std::size_t kHead = 128;  // header before the data: the number of holders
+
+ private:
+  SharedResult(char* block, std::size_t bytes, std::shared_ptr<Segment> memory)
+      : block_(block), bytes_(bytes), memory_(std::move(memory)) {}
+
+  char* block_;
+  std::size_t bytes_;
+  std::shared_ptr<Segment> memory_;  // null: this process's arena
+};
+
+}  // namespace ff::hfreduce

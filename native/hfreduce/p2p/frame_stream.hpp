@@ -1,0 +1,109 @@
+// Frames of point-to-point messages (drawn in p2p_engine.hpp) and the nonblocking socket that carries
+// them.
+//
+// Thread contract: none of its own; P2PEngine's lock guards everything here.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace ff::hfreduce::mail {
+
+inline constexpr std::size_t kEagerBytes = 64u << 10;  // larger messages are announced first
+inline constexpr std::size_t kWindow = 8u << 20;       // unreceived eager bytes of one sender at one receiver
+inline constexpr std::size_t kRecordBytes = 128;       // charged per message, so that empty ones are bounded too
+inline constexpr std::size_t kAnnounced = 1u << 16;    // unanswered announcements of one sender at one receiver
+inline constexpr std::size_t kChunk = 1u << 20;        // of a long payload; other messages may pass between two chunks
+inline constexpr std::size_t kSlice = 1u << 20;        // moved on one link before other links get their turn
+
+enum class Kind : std::uint32_t {
+  // dialler -> acceptor
+  eager = 1,  // the payload follows
+  request,    // announces `bytes`
+  data,       // `bytes` more of the payload of message `id` follow
+  cancel,     // message `id` will not come, or not completely
+  offer,      // announces `bytes` that lie in shared memory; an Offer follows (shared_offers.hpp)
+  // acceptor -> dialler
+  clear,      // message `id` may come
+  refuse,     // message `id` met a receive of `bytes`, a different size
+  credit,     // eager messages worth `bytes` were taken
+  done,       // message `id` was copied
+};
+
+struct Header {
+  static constexpr std::uint32_t kMagic = 0x31504646;  // "FFP1"
+
+  std::uint32_t magic = kMagic;
+  Kind kind{};
+  std::uint64_t tag = 0, id = 0, bytes = 0;
+};
+static_assert(sizeof(Header) == 32 && std::endian::native == std::endian::little);
+
+// The peer violated the protocol. Both directions with it end.
+class Malformed : public Error {
+ public:
+  Malformed(int peer, const std::string& what)
+      : Error(Code::rank_failed, "rank " + std::to_string(peer) + " sent a malformed message: " + what,
+              peer) {}
+};
+
+// Owns its descriptor. Throws Error(rank_failed, peer) if the peer has gone.
+class Stream {
+ public:
+  explicit Stream(int peer) : peer_(peer) {}
+  ~Stream() { close(); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  void attach(int fd);
+  void close();
+  int release();  // gives the descriptor to the caller
+  int fd() const { return fd_; }
+  bool tcp() const { return tcp_; }
+  bool open() const { return fd_ >= 0; }
+
+  struct Read {
+    std::size_t bytes = 0, direct = 0;  // total (0: nothing is there now); of these, in the target
+    bool full = false;                  // there may be more
+  };
+  // Makes one system call: fills `target` first, puts further bytes into the buffer. REQUIRES: `wanted` is 0, or
+  // nothing is buffered.
+  Read read(char* target, std::size_t wanted);
+  // Takes buffered bytes, at most those available; nullptr drops them.
+  std::size_t take(char* target, std::size_t wanted);
+  bool next(Header& header);  // takes a header if a complete one is there
+  std::size_t buffered() const { return end_ - begin_; }
+
+  // Returns the descriptors that came with the bytes so far; the caller owns them.
+  std::vector<int> take_descriptors(std::size_t count);
+
+  // Makes one system call. Returns the bytes sent, 0 if none can be sent now; descriptors go with the first byte.
+  std::size_t write(const char* head, std::size_t head_bytes, const char* body,
+                    std::size_t body_bytes, const std::vector<int>& descriptors = {});
+
+ private:
+  static constexpr std::size_t kBuffer = 16u << 10;
+  static constexpr std::size_t kDescriptors = 8;  // per message of the socket, and not taken yet
+
+  void keep_descriptors(msghdr& message);
+
+  const int peer_;
+  int fd_ = -1;
+  bool tcp_ = false;
+  std::unique_ptr<char[]> buffer_;
+  std::size_t begin_ = 0, end_ = 0;
+  std::vector<int> descriptors_;
+};
+
+// "rank R died or left the group"
+Error gone(int rank);
+
+}  // namespace ff::hfreduce::mail

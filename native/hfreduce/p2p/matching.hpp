@@ -1,0 +1,104 @@
+// Matching of messages and receives, and the list of messages that have not ended. No I/O, no thread, no clock.
+//
+// Thread contract: none of its own; P2PEngine's lock guards everything here.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hfreduce/engine/operation.hpp"
+#include "hfreduce/p2p/shared_offers.hpp"
+#include "hfreduce/host/waiting.hpp"
+
+namespace ff::hfreduce::mail {
+
+// One posted send or receive. Its bytes belong to the caller until the operation is over.
+struct Message {
+  std::shared_ptr<Operation> operation;
+  bool sending = false;
+  int peer = -1;  // of a receive from any source: -1 until it is matched
+  std::uint64_t tag = 0;
+  char* data = nullptr;  // sends only read it
+  std::size_t bytes = 0;
+  double seconds = 0;
+  Clock::time_point deadline = Clock::time_point::max();
+
+  std::uint64_t number = 0;  // of a receive: order of posting; of an announced send: its id
+  bool over = false;
+  std::list<std::shared_ptr<Message>>::iterator place;  // in the ledger
+};
+using MessagePtr = std::shared_ptr<Message>;
+
+// "receiving 8 bytes (tag 5) from rank 2"
+std::string to_string(const Message& message);
+// Error for both ends of a message whose receive has another size.
+Error sizes_differ(std::uint64_t tag, std::size_t sent, int from, std::size_t received, int to);
+
+// A message that a peer sent or announced before its receive was posted.
+struct Arrival {
+  int peer = -1;
+  std::uint64_t tag = 0;
+  std::uint64_t id = 0;  // 0: an eager message
+  std::size_t bytes = 0;
+  std::unique_ptr<char[]> payload;  // of an eager message
+  bool whole = false;               // all of it has been read
+  std::optional<Offer> offer;       // of an announced message that can be copied from shared memory
+  const char* shared = nullptr;
+  bool taken = false;               // no longer matched, though its payload is still being read ...
+  MessagePtr receive;               // ... for this receive, if that has not ended meanwhile
+  std::uint64_t number = 0;         // order of arrival over all peers
+};
+using ArrivalPtr = std::shared_ptr<Arrival>;
+
+// Matches by (peer, tag), first come first served on both sides. A receive from any source gets the earliest arrival of
+// its tag.
+class Matcher {
+ public:
+  // Returns the arrival that serves the receive; if there is none, keeps the receive.
+  ArrivalPtr post(const MessagePtr& receive);
+  // Returns the receive that waits for such a message, if any.
+  MessagePtr take(int peer, std::uint64_t tag);
+  void keep(const ArrivalPtr& arrival);
+  void withdraw(const MessagePtr& receive);
+  bool withdraw(int peer, std::uint64_t tag, std::uint64_t id);  // withdraws a kept announcement; false: there was none
+  void forget(int peer);  // drops incomplete arrivals of the peer
+
+ private:
+  using Key = std::pair<std::uint64_t, int>;  // (tag, peer); any source is peer -1
+  std::map<Key, std::deque<MessagePtr>> posted_;
+  std::map<Key, std::deque<ArrivalPtr>> arrived_;
+  std::uint64_t posts_ = 0, arrivals_ = 0;
+};
+
+// The messages that have not ended, and the ends that are not reported yet.
+class Ledger {
+ public:
+  struct End {
+    std::shared_ptr<Operation> operation;
+    std::optional<Error> error;
+  };
+
+  void open(const MessagePtr& message);
+  void end(const MessagePtr& message, std::optional<Error> error = std::nullopt);
+  std::vector<MessagePtr> where(const std::function<bool(const Message&)>& holds) const;
+  std::size_t size() const { return pending_.size(); }
+  // A lower bound of all deadlines.
+  Clock::time_point nearest() const { return nearest_; }
+  std::vector<MessagePtr> late(Clock::time_point now);  // recomputes nearest()
+  std::vector<End> take_ends() { return std::exchange(ends_, {}); }
+
+ private:
+  std::list<MessagePtr> pending_;
+  std::vector<End> ends_;
+  Clock::time_point nearest_ = Clock::time_point::max();
+};
+
+}  // namespace ff::hfreduce::mail

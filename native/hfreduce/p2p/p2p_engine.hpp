@@ -1,0 +1,124 @@
+// Point-to-point messages between the ranks of a group: sends and receives with tags and any source. They bypass the
+// queue of the collectives, so that crossing messages never wait for one another.
+//
+// Thread contract: every method may be called from any thread. The posting thread moves a message as far as nothing
+// blocks. Then a thread that waits for one (wait()) moves all messages, else P2PEngine's own thread. That thread starts with
+// the first link or message and ends with the object.
+//
+// A link is one stream socket, opened by the sender; messages go forward on it, answers come back:
+//
+//   up to 64 KiB, while the sender has credit            longer, or without credit
+//   sender                        receiver               sender                        receiver
+//     | eager {tag, bytes} payload -->|                    | request {tag, id, bytes} ---->|
+//     | (done once written)           | meets its receive  |<------------------ clear {id} | has met its receive
+//     |            ...                | or waits in        | data {id, bytes} payload ---->| straight into it
+//     |<------------- credit {bytes}  | memory             | data ...  (chunks of 1 MiB)   |
+//
+// Between processes of one host long messages in the arena are copied without the socket (shared_offers.hpp). Every frame
+// begins with mail::Header {magic, kind, tag, id, bytes}, 32 bytes, little-endian. Credit bounds the eager bytes that
+// wait at a receiver to 8 MiB per sender. The receiver answers `refuse` if its receive has another size (both ends
+// fail). The sender sends `cancel` if its deadline passed (a matched receive fails).
+//
+// Messages of one sender and tag match their receives in order. A send is over when its bytes may be reused. The end of
+// a peer (EOF) ends the sends to it with Error(rank_failed, rank); it ends the receives from it likewise, once all that
+// it sent was read. Receives from any source end when no rank is left that could send.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "hfreduce/engine/operation.hpp"
+#include "hfreduce/p2p/link_manager.hpp"
+
+namespace ff::hfreduce {
+
+class P2PEngine {
+ public:
+  P2PEngine(int rank, int world);
+  ~P2PEngine();  // ends every message. REQUIRES: no other call is running
+  P2PEngine(const P2PEngine&) = delete;
+  P2PEngine& operator=(const P2PEngine&) = delete;
+
+  // Takes a connected stream socket that this rank (outgoing) or `rank` (incoming) opened, and owns it even if it
+  // throws Code::invalid (only one link per direction and peer is ever allowed). Messages posted before wait for their
+  // link. `local`: a Unix socket to a process of this host; long messages from the arena are then copied once, by the
+  // receiver.
+  void add_outgoing(int rank, int fd, bool local = false);
+  void add_incoming(int rank, int fd);
+
+  // `data` must stay valid until the operation is over. `seconds` <= 0: no deadline; else the operation ends with
+  // Code::deadline_exceeded after `seconds`, and no other operation is affected. A receive must have the size of its
+  // message, else Code::collective. From -1 it takes the earliest message of the tag, and Operation::source names the
+  // sender. `attended`: the caller calls wait() next. Both throw Code::invalid for an unknown rank or their own.
+  std::shared_ptr<Operation> send(int to, std::uint64_t tag, const void* data, std::size_t bytes,
+                                  double seconds, bool attended = false);
+  std::shared_ptr<Operation> receive(int from, std::uint64_t tag, void* data, std::size_t bytes,
+                                     double seconds, bool attended = false);
+  // Like Operation::wait(), but this thread moves the bytes meanwhile, so no other thread needs to wake first.
+  bool wait(Operation& operation, double seconds);
+
+  // Callback that returns the error that counts after the end of a peer ended messages: the cause may be the end of
+  // another rank. It may block for a moment; P2PEngine calls it without a lock. set_judge: once, before the first message.
+  using Judge = std::function<Error(const Error&)>;
+  void set_judge(Judge judge) { judge_ = std::move(judge); }
+
+  // True if `rank` has ever had a link to this rank. REQUIRES: another rank of the group.
+  bool heard_from(int rank);
+
+  // Ends every message, now and later, with this error, and closes the links.
+  void fail(const Error& error);
+
+ private:
+  class Session;
+
+  std::shared_ptr<Operation> submit(bool sending, int peer, std::uint64_t tag, char* data,
+                                    std::size_t bytes, double seconds, bool attended);
+  template <class Act>
+  void with_links(bool poller, const Act& act);
+  void post_all(bool poller);
+  void start();
+  void kick();
+  void turn(Clock::time_point until);
+  bool visit();
+  void leave();
+  void rouse();
+  bool take_over();
+  void work();
+
+  const int rank_, world_;
+  const unsigned generation_;  // of forks
+  const int kick_fd_;  // wakes the poller
+  Judge judge_;
+
+  std::mutex box_mutex_;
+  std::vector<mail::MessagePtr> box_;  // posted, not yet with the link manager; guarded by box_mutex_
+
+  std::mutex mutex_;       // guards links_; taken before the next
+  mail::LinkManager links_;
+
+  // Guarded by role_mutex_: the polling role. One thread at a time has it, a visitor (a thread in wait()) before P2PEngine's
+  // own.
+  std::mutex role_mutex_;
+  std::condition_variable role_changed_;
+  bool visitor_ = false;
+  bool polling_ = false;      // the own thread polls, or handles what it found
+  bool sleeping_ = false;     // the own thread waits for the visitor's end and must be notified of it
+  bool needed_ = false;       // the own thread must poll, although a visitor has just left
+  bool closing_ = false;
+  std::uint64_t visits_ = 0;
+  std::thread thread_;
+
+  std::atomic<bool> visited_{false};     // copy of visitor_, for threads that end operations
+  std::atomic<bool> busy_{false};        // the link manager has copies to do
+  std::atomic<std::size_t> pending_{0};  // messages that have not ended, and ...
+  std::atomic<Clock::time_point> nearest_{Clock::time_point::max()};  // ... and a time before which none expires
+};
+
+}  // namespace ff::hfreduce

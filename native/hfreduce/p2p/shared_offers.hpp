@@ -1,0 +1,75 @@
+// Messages that bypass the socket: sender and receiver are on one host and the bytes lie in the sender's arena.
+//
+//   sender                                                receiver
+//     | offer {tag, id, bytes} Offer, new descriptors -->| meets its receive, copies from the mapped segment,
+//     |<-------------------------------------- done {id} | claims
+//
+// The receiver claims a message after it has copied it; the sender withdraws one before it gives its bytes back early.
+// Both swap one word in shared memory, and the first swap wins. So a receive never succeeds with bytes that changed
+// during the copy, and a sender need not wait for a frozen receiver.
+//
+// Thread contract: none of its own; P2PEngine's lock guards everything here.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "base/memory/segment.hpp"
+#include "hfreduce/engine/arena.hpp"
+
+namespace ff::hfreduce::mail {
+
+// Follows the header of an offer.
+struct Offer {
+  std::int32_t segment = -1;  // of the sender's arena
+  std::uint32_t slot = 0;     // of the sender's claims
+  std::uint64_t offset = 0;
+  std::uint32_t with_claims = 0, with_segment = 0;  // whether their descriptors come with this frame
+};
+static_assert(sizeof(Offer) == 24);
+
+inline constexpr std::size_t kSlots = 256;  // messages offered at a time on one link; more go through the socket
+
+// One word per slot, swapped once by each side: (id << 2) + state. Ids of a link never repeat; slots may.
+using Claim = std::atomic<std::uint64_t>;
+static_assert(sizeof(Claim) == 8 && Claim::is_always_lock_free);
+
+// The sender's side of one link.
+class Offers {
+ public:
+  // Returns an offer for these bytes; none if they lie outside the arena or all slots are taken. Adds to `descriptors`
+  // those that the peer lacks, in the order in which it expects them.
+  std::optional<Offer> make(std::uint64_t id, const char* data, std::size_t bytes,
+                            std::vector<int>& descriptors);
+  bool withdraw(std::uint64_t id, std::uint32_t slot);  // false: the receiver has claimed it
+  void free(std::uint32_t slot) { free_.push_back(slot); }
+  void unsay(const Offer& offer);  // takes it back: neither it nor its descriptors were sent
+
+ private:
+  Claim& claim(std::uint32_t slot) { return reinterpret_cast<Claim*>(claims_->data())[slot]; }
+
+  std::optional<Segment> claims_;
+  std::vector<std::uint32_t> free_;
+  bool claims_sent_ = false;
+  std::vector<bool> segments_sent_;  // by number
+};
+
+// The receiver's side of one link.
+class Offered {
+ public:
+  static std::size_t descriptors(const Offer& offer);  // number of descriptors that come with it
+  // REQUIRES: that many descriptors; owned from here on.
+  void map(const Offer& offer, const std::vector<int>& descriptors);
+  // Returns the address of the bytes, valid as long as this object lives; nullptr if the memory could not be mapped.
+  const char* find(const Offer& offer, std::size_t bytes) const;
+  bool claim(std::uint64_t id, const Offer& offer);  // false: withdrawn, so the copy is invalid
+
+ private:
+  std::optional<Segment> claims_;
+  std::map<std::int32_t, Segment> segments_;
+};
+
+}  // namespace ff::hfreduce::mail

@@ -1,0 +1,134 @@
+// Bytes over UCX, for RDMA networks: tagged messages between workers, one worker per group.
+//
+// Thread contract: as LinkedTransport's. A mutex lets UCX see one thread at a time; abort() ends all work in flight in
+// the thread that calls it.
+//
+// A link's socket stays open beside UCX's own connections: see ucx_link.hpp. Only its end means that a peer has left.
+// An endpoint that fails while the socket lives counts a second later. Most likely the peer has given the group up
+// because of another rank, and that cause should be reported first.
+//
+// Messages of a link are done in order. The last message of all is held back until UCX has flushed the worker. No
+// thread calls progress() between operations, so no message may stay in UCX waiting for such a call.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "hfreduce/transport/arrivals.hpp"
+#include "hfreduce/transport/transport.hpp"
+#include "hfreduce/transport/ucx_link.hpp"
+#include "hfreduce/transport/ucx_worker.hpp"
+
+namespace ff::hfreduce {
+
+class UcxTransport final : public LinkedTransport {
+ public:
+  // Throws Error(collective) if UCX is unavailable: see ucx::Engine.
+  UcxTransport();
+  // Peers learn that this rank left and still get all that was done here. In a forked child the destructor closes the
+  // child's copies of the sockets and leaves the rest to the parent.
+  ~UcxTransport() override;
+  UcxTransport(const UcxTransport&) = delete;
+  UcxTransport& operator=(const UcxTransport&) = delete;
+
+  void add_outgoing(int rank, int fd) override;
+  void add_incoming(int rank, int fd) override;
+
+  void send(int rank, Transfer& transfer) override;
+  void receive(int rank, Transfer& transfer) override;
+  // After one of these has thrown, both throw the same again, and neither transfers nor their memory are touched any
+  // more.
+  bool progress() override;
+  void wait(std::chrono::milliseconds limit) override;
+
+  void wake() override;
+  void abort() override;  // the same holds when it returns; peers see endpoints fail
+  std::uint64_t bytes_sent() const override {
+    return sent_;
+  }  // payload alone: of messages that are done
+
+ private:
+  struct Link;
+  struct Message {  // its address stays while it is in its link's queue, because UCX knows it
+    enum class State { queued, under_way, complete, failed };
+    Link* link;
+    Transfer* transfer;
+    State state = State::queued;
+    ucx::Request* request = nullptr;
+  };
+  using State = Message::State;
+  struct Link {
+    UcxTransport* owner;
+    int rank;
+    bool incoming;
+    ucx::LinkSocket line;
+    ucx::Endpoint* endpoint = nullptr;  // of an outgoing link, after its greeting
+    std::uint64_t tag = 0;
+    std::deque<Message> messages = {};  // not done
+    std::uint64_t done = 0;             // messages
+    std::optional<std::chrono::steady_clock::time_point> broken = {};
+    std::string why = {};  // the cause if it broke
+  };
+  using Links = std::map<int, std::unique_ptr<Link>>;
+
+  void add(int rank, int fd, bool incoming);
+  void adopt();
+  Link& link_to(Links& links, int rank, bool incoming);
+  void post(Link& link, Transfer& transfer);
+  void hand_over(Message& message);
+  void greeted(Link& link, const ucx::LinkSocket::Greeting& greeting);
+  bool poll(int timeout_ms, bool drain_wakes);
+  void listen(Link& link, bool add);
+  bool settle();
+  bool settle(Link& link);
+  void release_last();
+  void break_link(Link& link, ucx::Status status);
+  void look_after(Link& link);
+  bool lost(Link& link);
+  void check();
+  [[noreturn]] void fail(Error error);
+  void tear_down() noexcept;
+  void settle_down() noexcept;
+  std::uint64_t new_tag();
+
+  static void on_sent(ucx::Request*, ucx::Status status, void* message);
+  static void on_received(ucx::Request*, ucx::Status status, const ucx::Received* received,
+                          void* message);
+  static void on_error(void* link, ucx::Endpoint*, ucx::Status status);
+  static void on_flushed(ucx::Request* request, ucx::Status, void* transport);
+  void completed(Message& message, ucx::Status status);
+
+  const unsigned generation_;            // of forks
+  std::unique_ptr<ucx::Engine> engine_;  // null after a failure
+  int epoll_ = -1;
+  int wake_ = -1;  // eventfd
+  std::atomic<std::uint64_t> sent_ = 0;
+  std::atomic<bool> aborted_ = false;
+
+  std::mutex work_mutex_;  // guards everything down to arrivals_
+  Links outgoing_, incoming_;
+  std::set<std::uint64_t> tags_;
+  std::vector<Link*> dirty_;     // links with a completed message
+  std::vector<Link*> troubled_;  // ended or broken
+  std::size_t pending_ = 0;      // messages that are not done
+  std::uint64_t posted_ = 0;     // messages so far
+  std::uint64_t flushing_ = 0,
+                flushed_ = 0;  // posted_ when the current or last flush began
+  bool closing_ = false;       // callbacks come too late
+  std::optional<Error> failed_, bad_message_;
+
+  Arrivals arrivals_;
+};
+
+}  // namespace ff::hfreduce

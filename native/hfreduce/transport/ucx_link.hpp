@@ -1,0 +1,65 @@
+// The socket of one link of the UCX transport. It tells the sender the receiver's address, and tells both sides whether
+// the other is alive and, when it leaves, how far it has come.
+//
+//   receiver -> sender   Greeting, the address of its UCX worker          when the link is made
+//   both                 how many messages it has done on this link       when it leaves in an orderly way
+//   both                 the end of the stream                            when it leaves or dies
+//
+// The sockets were authenticated before, unlike UCX's own connections. Only the two ends know the tag, so messages that
+// other processes send to the worker are never taken for the peer's.
+//
+// Thread contract: one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace ff::hfreduce::ucx {
+
+class LinkSocket {
+ public:
+  struct Greeting {
+    std::uint64_t tag;
+    std::string address;
+  };
+  enum class Side { sender, receiver };
+
+  LinkSocket(Side side, int rank) : side_(side), rank_(rank) {}
+  ~LinkSocket();
+  LinkSocket(const LinkSocket&) = delete;
+  LinkSocket& operator=(const LinkSocket&) = delete;
+
+  // Owns the descriptor from the call on; the descriptor must not block and is guarded against forks. `greeting`: the
+  // receiver's.
+  void open(int fd, const Greeting* greeting);
+  int fd() const { return fd_; }
+  bool wants_to_write() const { return !out_.empty(); }
+
+  // Reads and writes what can be moved. Throws Error(collective) if the other side violates the protocol.
+  void advance();
+  // True if the other side has closed the link or is dead, and all that it wrote has been read.
+  bool ended() const { return ended_; }
+  // Returns the receiver's greeting, once; on the sender's side.
+  std::optional<Greeting> take_greeting();
+  // Returns the number of messages the other side has completed; none until it has left in an orderly way.
+  std::optional<std::uint64_t> promised() const { return promised_; }
+
+  // Writes the last bytes of the link. Never blocks.
+  void say_goodbye(std::uint64_t done) noexcept;
+
+ private:
+  void read();
+  void write();
+  void parse();
+
+  const Side side_;
+  const int rank_;
+  int fd_ = -1;
+  bool ended_ = false, greeted_ = false;
+  std::string in_, out_;
+  std::optional<Greeting> greeting_;
+  std::optional<std::uint64_t> promised_;
+};
+
+}  // namespace ff::hfreduce::ucx

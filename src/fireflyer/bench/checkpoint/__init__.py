@@ -1,0 +1,1 @@
+"""The checkpoint benchmark: saves and loads against other libraries and the disk."""

@@ -1,0 +1,1 @@
+"""Benchmarks of the platform: its own costs, and its API under load."""

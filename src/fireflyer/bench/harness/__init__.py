@@ -1,0 +1,1 @@
+"""Parts common to all benchmarks: ranks, interleaved rounds, goals, and the report."""

@@ -1,0 +1,79 @@
+"""Shared parts of the `fireflyer bench` commands: options, progress and the report."""
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Annotated
+
+import typer
+
+from fireflyer.bench.harness import options
+from fireflyer.bench.harness.report import Machine, NcclRow, Report, Row, emit
+
+JsonTo = Annotated[
+    str | None,
+    typer.Option(
+        "--json", metavar="[FILE]", help="Write the report as JSON; '-' or no FILE: stdout."
+    ),
+]
+Rounds = Annotated[
+    int, typer.Option(min=1, help="Number of interleaved rounds; the report shows medians.")
+]
+
+
+def say(text: str) -> None:
+    """Shows the current activity, in place on a terminal."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+
+
+def teller() -> Callable[[str], None]:
+    """Returns `say` on a terminal; elsewhere a logger that prints one line per case, up to a
+    colon.
+    """
+    if sys.stderr.isatty():
+        return say
+    last = ""
+
+    def log(text: str) -> None:
+        nonlocal last
+        case = text.partition(":")[0]
+        if case != last:
+            last = case
+            sys.stderr.write(f"{time.strftime('%H:%M:%S')} {case}\n")
+            sys.stderr.flush()
+
+    return log
+
+
+def report(
+    name: str, machine: Machine, rows: list[Row], nccl: list[NcclRow], json_to: str | None
+) -> None:
+    command = shlex.join(["fireflyer", "bench", *sys.argv[1:]])
+    emit(Report(bench=name, command=command, machine=machine, rows=rows, nccl=nccl), json_to)
+
+
+def sizes_of(text: str) -> tuple[int, ...]:
+    """Parses a list of sizes; raises BadParameter if it is invalid."""
+    try:
+        return tuple(options.parse_size(size.strip()) for size in text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def names_of(option: str, text: str, known: Iterable[str]) -> tuple[str, ...]:
+    """Parses a list of names; raises BadParameter for an unknown name."""
+    try:
+        return options.parse_names(text, known)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}") from None
+
+
+def layouts_of(text: str) -> tuple[tuple[int, int], ...]:
+    """Parses a list of hosts x ranks per host; raises BadParameter if it is invalid."""
+    try:
+        return options.parse_layouts(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--layouts: {error}") from None

@@ -1,0 +1,200 @@
+"""Goals of the benchmarks: required ratios by case; None if a case has no goal.
+
+A time of at most x times the peer's is a ratio of at least 1/x.
+"""
+
+K, M = 1 << 10, 1 << 20
+SIZES = (64 * K, M, 16 * M, 128 * M)
+
+_FEW_RANKS = {"zero-copy": (40, 22, 9, 8), "staged": (30, 12, 6, 5.5)}
+_OVERSUBSCRIBED = {"zero-copy": (80, 28, 8, 8), "staged": (60, 14, 4.3, 4.3)}
+_MPI_TIMES = (1.1, 0.9, 0.4, 0.2)
+
+SYNC_CALL_US = 8.0
+ASYNC_CALL_US = 20.0
+NIC_BYTES = 1 / 1.02
+LINE_RATE = 1 / 1.06
+_WIRES = {"bf16": 1.9, "fp16": 1.9, "int8": 3.5}
+_FLAT_GLOO = {"contiguous": 1.65, "round-robin": 6.5}
+
+
+def _of_size(values: tuple[float, ...] | None, size: int) -> float | None:
+    return values[SIZES.index(size)] if values is not None and size in SIZES else None
+
+
+def against_gloo(collective: str, dtype: str, memory: str, ranks: int, size: int) -> float | None:
+    """Returns the goal of an allreduce inside a host against gloo, for wall and CPU time."""
+    if collective != "allreduce" or dtype not in ("float32", "bfloat16"):
+        return None
+    if ranks not in (2, 4, 8):
+        return None
+    table = _OVERSUBSCRIBED if ranks == 8 else _FEW_RANKS
+    return _of_size(table.get(memory), size)
+
+
+def against_mpi(collective: str, dtype: str, memory: str, ranks: int, size: int) -> float | None:
+    """Returns the goal of an allreduce inside a host against MPI, for wall time.
+
+    It is the same for zero-copy and staged memory.
+    """
+    asked = collective == "allreduce" and dtype == "float32" and ranks in (2, 4)
+    if not asked or memory == "shared":
+        return None
+    return _of_size(tuple(1 / time for time in _MPI_TIMES), size)
+
+
+def of_add_limit(collective: str, memory: str, ranks: int, size: int) -> float | None:
+    """Returns the required ratio of bytes per second to the add limit.
+
+    Only a zero-copy allreduce that exceeds the caches has this goal.
+    """
+    if collective != "allreduce" or memory != "zero-copy" or size < 128 * M:
+        return None
+    return {2: 0.9, 4: 0.9, 8: 0.75}.get(ranks)
+
+
+def bfloat16_against_float32(collective: str, size: int) -> float | None:
+    """Returns the goal of bfloat16 against float32 for the same bytes, both ours."""
+    if collective != "allreduce" or size < M:
+        return None
+    return 1.0 if size >= 16 * M else 0.8
+
+
+def wire(codec: str, size: int) -> float | None:
+    """Returns the goal of a wire codec against the float32 wire."""
+    return _WIRES.get(codec) if size in (16 * M, 64 * M) else None
+
+
+def flat_gloo(hosts: int, ranks_per_host: int, order: str, size: int) -> float | None:
+    """Returns the goal of ours against gloo's flat ring over the same hosts."""
+    if (hosts, ranks_per_host) != (2, 4) or size not in (16 * M, 64 * M):
+        return None
+    return _FLAT_GLOO[order]
+
+
+OPENING_MS = 50.0
+_RECORDS = {
+    ("warm 64 KiB", "peer"): 3.0,
+    ("warm 64 KiB", "memcpy"): 0.6,
+    ("warm 64 KiB views", "peer"): 0.9,
+    ("warm 1 KiB", "peer"): 1.3,
+    ("cold 64 KiB", "fio"): 1.2,
+    ("cold 64 KiB", "peer"): 1.8,
+    ("DataLoader, in process", "one by one"): 5.0,
+    ("DataLoader, 2 workers", "one by one"): 5.0,
+    ("DataLoader 1 KiB, in process", "one by one"): 5.0,
+    ("DataLoader 1 KiB, 2 workers", "one by one"): 5.0,
+    ("small files", "files"): 3.0,
+    ("packing", "cat"): 0.7,
+}
+
+
+def records(case: str, peer: str) -> float | None:
+    """Returns the goal of random reads of record files.
+
+    The peer "peer" is the fastest peer that the case allows.
+    """
+    return _RECORDS.get((case, peer))
+
+
+BLOCKED_MS = 10.0
+ONE_TENSOR_MS = 20.0
+SLOW_DOWN = 0.02
+STAGING = 1.05
+BEYOND_MIB = 64.0
+_CHECKPOINT = {
+    ("stall", "memcpy"): 1 / 1.15,
+    ("stall", "dcp.async_save"): 2.2,
+    ("total", "raw"): 0.75,
+    ("cold load", "raw"): 0.85,
+    ("cold load", "dcp"): 1.6,
+    ("warm load", "dcp"): 5.0,
+    ("warm load", "safetensors"): 0.8,
+}
+
+
+def checkpoint(case: str, peer: str) -> float | None:
+    """Returns the goal of saves and loads of a whole state; "raw" is O_DIRECT of the same bytes."""
+    return _CHECKPOINT.get((case, peer))
+
+
+INDEX_BYTES = 128.0
+MILLION_MIB = 200.0
+_FS = {
+    ("tcp", "sendfile"): (0.8, 0.95),
+    ("local", "pread"): (0.65, 0.8),
+    ("small", "ring"): (0.6, 0.8),
+    ("write", "raw"): (0.7, 0.85),
+    ("create", "juicefs"): (8.0, 15.0),
+    ("create", "moosefs"): (0.9, 1.5),
+    ("one", "sqlite"): (0.8, 0.9),
+    ("stat", "juicefs"): (5.0, 15.0),
+}
+
+
+def fs(case: str, peer: str) -> tuple[float, float]:
+    """Returns the required ratio and the aim of a case of the file system."""
+    return _FS[case, peer]
+
+
+Shares = tuple[float, float] | None
+_STEP = {
+    ("0.45", "ddp"): (0.87, 0.80),
+    ("0.45", "ddp, bf16"): (0.52, 0.42),
+    ("0.45", "ddp, int8"): (0.44, 0.37),
+    ("1", "ddp"): (0.70, 0.62),
+    ("1", "ddp, bf16"): (0.64, 0.60),
+    ("1", "ddp, int8"): (0.62, 0.59),
+    ("0.45", "ZeRO-3"): (0.58, 0.50),
+    ("0.45", "ZeRO-2"): (0.55, 0.47),
+    ("0.45", "ZeRO-3, bf16 both ways"): (0.33, 0.26),
+    ("vgg", "ddp"): (0.6, 0.5),
+    ("vgg", "ddp, bf16"): (0.35, 0.28),
+    ("host", "ddp"): (0.95, 0.85),
+    ("host", "ZeRO-3"): (0.8, 0.65),
+}
+_OVER_IDEAL = {"ddp": (1.2, 1.08), "ZeRO-3": (1.3, 1.12), "ZeRO-2": (1.3, 1.12)}
+_SENT = {"ddp": (1.02, 1.005), "ZeRO-3": (1.02, 1.005), "ZeRO-2": (1.02, 1.005)}
+WIRE_LOSS_PERCENT = 0.5
+MODEL_ERROR_PERCENT = 10.0
+SHARDED_MEMORY = 1.05
+"""Maximum bytes of a rank's parameters, gradients and optimizer states, over 1/ranks of all."""
+_EXPOSED = {("1", "ddp"): (0.35, 0.1)}
+
+
+def train_step(case: str, candidate: str) -> Shares:
+    """Returns the required maximum of a step's time over the peer's, and the aim."""
+    return _STEP.get((case, candidate))
+
+
+def train_exposed(case: str, candidate: str) -> Shares:
+    """Returns the required maximum of exposed communication over the peer's, and the aim."""
+    return _EXPOSED.get((case, candidate))
+
+
+def train_over_ideal(case: str, candidate: str) -> Shares:
+    """Returns the required maximum of a step's time over its ideal, and the aim.
+
+    The ideal is the longer of the work alone and the least bytes at the line's rate.
+    """
+    return _OVER_IDEAL.get(candidate) if case in ("0.45", "1", "gpt") else None
+
+
+def train_sent(case: str, candidate: str) -> Shares:
+    """Returns the required maximum of sent bytes over the least possible, and the aim."""
+    return _SENT.get(candidate) if case else None
+
+
+API_RATE = 100.0
+"""Required submissions per second to the platform; the aim is twice as many."""
+API_P99_S = 0.25
+"""Maximum 99th percentile of a submission's time."""
+
+HAI_START_MS = 500.0
+"""Maximum time to start a rank on the local engine from nothing."""
+HAI_MEMORY_MB = 25.0
+"""Maximum memory of an attempt's supervisor."""
+HAI_DEATH_MS = 100.0
+"""Maximum time until a dead rank is detected."""
+HAI_SUSPEND_MS = {"local": 1000.0, "slurm": 2000.0}
+"""Maximum time from the request to free nodes, without the task's own save."""

@@ -1,0 +1,22 @@
+"""Measurement in turns, so that a drift of the machine affects all candidates."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def interleaved(candidates: dict[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """Returns each candidate's values by round.
+
+    The order rotates from round to round; an unmeasured round comes first.
+    """
+    found: dict[str, list[T]] = {name: [] for name in candidates}
+    names = list(candidates)
+    for number in range(-1, rounds):
+        turn = max(number, 0) % len(names)
+        for name in names[turn:] + names[:turn]:
+            value = candidates[name]()
+            if number >= 0:
+                found[name].append(value)
+    return found

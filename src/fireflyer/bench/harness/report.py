@@ -1,0 +1,276 @@
+"""Format of every benchmark: rows of ours against a peer, as a table and as JSON.
+
+Collectives add a second table with the columns of nccl-tests; in JSON it is the list "nccl".
+"""
+
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fireflyer import _native
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One comparison; a ratio above 1 always means that ours is better."""
+
+    case: str
+    unit: str
+    ours: float
+    peer: str
+    peer_value: float | None
+    """Value of the peer; None if the peer cannot run the case: `peer` then holds the reason."""
+    ratio: float | None
+    bound: float | None
+    """Physical or measured raw limit, in the same unit."""
+    of_bound: float | None
+    """Reached share of the limit: 1 is all of it."""
+    rounds: int
+    spread: float
+    """Largest over smallest value of ours among the rounds."""
+    goal: float | None
+    """Required ratio."""
+    aim: float | None = None
+    """Desired ratio; omitted from JSON if None."""
+
+    @classmethod
+    def of_times(
+        cls,
+        case: str,
+        unit: str,
+        ours: Sequence[float],
+        peer: str,
+        peers: Sequence[float],
+        bounds: Sequence[float] = (),
+        goal: float | None = None,
+        aim: float | None = None,
+    ) -> "Row":
+        """Returns a row of durations or bytes, one value per round; less is better.
+
+        Args:
+            peers: values of the peer; empty if the peer cannot run the case.
+        """
+        mine = statistics.median(ours)
+        theirs = statistics.median(peers) if peers else None
+        bound = statistics.median(bounds) if bounds else None
+        return cls(
+            case=case,
+            unit=unit,
+            ours=mine,
+            peer=peer,
+            peer_value=theirs,
+            ratio=theirs / mine if theirs is not None else None,
+            bound=bound,
+            of_bound=bound / mine if bound is not None else None,
+            rounds=len(ours),
+            spread=max(ours) / min(ours),
+            goal=goal if theirs is not None else None,
+            aim=aim if theirs is not None else None,
+        )
+
+    @classmethod
+    def of_rates(
+        cls,
+        case: str,
+        unit: str,
+        ours: Sequence[float],
+        limit: str,
+        limits: Sequence[float],
+        goal: float | None = None,
+        aim: float | None = None,
+    ) -> "Row":
+        """Returns a row of rates against a measured limit, one value per round; more is better."""
+        return cls.of_speeds(case, unit, ours, limit, limits, limits, goal, aim)
+
+    @classmethod
+    def of_speeds(
+        cls,
+        case: str,
+        unit: str,
+        ours: Sequence[float],
+        peer: str,
+        peers: Sequence[float],
+        bounds: Sequence[float] = (),
+        goal: float | None = None,
+        aim: float | None = None,
+    ) -> "Row":
+        """Returns a row of rates against a peer, one value per round; more is better.
+
+        Args:
+            peers: values of the peer; empty if the peer cannot run the case.
+        """
+        mine = statistics.median(ours)
+        theirs = statistics.median(peers) if peers else None
+        bound = statistics.median(bounds) if bounds else None
+        return cls(
+            case=case,
+            unit=unit,
+            ours=mine,
+            peer=peer,
+            peer_value=theirs,
+            ratio=mine / theirs if theirs is not None else None,
+            bound=bound,
+            of_bound=mine / bound if bound is not None else None,
+            rounds=len(ours),
+            spread=max(ours) / min(ours),
+            goal=goal if theirs is not None else None,
+            aim=aim if theirs is not None else None,
+        )
+
+    @property
+    def missed(self) -> bool:
+        return self.goal is not None and self.ratio is not None and self.ratio < self.goal
+
+
+class NcclRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One candidate with the columns of nccl-tests."""
+
+    who: str
+    size: int
+    """Size in bytes."""
+    count: int
+    """Elements; those of one rank if `size` is that of all ranks' parts together."""
+    type: str
+    redop: str
+    time_us: float
+    algbw: float
+    """Algorithm bandwidth in GB/s (10^9): size over time."""
+    busbw: float
+    """Bus bandwidth in GB/s: algbw times the collective's factor of nccl-tests."""
+    wrong: int
+    """Elements with a wrong value on any rank, in a call after the timed calls."""
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """Machine of a run."""
+
+    cpu: str
+    cores: int
+    isa: str
+    """Instruction set of the kernels, and the width of CRCs: "v3, 256-bit CRCs".
+
+    FIREFLYER_ISA forces an instruction set.
+    """
+    memory: int
+    """Memory in bytes."""
+    kernel: str
+    load: tuple[float, float, float]
+    """Load averages before the run."""
+
+    @classmethod
+    def here(cls) -> "Machine":
+        cpu = "unknown"
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                cpu = line.partition(":")[2].strip()
+                break
+        return cls(
+            cpu=cpu,
+            cores=len(os.sched_getaffinity(0)),
+            isa=f"{_native.isa()}, {_native.crc_width()}-bit CRCs",
+            memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            kernel=platform.release(),
+            load=os.getloadavg(),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.cpu}, {self.cores} cores, {self.isa}, Linux {self.kernel}"
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Contents of the file that `--json` writes; "nccl" is omitted if the list is empty."""
+
+    bench: str
+    command: str
+    machine: Machine
+    rows: list[Row]
+    nccl: list[NcclRow] = []
+
+
+def emit(report: Report, json_to: str | None) -> None:
+    """Prints the tables and writes the JSON file; for "-", writes only JSON, to standard output."""
+    if json_to is not None:
+        text = msgspec.json.format(msgspec.json.encode(report), indent=1)
+        if json_to == "-":
+            sys.stdout.write(text.decode() + "\n")
+            return
+        Path(json_to).write_bytes(text + b"\n")
+    _print_tables(report)
+
+
+def _print_tables(report: Report) -> None:
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    if report.nccl:
+        console.print(_nccl_table(report.nccl))
+    console.print(_row_table(report))
+    missed = sum(row.missed for row in report.rows)
+    asked = sum(row.goal is not None for row in report.rows)
+    if asked:
+        console.print(f"{asked - missed} of {asked} goals reached")
+
+
+def _row_table(report: Report) -> "Table":
+    from rich.table import Table
+
+    machine = report.machine
+    load = " ".join(f"{number:.2f}" for number in machine.load)
+    table = Table(title=f"{report.command}\n{machine}, load {load}")
+    table.add_column("case", no_wrap=True)
+    for name in ("ours", "peer", "", "ratio", "goal", "of limit", "spread"):
+        table.add_column(name, justify="right")
+    for row in report.rows:
+        ratio = "" if row.ratio is None else f"{row.ratio:.3g}x"
+        table.add_row(
+            row.case,
+            _quantity(row.ours, row.unit),
+            "" if row.peer_value is None else _quantity(row.peer_value, row.unit),
+            row.peer,
+            ratio + (" below" if row.missed else ""),
+            "" if row.goal is None else f"{row.goal:.3g}x{_aim(row)}",
+            "" if row.of_bound is None else f"{row.of_bound:.2f}",
+            f"{row.spread:.2f}",
+            style="red" if row.missed else None,
+        )
+    return table
+
+
+def _aim(row: Row) -> str:
+    return "" if row.aim is None else f", aim {row.aim:.3g}x"
+
+
+def _nccl_table(rows: list[NcclRow]) -> "Table":
+    from rich.table import Table
+
+    table = Table()
+    for name in ("", "size (B)", "count", "type", "redop"):
+        table.add_column(name, justify="right" if name in ("size (B)", "count") else "left")
+    for name in ("time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            row.who,
+            str(row.size),
+            str(row.count),
+            row.type,
+            row.redop,
+            f"{row.time_us:,.1f}",
+            f"{row.algbw:.2f}",
+            f"{row.busbw:.2f}",
+            str(row.wrong),
+            style="red" if row.wrong else None,
+        )
+    return table
+
+
+def _quantity(value: float, unit: str) -> str:
+    return f"{value:,.0f} {unit}" if abs(value) >= 100 else f"{value:.3g} {unit}"

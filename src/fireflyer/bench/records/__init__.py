@@ -1,0 +1,1 @@
+"""The record benchmark: random batch reads against other formats."""

@@ -1,0 +1,1 @@
+"""Weak scaling beyond this machine: a model with measured costs."""

@@ -1,0 +1,1 @@
+"""The training benchmark: steps of data parallelism against torch's."""

@@ -1,0 +1,1 @@
+"""Formats of other libraries: safetensors and torch.distributed.checkpoint."""

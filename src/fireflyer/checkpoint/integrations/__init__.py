@@ -1,0 +1,1 @@
+"""Callbacks for training libraries: Lightning, the Hugging Face Trainer, hfai."""

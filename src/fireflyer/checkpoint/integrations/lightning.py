@@ -1,0 +1,162 @@
+"""Lightning integration: `callbacks=[FireflyerCheckpoint(...)]` saves and resumes."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from fireflyer.checkpoint import rng
+from fireflyer.checkpoint.integrations.origin import check_origin
+from fireflyer.checkpoint.manager import CheckpointManager
+from fireflyer.checkpoint.memory.manager_tier import InMemory
+from fireflyer.checkpoint.retention import Keep
+from fireflyer.checkpoint.state.plain_types import numbers, plain
+from fireflyer.errors import ConfigError
+from fireflyer.storage import Storage
+
+try:
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import Checkpoint
+    from lightning.pytorch.plugins.io import CheckpointIO
+except ImportError as error:
+    raise ConfigError(
+        "fireflyer.checkpoint.integrations.lightning needs the package lightning: "
+        "pip install 'lightning>=2.6'"
+    ) from error
+
+_NEWEST = "fireflyer:newest"
+
+
+class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
+    """Saves the contents of Lightning's own checkpoints and each rank's random number generators.
+
+    Training does not wait for the storage. Saves follow an optimizer step. A save that is due at an
+    epoch's last batch follows the epoch's validation. The last step of a fit is always saved. All
+    ranks take part, as in Lightning's hooks. With `should_suspend`, training stops after the save,
+    once it is durable.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | Storage,
+        every: str | int | None = "5min",
+        keep: int | Keep | None = 3,
+        *,
+        memory: bool | InMemory = False,
+        should_suspend: Callable[[], bool] | None = None,
+        on_suspend: Callable[[], object] | None = None,
+    ) -> None:
+        """
+        Args:
+            directory, every, keep, memory, should_suspend: see CheckpointManager.
+            on_suspend: called when the state is durable after a suspend, e.g.
+                `fireflyer.hai.suspended`, which ends the process.
+        """
+        super().__init__()
+        self.manager = CheckpointManager(
+            directory, every=every, keep=keep, memory=memory, should_suspend=should_suspend
+        )
+        self._on_suspend = on_suspend
+        self._looked_at = self._held = -1
+        self._due = self._stops = False
+        self._mid_epoch = False
+        self._rng: dict[str, Any] | None = None
+
+    @property
+    def newest(self) -> str | None:
+        """Newest good checkpoint for `trainer.fit(ckpt_path=)`; None, to start anew, if none."""
+        return None if self.manager.latest() is None else _NEWEST
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Registers `newest` as a path to load from."""
+        io = trainer.strategy.checkpoint_io
+        if not isinstance(io, _ManagerIO):
+            trainer.strategy.checkpoint_io = _ManagerIO(io, self._load)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Restored before the data loaders' iterators, which draw their order at an epoch's start
+        # ...
+        if self._rng is not None:
+            rng.restore(self._rng)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # ... and again after them in mid-epoch, because the saved run drew its order long before.
+        if self._rng is not None and self._mid_epoch:
+            rng.restore(self._rng)
+        self._rng = None
+        self._stops = False
+        self._looked_at = self._held = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == self._looked_at:
+            return  # gradients are being accumulated, which no checkpoint holds
+        self._looked_at = trainer.global_step
+        # Lightning counts an epoch that a fit breaks off as finished afterwards; so save within it.
+        stops = trainer.global_step == trainer.max_steps or (
+            trainer.should_stop and not self._stops
+        )
+        self._stops = trainer.should_stop
+        self._due = self.manager.should_save(trainer.global_step) or stops
+        if self._due and not trainer.is_last_batch:
+            self._save(trainer, mid_epoch=True)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._due:
+            self._save(trainer, mid_epoch=False)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_step != self._held:
+            self._save(trainer, mid_epoch=False)
+        self.manager.wait()
+
+    def _save(self, trainer: Trainer, mid_epoch: bool) -> None:
+        self._due, self._held = False, trainer.global_step
+        # Lightning offers no public checkpoint on every rank: save_checkpoint gives it to rank 0.
+        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        state = {"lightning": plain(checkpoint), "mid_epoch": mid_epoch}
+        handle = self.manager.save(
+            trainer.global_step,
+            state,
+            per_rank=rng.capture(),
+            metrics=numbers(trainer.callback_metrics),
+        )
+        if self.manager.suspending:
+            handle.wait()
+            trainer.should_stop = True
+            if self._on_suspend is not None:
+                self._on_suspend()
+
+    def _load(self) -> dict[str, Any]:
+        state = self.manager.load()
+        check_origin(state, __name__)
+        self._rng, self._mid_epoch = self.manager.loaded_per_rank(), state["mid_epoch"]
+        checkpoint: dict[str, Any] = state["lightning"]
+        return checkpoint
+
+
+class _ManagerIO(CheckpointIO):  # type: ignore[misc]  # untyped here
+    """Wrapper of another CheckpointIO that also loads the path of the newest checkpoint."""
+
+    def __init__(self, inner: CheckpointIO, load: Callable[[], dict[str, Any]]) -> None:
+        self._inner = inner
+        self._load = load
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        self._inner.save_checkpoint(checkpoint, path, storage_options)
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        if path == _NEWEST:
+            return self._load()
+        loaded: dict[str, Any] = self._inner.load_checkpoint(path, map_location, weights_only)
+        return loaded
+
+    def remove_checkpoint(self, path: Any) -> None:
+        self._inner.remove_checkpoint(path)
+
+    def teardown(self) -> None:
+        self._inner.teardown()

@@ -1,0 +1,1 @@
+"""The memory tier: replicas of saves in keepers, and how ranks reach them."""

@@ -1,0 +1,1 @@
+"""`fireflyer user`, `group`, `token`, `quota` and `audit`."""

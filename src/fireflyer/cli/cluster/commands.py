@@ -1,0 +1,125 @@
+"""Verbs about nodes and the queue. Implementations are imported when a verb runs."""
+
+from typing import Annotated
+
+import typer
+
+from fireflyer.cli.options import HomeOption, JsonOption, TaskArgument
+
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of a node, e.g. n0.")]
+MOMENT = "a duration from now (90m, 2h, 1d) or a local time (2025-01-31T18:00)"
+
+window = typer.Typer(
+    name="window",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Take nodes out for some time: a maintenance, or a reservation for a user or group.",
+)
+
+
+def why(task: TaskArgument, json: JsonOption = False, home: HomeOption = None) -> None:
+    """Explain why a task waits, and when it can be expected to start."""
+    from fireflyer.cli.cluster import impl
+    from fireflyer.hai.client import Client
+
+    impl.why(Client(home).why(task), json=json)
+
+
+def nodes(json: JsonOption = False, home: HomeOption = None) -> None:
+    """List the nodes: their state, its reason, and the tasks on each node."""
+    from fireflyer.cli.cluster import impl
+    from fireflyer.hai.client import Client
+
+    impl.nodes(Client(home).nodes(), json=json)
+
+
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Print one table and return.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Show nodes and tasks; on a terminal, refresh them until Ctrl-C."""
+    from fireflyer.cli.cluster import impl
+    from fireflyer.hai.client import Client
+
+    impl.top(Client(home), once=once)
+
+
+def drain(
+    node: NodeArgument,
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Reason, shown to users.")],
+    until: Annotated[
+        str, typer.Option(metavar="WHEN", help=f"Ready again by itself: {MOMENT}.")
+    ] = "",
+    home: HomeOption = None,
+) -> None:
+    """Drain a node: start no new tasks there. Running tasks continue.
+
+    \b
+      fireflyer drain n3 --reason "fan 2 fails" --until 2h
+    """
+    from fireflyer.cli.cluster.impl import moment
+    from fireflyer.hai.client import Client
+
+    Client(home).drain(node, reason, moment(until, "--until") if until else None)
+
+
+def undrain(node: NodeArgument, home: HomeOption = None) -> None:
+    """Return a drained node to service."""
+    from fireflyer.hai.client import Client
+
+    Client(home).undrain(node)
+
+
+def cluster_verbs(app: typer.Typer) -> None:
+    """Adds the verbs of this module to `app`."""
+    for verb in (why, top, nodes, drain, undrain):
+        app.command()(verb)
+
+
+@window.command("add")
+def window_add(
+    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="Names of nodes.")],
+    begin: Annotated[str, typer.Option("--from", metavar="WHEN", help=f"Begin: {MOMENT}.")] = "0s",
+    until: Annotated[str, typer.Option("--until", metavar="WHEN", help="End, likewise.")] = "1d",
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Reason, shown to users.")] = "",
+    user: Annotated[str, typer.Option(help="User who may use the nodes during the window.")] = "",
+    group: Annotated[
+        str, typer.Option(help="Group whose tasks may use the nodes during the window.")
+    ] = "",
+    json: JsonOption = False,
+    home: HomeOption = None,
+) -> None:
+    """Add a window. Tasks still on its nodes when it begins save, leave and continue elsewhere.
+
+    \b
+      fireflyer window add n0 n1 --from 2h --until 6h --reason "new switch"
+    """
+    from fireflyer.cli.cluster import impl
+    from fireflyer.hai.client import Client
+    from fireflyer.hai.model import WindowView
+
+    asked = WindowView(
+        nodes=tuple(nodes), begin=impl.moment(begin, "--from"),
+        end=impl.moment(until, "--until"), reason=reason, user=user, group=group,
+    )  # fmt: skip
+    impl.windows([Client(home).add_window(asked)], json=json)
+
+
+@window.command("list")
+def window_list(json: JsonOption = False, home: HomeOption = None) -> None:
+    """List windows that have not ended."""
+    from fireflyer.cli.cluster import impl
+    from fireflyer.hai.client import Client
+
+    impl.windows(Client(home).windows(), json=json)
+
+
+@window.command("remove")
+def window_remove(
+    id: Annotated[str, typer.Argument(metavar="WINDOW", help="Id of the window, e.g. w1.")],
+    home: HomeOption = None,
+) -> None:
+    """Remove a window."""
+    from fireflyer.hai.client import Client
+
+    Client(home).remove_window(id)

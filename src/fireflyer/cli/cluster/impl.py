@@ -1,0 +1,116 @@
+"""Implementation of the verbs about nodes and the queue."""
+
+import sys
+import time
+from datetime import datetime
+
+from fireflyer.cli.durations import seconds
+from fireflyer.cli.printing import age, as_json, table, tasks
+from fireflyer.errors import ConfigError
+from fireflyer.hai.client import Client
+from fireflyer.hai.model import NodeView, WhyView, WindowView
+from fireflyer.program import plain
+
+REFRESH_S = 2.0
+
+
+def moment(text: str, option: str) -> float:
+    """Returns the wall clock time of a duration from now or of a local time.
+
+    Raises:
+        ConfigError: the text is neither; the message names the option.
+    """
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        return time.time() + seconds(text, option)
+
+
+def size_mib(text: str) -> int:
+    """Returns the MiB of e.g. "512MiB", "64GiB", "64G"; a number without a unit is MiB.
+
+    Raises:
+        ConfigError: the text is not a size.
+    """
+    factors = {"TiB": 1 << 20, "T": 1 << 20, "GiB": 1 << 10, "G": 1 << 10, "MiB": 1, "M": 1, "": 1}
+    unit = next(unit for unit in factors if text.endswith(unit))
+    number = text[: len(text) - len(unit)]
+    if not number.isdecimal() or len(number) > 12:
+        raise ConfigError(f"invalid size {text!r}: expected e.g. 512MiB or 64GiB")
+    return int(number) * factors[unit]
+
+
+def why(found: WhyView, *, json: bool) -> None:
+    if json:
+        as_json(found)
+        return
+    sys.stdout.write(plain(f"{found.task} is {found.state}: {found.text}") + "\n")
+    if found.state == "queued":
+        when = "not known" if found.earliest is None else f"not before {_time(found.earliest)}"
+        sys.stdout.write(f"expected to start: {when} (policy {found.policy})\n")
+
+
+def nodes(found: list[NodeView], *, json: bool) -> None:
+    if json:
+        as_json(found)
+        return
+    zoned = any(node.zone for node in found)
+    rows = []
+    for node in found:
+        reason = node.reason
+        if node.until is not None:
+            reason += f" (until {_time(node.until)})"
+        gpus = f"{node.free}/{node.gpus}" if node.gpus else "-"
+        zone = [node.zone or "-"] if zoned else []
+        rows.append((node.name, *zone, node.state, gpus, " ".join(node.tasks) or "-", reason))
+    heads = ["ZONE"] if zoned else []
+    table(("NODE", *heads, "STATE", "FREE GPUS", "TASKS", "REASON"), rows)
+
+
+def windows(found: list[WindowView], *, json: bool) -> None:
+    if json:
+        as_json(found)
+        return
+    rows = [
+        (
+            window.id,
+            _time(window.begin),
+            _time(window.end),
+            " ".join(window.nodes),
+            " ".join(filter(None, (window.user, window.group))) or "-",
+            window.reason,
+        )
+        for window in found
+    ]
+    table(("WINDOW", "FROM", "UNTIL", "NODES", "FOR", "REASON"), rows)
+
+
+def top(client: Client, *, once: bool) -> None:
+    """Prints tables of nodes and tasks; on a terminal, refreshes them every 2 s."""
+    once = once or not sys.stdout.isatty()
+    while True:
+        live, found = client.tasks(live=True), client.nodes()
+        if not once:
+            sys.stdout.write("\x1b[H\x1b[2J")
+        counts: dict[str, int] = {}
+        for view in live:
+            counts[view.state] = counts.get(view.state, 0) + 1
+        busy = sum(bool(node.tasks) for node in found)
+        states = ", ".join(f"{number} {state}" for state, number in counts.items()) or "no tasks"
+        sys.stdout.write(
+            f"{time.strftime('%H:%M:%S')}  nodes {busy}/{len(found)} busy  {states}\n\n"
+        )
+        nodes(found, json=False)
+        sys.stdout.write("\n")
+        tasks(live, json=False)
+        sys.stdout.flush()
+        if once:
+            return
+        time.sleep(REFRESH_S)
+
+
+def _time(wall: float) -> str:
+    """Returns the local time and its distance from now."""
+    left = wall - time.time()
+    away = f"in {age(left)}" if left >= 0 else f"{age(-left)} ago"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(wall)) + f" ({away})"

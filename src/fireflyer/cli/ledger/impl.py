@@ -1,0 +1,117 @@
+"""Implementation of `fireflyer ledger`: the goodput ledger as a table with a bar, or as JSON."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from fireflyer.cli import printing
+from fireflyer.cli.durations import seconds
+from fireflyer.hai.client import Client
+from fireflyer.hai.ledger import CAUSES, IDLE, Account, LedgerView
+
+BAR = 50
+"""Width of a bar in characters."""
+
+MARKS = {
+    "useful": "█", "lost work": "x", "fault": "!", "restart": "r", "starting": "s", "suspended": "-",
+    "fragmentation": "f", "queue": ".", IDLE: " ",
+}  # fmt: skip
+
+
+def show(
+    home: Path | None, task: str | None, *, user: str | None, group: str | None, cluster: bool,
+    since: str, until: str, json: bool,
+) -> None:  # fmt: skip
+    """Fetches the ledger from the server and prints it."""
+    now = time.time()
+    view = Client(home).ledger(
+        task,
+        user=user,
+        group=group,
+        since=now - seconds(since, "--since") if since else 0.0,
+        until=now - seconds(until, "--until") if until else None,
+        cluster=cluster,
+    )
+    if json:
+        _as_json(view)
+        return
+    hours = view.unit + "-hours"
+    if view.cluster is not None:
+        _one("cluster", view.cluster, hours)
+        if task or user or group:
+            sys.stdout.write("\n")
+    if task:
+        _one(task, view.tasks[task], hours)
+    elif user or group:
+        _one(" ".join(filter(None, (user, group))), view.total, hours)
+        sys.stdout.write("\n")
+        _all(view, hours)
+    elif view.cluster is None:
+        _all(view, hours)
+
+
+def _as_json(view: LedgerView) -> None:
+    cluster = {} if view.cluster is None else {"cluster": _plain(view.cluster)}
+    printing.as_json(
+        {
+            "unit": view.unit,
+            "since": view.since,
+            "until": view.until,
+            "tasks": {name: _plain(one) for name, one in view.tasks.items()},
+            "total": _plain(view.total),
+            **cluster,
+        }
+    )
+
+
+def _plain(one: Account) -> dict[str, Any]:
+    """Returns an account in seconds times nodes or GPUs."""
+    parts = {cause: amount / 1e6 for cause, amount in one.parts.items()}
+    ratios = {"ettr": round(one.ettr, 6), "goodput": round(one.goodput, 6)}
+    return {"whole_s": one.whole / 1e6, "held_s": one.held / 1e6, "parts_s": parts, **ratios}
+
+
+def _one(name: str, one: Account, hours: str) -> None:
+    rows = [
+        (cause, _hours(amount), f"{100 * amount / one.whole:.1f} %")
+        for cause, amount in one.parts.items()
+        if amount
+    ]
+    rows.append(("whole", _hours(one.whole), ""))
+    printing.table((name.upper(), hours.upper(), "SHARE"), rows)
+    ratio = f"goodput {100 * one.goodput:.1f} %"
+    if IDLE not in one.parts:
+        ratio = f"effective training time ratio {100 * one.ettr:.1f} %, " + ratio
+    sys.stdout.write(f"\n[{bar(one)}]\n{_legend(one)}\n{ratio}\n")
+
+
+def _all(view: LedgerView, hours: str) -> None:
+    rows = [
+        (name, _hours(one.whole), f"{100 * one.ettr:.1f} %", f"{100 * one.goodput:.1f} %", bar(one))
+        for name, one in [*view.tasks.items(), ("all", view.total)]
+    ]
+    printing.table(("TASK", hours.upper(), "ETTR", "GOODPUT", "WHERE IT WENT"), rows)
+    sys.stdout.write(f"\n{_legend(view.total)}\n")
+
+
+def _hours(amount: int) -> str:
+    return f"{amount / 3.6e9:.3f}"
+
+
+def _legend(one: Account) -> str:
+    found = [cause for cause, amount in one.parts.items() if amount]
+    return "  ".join(f"{MARKS[cause]} {cause}" for cause in found if cause != IDLE)
+
+
+def bar(one: Account, width: int = BAR) -> str:
+    """Returns `width` characters, divided by largest remainder in the order of the causes."""
+    if not one.whole:
+        return " " * width
+    order = [*CAUSES, IDLE]
+    exact = {cause: one.parts.get(cause, 0) * width for cause in order}
+    cells = {cause: amount // one.whole for cause, amount in exact.items()}
+    left = width - sum(cells.values())
+    for cause in sorted(order, key=lambda cause: -(exact[cause] % one.whole))[:left]:
+        cells[cause] += 1
+    return "".join(MARKS[cause] * cells[cause] for cause in order)

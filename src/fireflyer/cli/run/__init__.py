@@ -1,0 +1,1 @@
+"""`fireflyer run`, and the verbs that follow and steer a task."""

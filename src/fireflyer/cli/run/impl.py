@@ -1,0 +1,219 @@
+"""Implementation of `fireflyer run`, `stop`, `suspend` and `resume`."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import msgspec
+from msgspec.structs import replace
+
+from fireflyer.cli import printing
+from fireflyer.cli.cluster.impl import size_mib
+from fireflyer.cli.durations import seconds
+from fireflyer.cli.run.follow import Tail, follow
+from fireflyer.errors import ConfigError
+from fireflyer.hai.admission import check
+from fireflyer.hai.client import Client
+from fireflyer.hai.home import locate
+from fireflyer.hai.model import PRIORITIES, Event, Priority, TaskSpec, TaskState
+from fireflyer.hai.model import TaskView as View
+from fireflyer.hai.workspaces import client as shipping
+from fireflyer.hai.workspaces.containment import check_inside, folder_in, relative_to
+from fireflyer.hai.workspaces.manifest import identify, in_words
+from fireflyer.hai.workspaces.snapshot import take
+from fireflyer.program import INTERRUPTED, plain
+
+Start = Literal["auto", "fork", "exec"]
+STARTS = get_args(Start)
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """Command line of `run`."""
+
+    script: str
+    args: tuple[str, ...]
+    nodes: int
+    ranks: int
+    name: str
+    env: tuple[str, ...]
+    """Entries "K=V", or "K" for the value of K in this environment."""
+    start: str
+    max_restarts: int
+    elastic: bool
+    grace_s: float
+    workspace: Path | None
+    workspace_limit: int
+    """Limit in bytes."""
+    venv_lock: Path | None
+    max_node_faults: int
+    watchdog: str
+    """Duration, e.g. "30m"; "0" disables the watchdog."""
+    gpus: int
+    memory: str
+    priority: str
+    group: str
+    labels: tuple[str, ...]
+    """Entries "K=V"."""
+    expect: str
+
+
+def launch(request: Launch, home: Path | None, *, detach: bool, all_ranks: bool, json: bool) -> int:
+    """Submits the task and follows it unless detached; returns the exit code."""
+    spec, client = prepare(request, home)
+    view = client.submit(spec)
+    if detach:
+        _say(view, json=json)
+        return 0
+    followed = follow_task(client, view, all_ranks=all_ranks, json=json)
+    if json and followed.state is not None:
+        printing.as_json(client.task(view.id))
+    return followed.code
+
+
+def prepare(request: Launch, home: Path | None) -> tuple[TaskSpec, Client]:
+    """Checks the task, ships all it needs, and returns it with a client of a running server."""
+    spec = _spec(request)
+    check(spec)
+    snapshot = None
+    if request.workspace is not None:
+        snapshot = take(request.workspace, request.workspace_limit, without=locate(home).path)
+        root = str(request.workspace)
+        spec = replace(
+            spec,
+            script=relative_to(root, request.script),
+            cwd=folder_in(root, spec.cwd),
+            workspace=identify(snapshot.manifest),
+        )
+        check_inside(spec, snapshot.manifest)
+    lock = None if request.venv_lock is None else shipping.read_lock(request.venv_lock)
+    client = Client.connect(home, nodes=max(request.nodes, 2))
+    if snapshot is not None:
+        shipped = shipping.ship_snapshot(client, snapshot)
+        for what in shipped.left_out:
+            note(f"left out of the workspace: {what}")
+        note(
+            f"workspace {shipped.id[:12]}: {shipped.files} files, {in_words(shipped.bytes)}; sent "
+            f"{shipped.sent_files} files, {in_words(shipped.sent_bytes)}"
+        )
+    if lock is not None:
+        spec = replace(spec, venv=shipping.give_lock(client, lock))
+    return spec, client
+
+
+def steer(home: Path | None, verb: str, task: str, goal: str | None, *, json: bool) -> None:
+    """Stops, suspends or resumes a task; waits for the state `goal` if it is given."""
+    client = Client(home)
+    call: dict[str, Any] = {"stop": client.stop, "suspend": client.suspend, "resume": client.resume}
+    view = call[verb](task)
+    if goal is not None:
+        view = client.wait(task, {cast(TaskState, goal)})
+    if json:
+        printing.as_json(view)
+    elif verb == "stop" and view.state != "stopped":
+        sys.stdout.write(f"{view.id} stopping\n")
+    else:
+        reason = f": {plain(view.reason)}" if view.reason else ""
+        sys.stdout.write(f"{view.id} {view.state}{reason}\n")
+
+
+def _spec(request: Launch) -> TaskSpec:
+    env: dict[str, str] = {}
+    for item in request.env:
+        name, equals, value = item.partition("=")
+        if not equals:
+            if name not in os.environ:
+                raise ConfigError(
+                    f"--env {name}: {name} is not set in this environment; give --env {name}=VALUE"
+                )
+            value = os.environ[name]
+        env[name] = value
+    if request.start not in STARTS:
+        raise ConfigError(f"invalid --start {request.start!r}: expected one of {', '.join(STARTS)}")
+    labels = dict(item.split("=", 1) for item in request.labels if "=" in item)
+    if len(labels) < len(request.labels):
+        raise ConfigError("invalid --label: expected K=V, each K at most once")
+    priority = request.priority.lower().replace("-", "_")
+    if priority not in ("auto", *PRIORITIES):
+        known = ", ".join(PRIORITIES)
+        raise ConfigError(f"invalid --priority {priority!r}: expected one of auto, {known}")
+    return TaskSpec(
+        script=os.path.abspath(request.script),
+        args=request.args,
+        name=request.name,
+        cwd=os.getcwd(),
+        env=env,
+        nodes=request.nodes,
+        ranks_per_node=request.ranks,
+        start=cast(Start, request.start),
+        max_restarts=request.max_restarts,
+        elastic=request.elastic,
+        grace_s=request.grace_s,
+        max_node_faults=request.max_node_faults,
+        watchdog_s=seconds(request.watchdog, "--watchdog"),
+        gpus=request.gpus,
+        memory_mib=size_mib(request.memory) if request.memory else 0,
+        priority=cast(Priority, priority),
+        group=request.group,
+        labels=labels,
+        expected_s=seconds(request.expect, "--expect") if request.expect else 0.0,
+    )
+
+
+class Followed(NamedTuple):
+    """Outcome of following a task."""
+
+    state: TaskState | None
+    """Final state of the task; None if the user left before the task was over."""
+    interrupted: bool = False
+    """Ctrl-C was pressed."""
+
+    @property
+    def code(self) -> int:
+        """Exit code of the command."""
+        if self.interrupted:
+            return INTERRUPTED
+        return 0 if self.state == "finished" else 1
+
+
+def follow_task(client: Client, view: View, *, all_ranks: bool, json: bool) -> Followed:
+    """Follows the task until it ends or until a second Ctrl-C; the first Ctrl-C stops it."""
+    world = view.spec.nodes * view.spec.ranks_per_node
+    out = sys.stderr.buffer if json else sys.stdout.buffer
+    ranks = range(world) if all_ranks else [0]
+    tail = Tail(client, view.id, ranks, out, mark=all_ranks)
+    seen = 0
+
+    def tell(event: Event) -> None:
+        nonlocal seen
+        seen = event.seq
+        if event.kind == "rank_exited":
+            told = view.spec.elastic and event.detail["code"] != 0
+        else:
+            told = event.kind not in ("rank_started", "gang_ended", "progress", "acted")
+        if told:
+            note(f"{event.task} {event.kind} {printing.details(event)}".rstrip())
+
+    try:
+        try:
+            return Followed(follow(client, view.id, tail, seen, tell))
+        except KeyboardInterrupt:
+            note(f"stopping {view.id}; Ctrl-C again returns at once")
+            client.stop(view.id)
+            return Followed(follow(client, view.id, tail, seen, tell), interrupted=True)
+    except KeyboardInterrupt:
+        note(f"{view.id} is still stopping; `fireflyer logs -f {view.id}` follows it")
+        return Followed(None, interrupted=True)
+
+
+def _say(view: View, *, json: bool) -> None:
+    if json:
+        printing.as_json(view)
+    else:
+        sys.stdout.write(f"{view.id}\n")
+
+
+def note(text: str) -> None:
+    """Writes a message to the user on stderr."""
+    sys.stderr.write(f"fireflyer: {text}\n")
+    sys.stderr.flush()

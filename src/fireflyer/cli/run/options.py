@@ -1,0 +1,112 @@
+"""Options of `fireflyer run`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+NodesOption = Annotated[
+    int | None, typer.Option("--nodes", "-n", min=1, help="Nodes. [default: 1]")
+]
+RanksOption = Annotated[
+    int | None, typer.Option("--ranks", "-r", min=1, help="Ranks on each node. [default: 1]")
+]
+WorkspaceOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Ship this folder and run in a copy of it: editing it later changes nothing. "
+        "What .gitignore files name is left out.",
+    ),
+]
+LimitOption = Annotated[
+    int,
+    typer.Option(
+        "--workspace-limit", min=1, max=4096, metavar="MIB", help="Maximum size of the workspace."
+    ),
+]
+VenvLockOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--venv-lock",
+        metavar="FILE",
+        help="Run in an environment with these packages: a requirements file with hashes. "
+        "Made once, shared by all tasks.",
+    ),
+]
+RehearseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rehearse",
+        metavar="EVENT,...",
+        help="Inject faults and suspends on this machine, and report their effects: suspend, "
+        "kill-rank1, kill-node1, freeze-rank0, slow-node2 or resume, each with @60s or "
+        "@step40; freeze and slow also with +10s.",
+    ),
+]
+
+# -- the ranks -------------------------------------------------------------------------------------
+
+NameOption = Annotated[str, typer.Option(help="Display name; default: the script's.")]
+EnvOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env",
+        "-e",
+        metavar="K[=V]",
+        help="Environment of the ranks; K alone: the value in this environment.",
+    ),
+]
+StartOption = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|fork|exec",
+        help="fork: from a process with torch imported; exec: a fresh interpreter; "
+        "auto: fork where the script imports torch.",
+    ),
+]
+
+# -- fault handling --------------------------------------------------------------------------------
+
+MaxRestartsOption = Annotated[
+    int, typer.Option(min=0, help="Maximum number of restarts after faults.")
+]
+MaxNodeFaultsOption = Annotated[
+    int, typer.Option(min=0, help="Maximum number of restarts after faults of nodes and network.")
+]
+WatchdogOption = Annotated[
+    str,
+    typer.Option(
+        metavar="TIME",
+        help="Treat a rank as hung after TIME without output or heartbeat, e.g. 30m.",
+    ),
+]
+ElasticOption = Annotated[
+    bool,
+    typer.Option("--elastic", help="Continue without lost ranks, and start replacements for them."),
+]
+GraceOption = Annotated[
+    float, typer.Option(min=0, metavar="SECONDS", help="Seconds to save and exit on stop.")
+]
+
+# -- scheduling ------------------------------------------------------------------------------------
+
+GpusOption = Annotated[int, typer.Option(min=0, help="GPUs of each node; 0: whole nodes.")]
+MemoryOption = Annotated[str, typer.Option(metavar="SIZE", help="Memory of each node, e.g. 64GiB.")]
+PriorityOption = Annotated[
+    str,
+    typer.Option(
+        metavar="LEVEL",
+        help="low, normal, above_normal, high, very_high, extreme_high, or auto: "
+        "the highest with quota left.",
+    ),
+]
+GroupOption = Annotated[str, typer.Option(help="Group, for quotas and reservations.")]
+LabelOption = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="K=V", help="Label shown to users; may be repeated."),
+]
+ExpectOption = Annotated[
+    str,
+    typer.Option(metavar="DURATION", help="Expected run time, e.g. 90m; helps backfill and `why`."),
+]

@@ -1,0 +1,131 @@
+"""Implementation of `fireflyer up`."""
+
+import logging
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from fireflyer import log
+from fireflyer.cli.cluster.impl import size_mib
+from fireflyer.errors import ConfigError
+from fireflyer.hai.database.connection import PostgreSQL, parse_url
+from fireflyer.hai.home import EngineFile, ServerFile, locate
+from fireflyer.hai.server.listeners import Public, parse_public
+from fireflyer.hai.server.log_quota import HEAD_BYTES
+from fireflyer.hai.server.process import DEFAULT_NODES, Options
+from fireflyer.hai.server.process import serve as serve_home
+
+
+def choose(home: Path | None, engine: str | None, partition: str | None) -> EngineFile:
+    """Returns the engine of the options, otherwise the engine stored in the home.
+
+    Raises:
+        ConfigError: the options exclude each other, or the home cannot be used.
+        Corrupted: the file in the home cannot be read.
+    """
+    match engine:
+        case "slurm":
+            return EngineFile(engine="slurm", partition=partition or "")
+        case "local" | None if partition is not None:
+            raise ConfigError("--partition requires --engine slurm")
+        case "local":
+            return EngineFile()
+        case None:
+            found = locate(home)
+            found.create()
+            return found.read_engine()
+    raise ConfigError(f"invalid --engine {engine!r}: expected local or slurm")
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of the state's location and of the public listener."""
+
+    database: str | None
+    password_file: Path | None
+    listen: str | None
+    certificate: Path | None
+    key: Path | None
+    behind_proxy: bool
+
+    def postgresql(self) -> PostgreSQL | None:
+        """Returns the database of the options; None: the home names the database.
+
+        Raises:
+            ConfigError: the options exclude each other.
+        """
+        if self.database is None:
+            if self.password_file is not None:
+                raise ConfigError("--database-password-file requires --database postgresql://...")
+            return None
+        parse_url(self.database)
+        password = "" if self.password_file is None else os.path.abspath(self.password_file)
+        return PostgreSQL(url=self.database, password_file=password)
+
+    def public(self) -> Public | None:
+        """Returns the public listener; None: serve only this machine.
+
+        Raises:
+            ConfigError: the options exclude each other.
+        """
+        if self.listen is None:
+            if self.certificate is not None or self.key is not None or self.behind_proxy:
+                raise ConfigError("--tls-cert, --tls-key and --behind-proxy require --listen")
+            return None
+        certificate, key = str(self.certificate or ""), str(self.key or "")
+        return parse_public(self.listen, certificate, key, behind_proxy=self.behind_proxy)
+
+
+def serve(
+    home: Path | None,
+    engine: EngineFile,
+    where: Where,
+    nodes: int | None,
+    port: int,
+    keep: bool,
+    policy: str | None,
+    log_limit: str,
+) -> None:
+    """Serves in the foreground; prints a line on stderr once the server answers requests.
+
+    Raises:
+        ConfigError: the engine cannot be used, or has nodes of its own; or the policy or size is
+            unknown.
+    """
+    log_bytes = size_mib(log_limit) << 20
+    if log_bytes < 2 * HEAD_BYTES:
+        raise ConfigError(f"--log-limit must be at least {2 * HEAD_BYTES >> 20}MiB")
+    if engine.engine == "slurm":
+        if nodes is not None:
+            raise ConfigError("--nodes requires --engine local: Slurm has nodes of its own")
+        nodes_text = f"nodes of Slurm, partition {engine.partition or 'by default'}"
+    else:
+        nodes_text = f"nodes: {nodes or DEFAULT_NODES}"
+    found = locate(home)
+    database, public = where.postgresql(), where.public()
+    found.create()
+    log.configure(logging.INFO)
+    with ExitStack() as starting:
+        starting.enter_context(found.starting())
+
+        def stand_by(leader: str) -> None:
+            starting.close()
+            _say(f"standby: {leader} is the leader of this database; Ctrl-C ends")
+
+        def ready(server: ServerFile) -> None:
+            starting.close()
+            also = "" if where.listen is None else f" and at {where.listen}"
+            _say(f"serving {found.path} on port {server.port}{also}, {nodes_text}; Ctrl-C ends")
+
+        options = Options(
+            home=found, engine=engine, nodes=nodes or DEFAULT_NODES, port=port, keep=keep,
+            log_limit=log_bytes, policy=policy, database=database, public=public, stand_by=stand_by,
+        )  # fmt: skip
+        serve_home(options, ready)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"fireflyer: {text}\n")
+    sys.stderr.flush()

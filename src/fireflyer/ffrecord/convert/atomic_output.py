@@ -1,0 +1,226 @@
+"""Atomic placement of results: complete or absent; only `force` replaces existing data."""
+
+import ctypes
+import errno
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from fireflyer.errors import ConfigError, FireflyerError, NoSpace, StorageError
+from fireflyer.ffrecord.output import new_file, reserve, sweep, sync_directory
+
+PART = re.compile(r"PART_\d{5,}\.ffr")
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def is_part(name: str) -> bool:
+    return PART.fullmatch(name) is not None
+
+
+def refuse_existing(out: Path, *, force: bool) -> None:
+    """Checks that a file may be written at `out`.
+
+    Raises:
+        ConfigError: a folder exists there, a file exists and `force` is not set, or the parent is
+            missing.
+    """
+    _refuse_without_parent(out, out.absolute().parent)
+    if out.is_dir():
+        raise ConfigError(f"{out} exists and is not a file: use another name")
+    if out.exists() and not force:
+        raise ConfigError(f"{out} already exists: use another name, or replace it with --force")
+
+
+class NewFolder:
+    """Folder that is filled at `path` beside its place, and finally renamed to its name or deleted.
+
+    It replaces only an empty folder, or with `force` a folder of which `own` accepts every entry,
+    all of them files. The exchange is atomic if the file system supports it (RENAME_EXCHANGE).
+    Otherwise it takes two renames. A kill between them leaves the name unused, and the next
+    NewFolder of that name restores the old folder.
+
+    Args:
+        sources: paths that the rows are read from; a folder that holds one of them, or lies in it,
+            is not replaced.
+
+    Raises:
+        ConfigError: other data is in the place. Checked on entry, and again at the end.
+        NoSpace, StorageError: the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        *,
+        force: bool = False,
+        own: Callable[[str], bool] = is_part,
+        sources: Sequence[str] = (),
+    ) -> None:
+        self._out, self._force, self._own, self._sources = out, force, own, sources
+        self._place = Path(os.path.realpath(out))
+
+    def __enter__(self) -> Self:
+        _refuse_without_parent(self._out, self._place.parent)
+        try:
+            self._recover()
+            self._guard()
+            path, self._lock = reserve(str(self._place), _new_folder)
+        except OSError as error:
+            raise _cannot_write(self._out, error) from error
+        self.path = Path(path)
+        self._placed = False
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._guard()
+                self._take_place()
+            elif isinstance(error, OSError):
+                raise error
+            elif isinstance(error, FireflyerError) and str(self.path) in str(error):
+                told = str(error).replace(str(self.path), str(self._out))
+                raise type(error)(told) from error
+        except OSError as failed:
+            raise _cannot_write(self._out, failed) from failed
+        finally:
+            if not self._placed:
+                shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+
+    def _guard(self) -> None:
+        out, place = self._out, self._place
+        if not os.path.lexists(place):
+            return
+        if not place.is_dir():
+            raise ConfigError(f"{out} exists and is not a folder: use another name")
+        here = Path.cwd()
+        if place in (here, *here.parents):
+            raise ConfigError(
+                f"cannot replace {out}: it is the current folder or encloses it; use a folder inside it"
+            )
+        with os.scandir(place) as found:
+            foreign = {e.name: not e.is_file(follow_symlinks=False) for e in found}
+        if not foreign:
+            return
+        if not self._force:
+            raise ConfigError(f"{out} already exists: use another name, or replace it with --force")
+        for source in self._sources:
+            real = Path(os.path.realpath(source))
+            if real == place or real in place.parents or place in real.parents:
+                raise ConfigError(
+                    f"{out} contains the source {source} or is inside it: use another name"
+                )
+        for name in sorted(foreign):
+            if foreign[name] or not self._own(name):
+                raise ConfigError(
+                    f"{out} contains {name!r}, which this command does not write; --force replaces "
+                    "only folders of such files: delete that entry, or use another name"
+                )
+
+    def _take_place(self) -> None:
+        place = self._place
+        if not place.exists() or not any(place.iterdir()):
+            self.path.rename(place)
+            self._placed = True
+        elif exchange(self.path, place):
+            self._placed = True
+            sync_directory(place.parent)
+            sweep(str(self.path))
+            return
+        else:
+            aside = self._aside()
+            place.rename(aside)
+            self.path.rename(place)
+            self._placed = True
+            sync_directory(place.parent)
+            shutil.rmtree(aside, ignore_errors=True)
+            return
+        sync_directory(place.parent)
+
+    def _aside(self) -> Path:
+        """Returns the temporary name of a folder that is replaced in two steps."""
+        tag = hashlib.sha256(os.fsencode(self._place.name)).hexdigest()[:16]
+        return self._place.parent / f".ffrecord-{tag}.old"
+
+    def _recover(self) -> None:
+        """Completes a killed two-step replacement; without a new folder restores the old one."""
+        aside = self._aside()
+        if not aside.is_dir():
+            return
+        if os.path.lexists(self._place):
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.rename(self._place)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Swaps two names atomically; False if the system or the file system does not support that."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    call.argtypes = (
+        *(ctypes.c_int, ctypes.c_char_p),
+        *(ctypes.c_int, ctypes.c_char_p, ctypes.c_uint),
+    )
+    names = os.fsencode(one), os.fsencode(other)
+    if call(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _NO_EXCHANGE:
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def write_atomically(out: Path, fill: Callable[[Path], None]) -> None:
+    """Lets `fill` write a file beside `out`, then syncs it and renames it to `out`; or deletes it.
+
+    Raises:
+        NoSpace, StorageError: the file cannot be written.
+    """
+    placed = False
+    try:
+        path, lock = reserve(str(out.absolute()), new_file)
+        try:
+            fill(Path(path))
+            os.fsync(lock)
+            os.replace(path, out)
+            placed = True
+            sync_directory(out.absolute().parent)
+        finally:
+            if not placed:
+                Path(path).unlink(missing_ok=True)
+            os.close(lock)
+    except OSError as error:
+        raise _cannot_write(out, error) from error
+
+
+def _refuse_without_parent(out: Path, parent: Path) -> None:
+    if not parent.is_dir():
+        raise ConfigError(f"{out}: its folder does not exist; create it or use another name")
+
+
+def _new_folder(path: str) -> int:
+    os.mkdir(path)
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError as error:  # swept before it was locked
+        raise FileExistsError(path) from error
+
+
+def _cannot_write(out: Path, error: OSError) -> StorageError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return (NoSpace if full else StorageError)(f"cannot write {out}: {error.strerror or error}")

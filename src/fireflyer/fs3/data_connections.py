@@ -1,0 +1,227 @@
+"""Data connections before they are native: dialled, accepted and proved here, then given away."""
+
+import contextlib
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from fireflyer.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolMismatch
+from fireflyer.fs3.refusal_log import RefusalLog, peer_of
+from fireflyer.rpc.address import Address, tune
+from fireflyer.rpc.handshake import Handshake
+from fireflyer.rpc.proof import Secret
+
+UNPROVED = 128
+"""Maximum number of unauthenticated connections of a listener."""
+PATIENCE_S = 5.0
+"""Seconds that a handshake may take."""
+
+
+def dial(address: str, secret: Secret, role: int, timeout_s: float = PATIENCE_S) -> socket.socket:
+    """Returns a connection that has proved the secret and does not block.
+
+    Raises:
+        PeerLost, DeadlineExceeded: no process listens there, or it went away or does not answer.
+        ProtocolMismatch: it has another secret or version, or is no data service.
+        Errors of a signal handler that runs meanwhile, as they are.
+    """
+    deadline = time.monotonic() + timeout_s
+    wanted = Address.parse(address)
+    try:
+        line = wanted.connect(timeout_s)
+    except OSError as error:
+        if not _of_socket(error):
+            raise
+        if isinstance(error, TimeoutError):
+            raise DeadlineExceeded(f"{address} does not answer") from error
+        raise PeerLost(f"{address} cannot be reached: {error.strerror or error}") from error
+    try:
+        _prove(line, Handshake("client", secret, role), deadline, address)
+        line.setblocking(False)
+    except BaseException:
+        line.close()
+        raise
+    return line
+
+
+_SOCKETS = {__file__, socket.__file__, sys.modules[Address.__module__].__file__}
+
+
+def _of_socket(error: OSError) -> bool:
+    """Returns whether a socket call raised the error; if not, a signal handler did meanwhile."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is None or at.tb_frame.f_code.co_filename in _SOCKETS
+
+
+def _prove(line: socket.socket, handshake: Handshake, deadline: float, address: str) -> None:
+    try:
+        line.sendall(handshake.opening)
+        while not handshake.done:
+            line.settimeout(max(0.001, deadline - time.monotonic()))
+            data = line.recv(4096)
+            if not data:
+                raise PeerLost(f"{address} closed the connection during the handshake")
+            line.sendall(handshake.feed(data))
+    except OSError as error:
+        if not _of_socket(error):
+            raise
+        if isinstance(error, TimeoutError):
+            raise DeadlineExceeded(f"{address} did not complete the handshake in time") from error
+        raise PeerLost(f"{address} closed the connection during the handshake") from error
+    if handshake.rest:
+        raise ProtocolMismatch(f"{address} sent data before any request: it is not a data service")
+
+
+DEAF_S = 0.1
+"""Seconds that a listener pauses after it had no descriptor left for a connection."""
+
+
+class Acceptor:
+    """Listener: proves callers and hands each connection to `admit`. One thread.
+
+    Without a secret it may listen on this machine only.
+    """
+
+    def __init__(
+        self, address: str, secret: Secret, role: int, admit: Callable[[int], None]
+    ) -> None:
+        """Starts to listen.
+
+        Args:
+            address: host:port (port 0: any free one) or unix:/path.
+            admit: gets a descriptor that does not block and owns it; called on the listener's
+                thread.
+
+        Raises:
+            ConfigError: the address is not available, or others could reach it without a secret.
+        """
+        wanted = Address.parse(address)
+        if not secret and not wanted.is_local:
+            raise ConfigError(
+                f"cannot listen at {wanted} without a secret: other machines could connect"
+            )
+        self._secret, self._role, self._admit = secret, role, admit
+        self._listener = _listen(wanted)
+        self.address = (
+            wanted if wanted.path else Address(wanted.host, self._listener.getsockname()[1])
+        )
+        self._selector = selectors.DefaultSelector()
+        self._bell, self._button = socket.socketpair()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._callers: dict[socket.socket, tuple[Handshake, float]] = {}  # oldest first
+        self._deaf_until: float | None = None  # set while no connection can be accepted
+        self._refusals = RefusalLog()
+        self._thread = threading.Thread(target=self._serve, name="fs3-acceptor", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the listener. In a forked child, which has no such thread, only the copies here."""
+        if self._thread.is_alive():
+            self._button.send(b".")  # children of a fork may hold copies of it: no end of file
+            self._thread.join()
+        self._button.close()
+
+    def _serve(self) -> None:
+        while True:
+            oldest = next(iter(self._callers.values()), None)
+            dues = [oldest[1]] if oldest is not None else []
+            dues += [due for due in (self._refusals.due, self._deaf_until) if due is not None]
+            left = max(0.0, min(dues) - time.monotonic()) if dues else None
+            for key, _ in self._selector.select(left):
+                sock = key.fileobj
+                assert isinstance(sock, socket.socket)
+                if sock is self._bell:
+                    self._end()
+                    return
+                if sock is self._listener:
+                    self._accept()
+                else:
+                    self._hear(sock)
+            self._refusals.tell()
+            now = time.monotonic()
+            if self._deaf_until is not None and self._deaf_until <= now:
+                self._deaf_until = None
+                self._selector.register(self._listener, selectors.EVENT_READ)
+            while self._callers and next(iter(self._callers.values()))[1] <= now:
+                self._drop(next(iter(self._callers)))
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:
+            if not isinstance(error, BlockingIOError | ConnectionAbortedError):
+                self._refusals.note("somebody", error.strerror or error)
+                self._selector.unregister(self._listener)  # waiting callers go on waiting
+                self._deaf_until = time.monotonic() + DEAF_S
+                if self._callers:
+                    self._drop(next(iter(self._callers)))
+            return
+        sock.setblocking(False)
+        tune(sock)
+        if len(self._callers) >= UNPROVED:
+            self._drop(next(iter(self._callers)))
+        handshake = Handshake("server", self._secret, self._role)
+        self._callers[sock] = (handshake, time.monotonic() + PATIENCE_S)
+        self._selector.register(sock, selectors.EVENT_READ)
+
+    def _hear(self, sock: socket.socket) -> None:
+        handshake = self._callers[sock][0]
+        try:
+            data = sock.recv(4096)
+            answer = handshake.feed(data) if data else b""
+            if not data or (answer and sock.send(answer) != len(answer)) or handshake.rest:
+                raise ConnectionResetError
+        except BlockingIOError:
+            return
+        except ProtocolMismatch as error:
+            self._refusals.note(peer_of(sock), error)
+            with contextlib.suppress(OSError):
+                sock.send(handshake.refusal())
+            self._drop(sock)
+        except OSError:
+            self._drop(sock)
+        else:
+            if handshake.done:
+                self._selector.unregister(sock)
+                del self._callers[sock]
+                self._admit(sock.detach())
+
+    def _drop(self, sock: socket.socket) -> None:
+        self._selector.unregister(sock)
+        del self._callers[sock]
+        sock.close()
+
+    def _end(self) -> None:
+        for sock in list(self._callers):
+            self._drop(sock)
+        self._selector.close()
+        self._listener.shutdown(socket.SHUT_RDWR)  # also for copies in children of a fork
+        self._listener.close()
+        self._bell.close()
+
+
+def _listen(address: Address) -> socket.socket:
+    family = (
+        socket.AF_UNIX
+        if address.path
+        else socket.AF_INET6
+        if ":" in address.host
+        else socket.AF_INET
+    )
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if not address.path:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address.path or (address.host, address.port))
+        listener.listen(512)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen at {address}: {error.strerror or error}") from error
+    return listener

@@ -1,0 +1,58 @@
+"""Log lines about refused connections: the peers, in few lines, however many they are."""
+
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+from fireflyer.log import get_logger
+
+LINES = 4
+"""Maximum lines in a span of time; further refusals are counted."""
+SPAN_S = 10.0
+
+
+class RefusalLog:
+    """Refusals of one listener, used by its thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ends = 0.0  # end of the span to which the next two belong
+        self._said = 0
+        self._more = 0
+
+    @property
+    def due(self) -> float | None:
+        """Time on the clock when `tell` has something to log; None: not before another refusal."""
+        return self._ends if self._more else None
+
+    def note(self, peer: str, why: object) -> None:
+        """Logs or counts a refused connection."""
+        self.tell()
+        if self._clock() >= self._ends:
+            self._ends, self._said = self._clock() + SPAN_S, 0
+        if self._said < LINES:
+            self._said += 1
+            get_logger("fs3").warning("a connection from %s was refused: %s", peer, why)
+        else:
+            self._more += 1
+
+    def tell(self) -> None:
+        """Logs how many refusals had no line of their own, once their span is over."""
+        if self._more and self._clock() >= self._ends:
+            get_logger("fs3").warning(
+                "%d more connections were refused within %g s", self._more, SPAN_S
+            )
+            self._more = 0
+
+
+def peer_of(sock: socket.socket) -> str:
+    """Returns the peer's address, or its process on this machine."""
+    try:
+        if sock.family == socket.AF_UNIX:
+            credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            return "process {} of uid {}".format(*struct.unpack("3i", credentials)[:2])
+        host, port = sock.getpeername()[:2]
+    except OSError:  # the peer has gone
+        return "a peer that disconnected"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,44 @@
+"""Finds the storage service of a client's own machine: docs/fs3-wire.md, "Same node"."""
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from fireflyer.fs3.config import SOCKET_PATH_BYTES
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+PREFIX, SUFFIX = "local-", ".sock"
+
+
+def machine() -> str:
+    """Returns an identifier of this machine since its start; "" if it is not known."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def new_socket(directory: Path) -> str:
+    """Returns a new socket path in a node's directory; removes the sockets of earlier processes.
+
+    Returns:
+        "" if the path is too long for the kernel.
+    """
+    for old in directory.glob(f"{PREFIX}*{SUFFIX}"):
+        with contextlib.suppress(FileNotFoundError):
+            old.unlink()
+    path = os.path.abspath(directory / f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}")
+    return path if len(os.fsencode(path)) <= SOCKET_PATH_BYTES else ""
+
+
+def advertised(path: str) -> str:
+    """Returns the address of its socket that a node advertises; "" if it has none."""
+    here = machine()
+    return f"{here}:{path}" if here and path else ""
+
+
+def reached(told: str) -> str:
+    """Returns a node's socket address if the node reports this machine, else ""."""
+    where, _, path = told.partition(":")
+    return f"unix:{path}" if where and path and where == machine() else ""

@@ -1,0 +1,103 @@
+"""Scrub of all replicas on demand, and its result."""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from fireflyer.fs3.discovery import Place
+from fireflyer.fs3.manager.core import TargetVitals
+from fireflyer.fs3.manager.routing import SLOTS
+from fireflyer.fs3.manager.service import Status
+from fireflyer.fs3.survey import Watch
+
+LOOK_S = 0.5
+REPAIR_S = 15.0
+"""Seconds to wait for repairs once everything is read: enough where there is a good copy."""
+
+
+class Scrubbed(msgspec.Struct):
+    """Result of a scrub of all replicas."""
+
+    targets: int
+    """Targets of which all chunks were read."""
+    chunks: int
+    bytes: int
+    damaged: int
+    """Chunks with bytes that do not match their CRCs."""
+    unrepaired: int
+    """Chunks, found now or before, still damaged: no replica that answers has them intact."""
+    unread: list[str]
+    """Targets that were not read: their node does not answer, or they are not open."""
+
+    @property
+    def well(self) -> bool:
+        """True if everything was read and nothing was damaged."""
+        return not (self.damaged or self.unrepaired or self.unread)
+
+
+def scrub(place: Place, advance: Callable[[int], None]) -> Scrubbed:
+    """Makes every node read all its chunks now and repair damaged ones; returns when that is done.
+
+    Args:
+        place: the file system.
+        advance: called with the bytes that were read, target by target.
+
+    Raises:
+        WireError: no manager answers.
+    """
+    with Watch(place) as watch:
+        wanted = {target for chain in watch.chains.values() for target in chain.targets()}
+        names = {node.id: node.name for node in watch.nodes.values()}
+        before = _known(watch.link.status(), wanted)
+        number, told, deadline = watch.link.scrub(), set[int](), 0.0
+        while True:
+            status = watch.link.status()
+            known = _known(status, wanted)
+            done = {target for target, its in known.items() if its.scrub >= number}
+            for target in done - told:
+                advance(known[target].bytes)
+            told |= done
+            if not (_able(status, wanted) - done):
+                deadline = deadline or time.monotonic() + REPAIR_S
+                if (
+                    not any(its.unrepaired for its in known.values())
+                    or time.monotonic() >= deadline
+                ):
+                    break
+            watch.wait(lambda: False, LOOK_S)
+            watch.link.scrub(number)  # a new primary does not know it
+    return Scrubbed(
+        targets=len(done),
+        chunks=sum(known[target].chunks for target in done),
+        bytes=sum(known[target].bytes for target in done),
+        damaged=sum(max(0, known[t].damaged - _damaged(before, t)) for t in done),
+        unrepaired=sum(its.unrepaired for its in known.values()),
+        unread=[f"{names[t // SLOTS]}/{t % SLOTS}" for t in sorted(wanted - done)],
+    )
+
+
+def _known(status: Status, wanted: set[int]) -> dict[int, TargetVitals]:
+    """Returns the vitals of open targets of nodes that answer."""
+    return {
+        target: its
+        for node, heard in status.heard.items()
+        if node in status.alive and heard.vitals is not None
+        for target, its in heard.vitals.targets.items()
+        if target in wanted
+    }
+
+
+def _able(status: Status, wanted: set[int]) -> set[int]:
+    """Returns the targets of nodes that answer, except those that the nodes could not open."""
+    faulty = {
+        target
+        for heard in status.heard.values()
+        if heard.vitals is not None
+        for target in heard.vitals.faults
+    }
+    return {target for target in wanted - faulty if target // SLOTS in status.alive}
+
+
+def _damaged(before: dict[int, TargetVitals], target: int) -> int:
+    return before[target].damaged if target in before else 0

@@ -1,0 +1,258 @@
+"""Queries of the pages, to the controller and the database. A user sees own tasks; another's is
+`*`.
+
+All queries run on the server's loop. Results that grow with the cluster are counted, paged, or read
+in pieces, between which the loop serves other requests.
+"""
+
+import asyncio
+import time
+from collections import Counter
+
+import msgspec
+
+from fireflyer.hai.dashboard import cluster_map, tail, timeline
+from fireflyer.hai.dashboard.ledger_cache import Ledger, LedgerCache
+from fireflyer.hai.dashboard.text_filters import title
+from fireflyer.hai.database.history_queries import HistoryQueries, TaskSummary
+from fireflyer.hai.database.store import Store
+from fireflyer.hai.identity import MASKED, Identity
+from fireflyer.hai.ledger import Account, segments
+from fireflyer.hai.model import PRIORITIES, TERMINAL, Event, NodeView, RankView, TaskView, WhyView
+from fireflyer.hai.scheduling.cluster import Job
+from fireflyer.hai.server.controller import Controller
+
+DAY_S = 86_400.0
+
+WINDOWS = {"1h": 3600.0, "24h": DAY_S, "7d": 7 * DAY_S}
+
+PER_PAGE = 50
+QUEUED_PER_PAGE = 25
+"""Entries of the queue on a page. Each is explained, which examines every node."""
+
+NODES_PER_PAGE = 100
+RANKS = 64
+"""Maximum number of a task's ranks that its page lists."""
+
+EVENTS = 100
+PIECE = 1000
+
+_PRIORITIES = {level: name for name, level in PRIORITIES.items()}
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """Place in the queue."""
+
+    place: int
+    task: str
+    """Id; MASKED for another user's task."""
+    name: str
+    user: str
+    demand: str
+    priority: str
+    since: float
+    why: WhyView | None
+    """Explanation; None for another user's task."""
+
+
+class Occupancy(msgspec.Struct, frozen=True, kw_only=True):
+    """Occupancy of the cluster."""
+
+    unit: str
+    held: int
+    usable: int
+    """Capacity of ready and suspect nodes, plus the part in use of other nodes."""
+    nodes: dict[cluster_map.State, int]
+    count: int
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """Observation, and the action taken."""
+
+    task: str
+    wall: float
+    node: str
+    what: str
+    text: str
+    action: str
+
+
+class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of a task's page."""
+
+    view: TaskView
+    why: WhyView
+    over: bool
+    timeline: timeline.Timeline | None
+    account: Account | None
+    unit: str
+    events: tuple[Event, ...]
+    ranks: tuple[RankView, ...]
+    world: int
+    log: tail.Tail | None
+
+
+class PageQueries:
+    """Queries of one server.
+
+    Args:
+        controller: current state.
+        store: store of the same server.
+    """
+
+    def __init__(self, controller: Controller, store: Store) -> None:
+        self._controller = controller
+        self._cluster = controller.dispatch.cluster
+        self._browsing = HistoryQueries(store.database)
+        self._books = LedgerCache(self._browsing)
+
+    # -- the cluster -------------------------------------------------------------------------------
+
+    def nodes(self, who: Identity) -> list[NodeView]:
+        """Returns all nodes, with other users' tasks masked."""
+        found = self._controller.dispatch.nodes()
+        if who.only is None:
+            return found
+        return [self._masked(node, who.only) for node in found]
+
+    def _masked(self, node: NodeView, user: str) -> NodeView:
+        jobs = self._cluster.jobs
+        tasks = tuple(t if t in jobs and jobs[t].user == user else MASKED for t in node.tasks)
+        return msgspec.structs.replace(node, task=tasks[0] if tasks else None, tasks=tasks)
+
+    def own(self, who: Identity) -> set[str]:
+        """Returns the reader's unfinished tasks."""
+        return {job.id for job in self._cluster.jobs.values() if job.user == who.user}
+
+    @staticmethod
+    def occupancy(nodes: list[NodeView]) -> Occupancy:
+        """Returns the occupancy of these nodes: in GPUs if every node has a GPU count, else in
+        nodes."""
+        by_gpu = bool(nodes) and all(node.gpus for node in nodes)
+        held = usable = 0
+        for node in nodes:
+            size = node.gpus if by_gpu else 1
+            taken = node.gpus - node.free if by_gpu else int(bool(node.tasks))
+            held += taken
+            usable += size if node.state in ("ready", "suspect") else taken
+        states = Counter(cluster_map.state_of(node) for node in nodes)
+        unit = "GPU" if by_gpu else "node"
+        return Occupancy(unit=unit, held=held, usable=usable, nodes=dict(states), count=len(nodes))
+
+    async def ledger(self, window: str) -> Ledger | None:
+        """Returns the ledger of a key of WINDOWS; None while the history is being read."""
+        gpus = {node.name: node.gpus for node in self._cluster.nodes.values()}
+        return await self._books.ledger(WINDOWS[window], gpus)
+
+    def faults(self, who: Identity, limit: int, node: str | None = None) -> list[Fault]:
+        """Returns the newest observations, newest first: of the reader's tasks; for an operator, of
+        all tasks. With a node: only its observations, including passed checks."""
+        found: list[Fault] = []
+        action = ""
+        most = 10 * limit if node is None else 1000
+        for event in reversed(self._controller.faults.recent(most, who.only).events):
+            detail = event.detail
+            if event.kind == "acted":
+                action = str(detail["action"])
+                continue
+            passed = node is None and detail.get("passed")
+            if not passed and node in (None, detail.get("node")):
+                found.append(
+                    Fault(
+                        task=event.task, wall=event.wall, node=str(detail.get("node", "")),
+                        what=str(detail.get("what", "")), text=str(detail.get("text", "")),
+                        action=action,
+                    )
+                )  # fmt: skip
+            action = ""
+        return found[:limit]
+
+    # -- tasks -------------------------------------------------------------------------------------
+
+    def check_owner(self, task: str, who: Identity) -> None:
+        """Rejects a task that the reader may not see.
+
+        Raises:
+            NoSuchTask: the task belongs to another user, or does not exist.
+        """
+        self._controller.check_owner(task, who.only)
+
+    def named(self, tasks: tuple[str, ...]) -> dict[str, TaskSummary]:
+        """Returns these tasks, without masked ones."""
+        return self._browsing.some([task for task in tasks if task != MASKED])
+
+    def counts(self, who: Identity) -> dict[str, int]:
+        """Counts the reader's unfinished tasks by state."""
+        return self._browsing.counts(who.only)
+
+    def tasks(
+        self, who: Identity, states: tuple[str, ...], user: str, before: int | None, limit: int
+    ) -> list[TaskSummary]:
+        """Returns tasks, newest first."""
+        wanted = who.only if who.only is not None else (user or None)
+        return self._browsing.page(states=states, user=wanted, before=before, limit=limit)
+
+    async def queue(self, who: Identity, first: int, limit: int) -> tuple[list[Waiting], int]:
+        """Returns places of the queue from `first` (0: the head), and the number of all places."""
+        jobs = self._cluster.in_order()
+        shown = jobs[first : first + limit]
+        mine = [job.id for job in shown if who.only in (None, job.user)]
+        lines = self._browsing.some(mine)
+        found = []
+        for place, job in enumerate(shown, first + 1):
+            line = lines.get(job.id)
+            why = None
+            if line is not None:
+                why = self._controller.dispatch.why(job.id, "queued", line.reason)
+                await asyncio.sleep(0)
+            found.append(_waiting(place, job, line, why))
+        return found, len(jobs)
+
+    async def task(self, name: str, rank: int, attempt: int | None) -> TaskPage:
+        """Returns the content of a task's page.
+
+        Raises:
+            TaskError: no such task.
+        """
+        controller = self._controller
+        view = controller.view(name)
+        events: list[Event] = []
+        while more := self._browsing.of_task(
+            name, after=events[-1].seq if events else 0, until=1 << 62, limit=PIECE
+        ):
+            events += more
+            await asyncio.sleep(0)
+        now = time.time()
+        books = await self.ledger("7d")
+        drawn = timeline.timeline(events, segments(events, now), now)
+        world = view.spec.nodes * view.spec.ranks_per_node
+        log = None
+        if view.attempt and 0 <= rank < world and (attempt is None or 1 <= attempt <= view.attempt):
+            log = tail.read(controller.logs.find(name, rank, attempt), rank)
+        return TaskPage(
+            view=view,
+            why=controller.why(name),
+            over=view.state in TERMINAL,
+            timeline=drawn,
+            account=None if books is None else books.books.tasks.get(name),
+            unit="" if books is None else books.books.unit,
+            events=tuple(self._browsing.newest_of(name, EVENTS)),
+            ranks=view.ranks[:RANKS],
+            world=world,
+            log=log,
+        )
+
+
+def _waiting(place: int, job: Job, line: TaskSummary | None, why: WhyView | None) -> Waiting:
+    each = f" × {job.gpus} GPUs" if job.gpus else ""
+    brief = None if line is None else line.brief
+    return Waiting(
+        place=place,
+        task=MASKED if line is None else job.id,
+        name="" if brief is None else title(brief),
+        user=MASKED if line is None else job.user,
+        demand=f"{job.nodes} {'node' if job.nodes == 1 else 'nodes'}{each}",
+        priority=_PRIORITIES.get(job.level, str(job.level)),
+        since=job.since,
+        why=why,
+    )

@@ -1,0 +1,57 @@
+"""Processes that outlived the processes meant to end them, found by their environment.
+
+This is the last resort if every process that could know its descendants was killed in one instant.
+It finds processes that were started with the given variables, or forked from such a process. A
+process that cleared its environment, or belongs to another user, is not found.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Mapping
+
+LIMIT_S = 1.0
+"""Maximum time in which a killed process ends, unless the kernel holds it."""
+
+
+def end(marks: Mapping[str, str]) -> list[int]:
+    """Kills every process but this one that has all these environment variables, and what it forks
+    meanwhile.
+
+    Returns:
+        Processes that still exist after LIMIT_S.
+    """
+    deadline = time.monotonic() + LIMIT_S
+    while (found := _find(marks)) and time.monotonic() < deadline:
+        for pid in found:
+            _end(pid, marks, deadline)
+    return found
+
+
+def _find(marks: Mapping[str, str]) -> list[int]:
+    pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())
+    return [pid for pid in pids if pid != os.getpid() and _marked(pid, marks)]
+
+
+def _marked(pid: int, marks: Mapping[str, str]) -> bool:
+    """Returns False for a process that has ended, and for another user's process."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            has = set(file.read().split(b"\0"))
+    except OSError:
+        return False
+    return all(os.fsencode(f"{name}={value}") in has for name, value in marks.items())
+
+
+def _end(pid: int, marks: Mapping[str, str], deadline: float) -> None:
+    """Kills the process and waits until it has ended or the deadline passes."""
+    with contextlib.suppress(ProcessLookupError):
+        process = os.pidfd_open(pid)
+        try:
+            if _marked(pid, marks):  # the pid may belong to another process by now
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+                select.select([process], [], [], max(0.0, deadline - time.monotonic()))
+        finally:
+            os.close(process)

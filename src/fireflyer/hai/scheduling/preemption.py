@@ -1,0 +1,333 @@
+"""Preemption: the victims that a waiting job may interrupt, and the cheapest nodes for that. Pure.
+
+A running job may be asked to make room for a waiting job if its priority is lower. At the same
+priority, its level must be higher and its quantum over. If the policy spares own jobs, it must also
+belong to another user.
+
+`VictimIndex` orders the nodes by the victim that would leave first, for any waiting job. A `PreemptionCache`
+searches along it for waiting jobs of one rank and shape. It caches the result for a node until that
+node changes (`Changes`), so results do not depend on the cache. The end of a quantum is such a
+change.
+"""
+
+import math
+from typing import TYPE_CHECKING
+
+from fireflyer.hai.scheduling.capacity import members
+from fireflyer.hai.scheduling.lanes import QueueKey, Shape
+
+if TYPE_CHECKING:
+    from fireflyer.hai.scheduling.cluster import Cluster, Job
+
+Cost = tuple[int, float, int, int]
+"""Cost of emptying a node: highest priority among the victims, the work lost and the capacity idled
+by them, the number of victims (each has to save and restart), minus their levels."""
+
+NONE: Cost = (0, 0.0, 0, 0)
+
+Class = tuple[int, int]
+"""Priority and minus the level of a job that holds nodes; smaller classes are interrupted first."""
+
+LEAVING: Class = (-2, 0)
+"""Class of suspending jobs: before all others."""
+
+LOOKS = 64
+"""Maximum number of victim sets compared, from the start of the ladder. A gang counts once, however
+many nodes it has, so it does not hide a smaller job behind it."""
+
+
+def bound(rank: QueueKey) -> Class:
+    """Returns the class bound of this rank: waiting jobs of the rank may interrupt only smaller
+    classes."""
+    return -rank[0], -rank[1]
+
+
+def victims_on(
+    cluster: "Cluster", place: int, limit: Class, shape: Shape, spared: str | None
+) -> list["Job"] | None:
+    """Returns the victims to leave a node so that it takes one member of this shape; None:
+    impossible.
+
+    Args:
+        limit: the `bound` of the waiting jobs.
+        spared: a user whose jobs of the same priority are left alone; None: no user.
+    """
+    _, gpus, memory = shape
+    capacity = cluster.capacity
+    lacks = capacity.lacks(place, gpus, memory)
+    if lacks is None:
+        return None
+    left, left_memory = lacks
+    here: list[tuple[int, int, float, int, Job]] = []
+    for job in cluster.on[place].values():
+        if job.phase == "suspending":
+            left -= capacity.share(place, job.gpus)
+            left_memory -= job.memory_mib
+            continue
+        level = -job.standing
+        if (
+            (job.level, level) < limit
+            and (job.ripe or job.level < limit[0])
+            and (spared is None or job.user != spared or job.level != limit[0])
+        ):
+            here.append((job.level, level, job.gpus_held, job.order, job))
+        elif not gpus:
+            return None
+    if not gpus:
+        return [entry[4] for entry in here]
+    if left <= 0 and left_memory <= 0:
+        return []
+    here.sort(key=lambda entry: entry[:4])
+    jobs = [(entry[4], capacity.share(place, entry[4].gpus)) for entry in here]
+    return first_enough(jobs, left, left_memory) or None
+
+
+def first_enough(jobs: list[tuple["Job", int]], left: int, left_memory: int) -> list["Job"]:
+    """Returns the first jobs that free enough, less those that prove unnecessary; empty: even all
+    do not suffice. Each job comes with the GPUs that it holds here."""
+    chosen: list[tuple[Job, int]] = []
+    for job, gpus in jobs:
+        if left <= 0 and left_memory <= 0:
+            break
+        chosen.append((job, gpus))
+        left -= gpus
+        left_memory -= job.memory_mib
+    if left > 0 or left_memory > 0:
+        return []
+    for job, gpus in chosen[:]:
+        if left + gpus <= 0 and left_memory + job.memory_mib <= 0:
+            chosen.remove((job, gpus))
+            left += gpus
+            left_memory += job.memory_mib
+    return [job for job, _ in chosen]
+
+
+def _cost(victims: list["Job"], priority: int, count: int) -> Cost:
+    """Returns the cost of one of `count` nodes for a job of this priority. A gang leaves all its
+    nodes, of which at most `count` are needed; each of these bears its share of the whole gang.
+
+    Among jobs of lower priority GPUs count. At the same priority nodes count: jobs take turns
+    there. By GPUs the smallest jobs would be interrupted most, however little service they have
+    had.
+    """
+    if not victims:
+        return NONE
+    level = max(job.level for job in victims)
+    lower = level < priority
+    return (
+        level,
+        sum((job.gpus_held if lower else job.nodes) / min(job.nodes, count) for job in victims),
+        len(victims),
+        -sum(job.standing for job in victims),
+    )
+
+
+def ready_at(
+    cluster: "Cluster", place: int, rank: QueueKey | None, shape: Shape, spared: str | None = None
+) -> float:
+    """Returns when a node could take a member of this shape if nothing ends early; inf: not known.
+
+    Rank None: no job is interrupted; jobs end by their estimates.
+    """
+    _, gpus, memory = shape
+    capacity = cluster.capacity
+    lacks = capacity.lacks(place, gpus, memory)
+    if lacks is None:
+        return math.inf
+    left, left_memory = lacks
+    times: list[tuple[float, int, Job]] = []
+    for job in cluster.on[place].values():
+        when = -math.inf if job.phase == "suspending" else _leaves_at(cluster, rank, job, spared)
+        if when != math.inf:
+            times.append((when, job.order, job))
+        elif not gpus:
+            return math.inf
+    if not gpus:
+        return max((when for when, _, _ in times), default=-math.inf)
+    found = -math.inf
+    for when, _, job in sorted(times, key=lambda entry: entry[:2]):
+        if left <= 0 and left_memory <= 0:
+            break
+        found = when
+        left -= capacity.share(place, job.gpus)
+        left_memory -= job.memory_mib
+    return found if left <= 0 and left_memory <= 0 else math.inf
+
+
+def _leaves_at(cluster: "Cluster", rank: QueueKey | None, job: "Job", spared: str | None) -> float:
+    """Returns the time from which a running job would make room; inf: never under these rules."""
+    if rank is None:
+        if job.estimate_s is None:
+            return math.inf
+        started = job.phase == "running"
+        begin = job.started_at if started else job.launched_at + (job.restart_s or 0.0)
+        return begin + job.estimate_s
+    limit = bound(rank)
+    if job.level < limit[0]:
+        return -math.inf
+    if (job.level, -job.standing) >= limit or job.user == spared:
+        return math.inf
+    return job.launched_at + cluster.policy.quantum_s(job)
+
+
+class VictimIndex:
+    """Nodes by the smallest class of a job that holds something there."""
+
+    __slots__ = ("_cluster", "_of", "_reach", "_read", "_steps")
+
+    def __init__(self, cluster: "Cluster") -> None:
+        self._cluster = cluster
+        self._read = -1
+        self._of: list[Class | None] = []
+        self._steps: dict[Class, int] = {}
+        self._reach: dict[Class, int] = {}
+
+    def refresh(self) -> None:
+        """Examines the nodes that have changed."""
+        cluster = self._cluster
+        changes = cluster.changes
+        if self._read == changes.mark:
+            return
+        stale = changes.since(self._read)
+        self._read = changes.mark
+        self._of.extend([None] * (len(cluster.names) - len(self._of)))
+        for place in range(len(cluster.names)) if stale is None else set(stale):
+            before, found = self._of[place], None
+            for job in cluster.on[place].values():
+                of = LEAVING if job.phase == "suspending" else (job.level, -job.standing)
+                if found is None or of < found:
+                    found = of
+            if found != before:
+                self._reach.clear()
+                self._of[place] = found
+                bit = 1 << place
+                if before is not None:
+                    self._steps[before] ^= bit
+                    if not self._steps[before]:
+                        del self._steps[before]
+                if found is not None:
+                    self._steps[found] = self._steps.get(found, 0) | bit
+
+    def reach(self, limit: Class) -> int:
+        """Returns all nodes that hold a job of a smaller class."""
+        self.refresh()
+        found = self._reach.get(limit)
+        if found is None:
+            found = 0
+            for nodes in self.below(limit):
+                found |= nodes
+            self._reach[limit] = found
+        return found
+
+    def below(self, limit: Class) -> list[int]:
+        """Returns disjoint sets of nodes that hold a job of a smaller class, smallest class
+        first."""
+        return [self._steps[of] for of in sorted(self._steps) if of < limit]
+
+
+class PreemptionCache:
+    """Capacity that each node could give to waiting jobs of one rank and shape."""
+
+    __slots__ = (
+        "_cluster",
+        "_found",
+        "_limit",
+        "_rank",
+        "_read",
+        "_shape",
+        "_spared",
+        "_unable",
+        "_when",
+    )
+
+    def __init__(
+        self, cluster: "Cluster", rank: QueueKey | None, shape: Shape, spared: str | None
+    ) -> None:
+        self._cluster = cluster
+        self._rank = rank
+        self._limit = (0, 0) if rank is None else bound(rank)
+        self._shape = shape
+        self._spared = spared
+        self._read = -1
+        self._found: dict[int, tuple[Cost, list[Job]]] = {}
+        self._unable = 0
+        """Nodes that were examined and cannot be emptied."""
+        self._when: dict[int, float] = {}
+
+    def refresh(self) -> None:
+        """Drops the cache entries of nodes that have changed."""
+        changes = self._cluster.changes
+        if self._read == changes.mark:
+            return
+        stale = changes.since(self._read)
+        self._read = changes.mark
+        if stale is None:
+            self._unable = 0
+            self._found.clear()
+            self._when.clear()
+            return
+        for place in set(stale):
+            self._unable &= ~(1 << place)
+            self._found.pop(place, None)
+            self._when.pop(place, None)
+
+    def when(self, place: int) -> float:
+        """Returns when a node could take a member."""
+        found = self._when.get(place)
+        if found is None:
+            found = ready_at(self._cluster, place, self._rank, self._shape, self._spared)
+            self._when[place] = found
+        return found
+
+    def search(self, among: int, count: int) -> dict[int, list["Job"]]:
+        """Finds the cheapest nodes that could take `count` members, now or once their victims have
+        left.
+
+        Returns:
+            By place, cheapest first, the victims that have to leave it; empty: there are too few
+            nodes.
+        """
+        cluster = self._cluster
+        enough = cluster.topology.enough
+        seen: list[tuple[Cost, int]] = []
+        known: set[str] = set()
+        able, sets, left = 0, 0, among & ~self._unable
+        if not enough(count, left):
+            return {}
+        ladder = cluster.ladder
+        ladder.refresh()
+        free = cluster.capacity.fitting(self._shape[1], self._shape[2], left)
+        for step in (free, *ladder.below(self._limit)):
+            nodes = step & left
+            left &= ~nodes
+            for place in members(nodes):
+                if self._look(place):
+                    cost, victims = self._found[place]
+                    seen.append((cost, place))
+                    able |= 1 << place
+                    sets += not victims or any(job.id not in known for job in victims)
+                    known.update(job.id for job in victims)
+                    if sets >= LOOKS and enough(count, able):
+                        left = 0
+                        break
+        chosen: dict[int, list[Job]] = {}
+        if enough(count, able):
+            nodes = 0
+            for _, place in sorted(seen):
+                chosen[place] = self._found[place][1]
+                nodes |= 1 << place
+                if enough(count, nodes):
+                    break
+        return chosen
+
+    def _look(self, place: int) -> bool:
+        """Returns whether the node could be emptied; if so, `_found` has the victims."""
+        if place in self._found:
+            return True
+        cluster = self._cluster
+        victims = victims_on(cluster, place, self._limit, self._shape, self._spared)
+        if victims is None:
+            self._unable |= 1 << place
+            return False
+        self._found[place] = (_cost(victims, self._limit[0], self._shape[0]), victims)
+        return True

@@ -1,0 +1,121 @@
+"""Repacking: jobs move so that scattered free GPUs come together for a waiting job. Pure.
+
+A job may move if it is alone in its gang, has had its quantum and has no higher priority than the
+waiting job. It must also fit where GPUs are free already: it saves, and restarts at once. Its own
+user loses a save and a restart, but no turn. Levels and owners therefore do not count; `MOST`
+limits the moved GPUs per gained GPU.
+"""
+
+from typing import TYPE_CHECKING
+
+from fireflyer.hai.scheduling.capacity import members
+from fireflyer.hai.scheduling.placement import choose
+from fireflyer.hai.scheduling.preemption import first_enough
+
+if TYPE_CHECKING:
+    from fireflyer.hai.scheduling.cluster import Cluster, Job
+
+MOST = 0.5
+"""Maximum number of GPUs moved per GPU that the waiting job gets on the vacated nodes."""
+
+
+class RepackIndex:
+    """Jobs that would leave each node for a member of a waiting job of one priority and size.
+
+    A changed node (`Changes`) is examined again, so results do not depend on the cache.
+    """
+
+    __slots__ = ("_cluster", "_found", "_gpus", "_level", "_memory_mib", "_read")
+
+    def __init__(self, cluster: "Cluster", level: int, gpus: int, memory_mib: int) -> None:
+        self._cluster = cluster
+        self._level, self._gpus, self._memory_mib = level, gpus, memory_mib
+        self._read = -1
+        self._found: dict[int, tuple[int, list[Job]]] = {}
+        """GPUs to move and the jobs that hold them, by place. Only nodes that need moves and can be
+        emptied."""
+
+    def search(self, count: int, among: int) -> dict[int, list["Job"]]:
+        """Returns the nodes of `among` that could take `count` members with the fewest GPUs moved.
+
+        Returns:
+            By place, cheapest first, the jobs that have to move; none for a node that has room.
+            Empty: such nodes are too few, or too much would move, or nothing has to.
+        """
+        self._refresh()
+        cluster = self._cluster
+        enough = cluster.topology.enough
+        nodes = cluster.capacity.fitting(self._gpus, self._memory_mib, among)
+        able = [place for place in self._found if among >> place & 1]
+        if nodes.bit_count() + len(able) < count or enough(count, nodes):
+            return {}
+        chosen: dict[int, list[Job]] = {place: [] for place in members(nodes)}
+        moved, gained = 0, 0
+        for place in sorted(able, key=lambda place: (self._found[place][0], place)):
+            gpus, chosen[place] = self._found[place]
+            moved += gpus
+            gained += cluster.capacity.share(place, self._gpus)
+            nodes |= 1 << place
+            if moved > MOST * gained:
+                return {}
+            if enough(count, nodes):
+                return chosen
+        return {}
+
+    def _refresh(self) -> None:
+        cluster = self._cluster
+        changes = cluster.changes
+        if self._read == changes.mark:
+            return
+        stale = changes.since(self._read)
+        self._read = changes.mark
+        for place in range(len(cluster.names)) if stale is None else set(stale):
+            jobs = self._leave(place)
+            if jobs:
+                self._found[place] = (sum(job.gpus for job in jobs), jobs)
+            else:
+                self._found.pop(place, None)
+
+    def _leave(self, place: int) -> list["Job"]:
+        """Returns the jobs that have to move from a node, small ones first; empty: none has to, or
+        they cannot."""
+        cluster = self._cluster
+        capacity = cluster.capacity
+        lacks = capacity.lacks(place, capacity.share(place, self._gpus), self._memory_mib)
+        if lacks is None or capacity.whole >> place & 1:
+            return []
+        able = [
+            job
+            for job in cluster.on[place].values()
+            if job.nodes == 1
+            and job.gpus
+            and job.ripe
+            and job.phase != "suspending"
+            and job.level <= self._level
+        ]
+        able.sort(key=lambda job: (job.gpus, job.order))
+        return first_enough([(job, job.gpus) for job in able], *lacks)
+
+
+def destinations(
+    cluster: "Cluster", jobs: list["Job"], among: int, now: float
+) -> list[tuple["Job", int]]:
+    """Returns where each of these jobs could go at once, by best fit, large ones first.
+
+    Args:
+        among: nodes that any of them may go to; windows and faults may exclude some for a job.
+
+    Returns:
+        Each job and its place; empty: there is no room for all of them.
+    """
+    draft = cluster.capacity.copy()
+    found: list[tuple[Job, int]] = []
+    for job in sorted(jobs, key=lambda job: (-job.gpus, job.order)):
+        allowed = among & cluster.allowed(job, now)
+        fitting = draft.fitting(job.gpus, job.memory_mib, allowed)
+        if not fitting:
+            return []
+        (place,) = choose(job, fitting, [], draft, cluster.topology)
+        draft.take(place, job.gpus, job.memory_mib)
+        found.append((job, place))
+    return found

@@ -1,0 +1,147 @@
+"""Checks that all ranks agree before anything is reduced, and copies from the first rank."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup, ReduceOp
+
+from fireflyer import hfreduce
+from fireflyer.errors import ConfigError
+
+Options = Mapping[str, object]
+"""Arguments of a wrapper by name; compared by their `repr`."""
+NO_OPTIONS: Options = {}
+
+
+def check_alike(module: nn.Module, group: ProcessGroup, options: Options = NO_OPTIONS) -> None:
+    """Checks that all ranks have the same parameters and buffers. Collective.
+
+    The check compares names, shapes, dtypes, and which parameters require gradients.
+
+    Args:
+        options: arguments that must be the same, too.
+
+    Raises:
+        ConfigError: the ranks differ; raised on every rank, naming the difference and the ranks.
+    """
+    own = described(module, options)
+    mine = torch.tensor(list(digest_of(own)), dtype=torch.uint8)
+    all_digests = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(all_digests, mine, group)
+    differing = [
+        rank for rank, other in enumerate(all_digests) if not torch.equal(other, all_digests[0])
+    ]
+    if not differing:
+        return
+    first, other = (description_of(rank, own, group) for rank in (0, differing[0]))
+    raise ConfigError(
+        f"the model and its options must be equal on all ranks: {difference(first, other, differing[0])}"
+        + (f"; ranks {differing} differ from rank 0" if len(differing) > 1 else "")
+    )
+
+
+def described(module: nn.Module, options: Options = NO_OPTIONS) -> list[str]:
+    """Returns a line for each option, parameter and buffer: name, shape, dtype, "frozen"."""
+    given = [f"{name}={value!r}" for name, value in options.items()]
+    parameters = [
+        f"parameter {name} {tuple(p.shape)} {p.dtype}" + ("" if p.requires_grad else " frozen")
+        for name, p in module.named_parameters()
+    ]
+    return [*given, *parameters] + [
+        f"buffer {name} {tuple(b.shape)} {b.dtype}" for name, b in module.named_buffers()
+    ]
+
+
+def tell_all(words: Any, group: ProcessGroup) -> list[Any]:
+    """Returns the `words` of each rank of the group, in JSON's types. Collective."""
+    own = torch.tensor(list(json.dumps(words).encode()), dtype=torch.uint8)
+    world = dist.get_world_size(group)
+    sizes = [torch.zeros((), dtype=torch.int64) for _ in range(world)]
+    dist.all_gather(sizes, torch.tensor(len(own)), group)
+    texts = [torch.empty(int(size), dtype=torch.uint8) for size in sizes]
+    dist.all_gather(texts, own, group)
+    return [json.loads(bytes(text.tolist())) for text in texts]
+
+
+def description_of(rank: int, own: list[str], group: ProcessGroup) -> list[str]:
+    """Returns the description of one rank. Collective."""
+    root = dist.get_global_rank(group, rank)
+    text = torch.tensor(list(json.dumps(own).encode()), dtype=torch.uint8)
+    size = torch.tensor(len(text))
+    dist.broadcast(size, root, group)
+    if dist.get_rank(group) != rank:
+        text = torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(text, root, group)
+    told: list[str] = json.loads(bytes(text.tolist()))
+    return told
+
+
+def difference(first: Sequence[str], other: Sequence[str], rank: int, lead: int = 0) -> str:
+    """Returns a sentence about the first difference between two ranks' descriptions.
+
+    Args:
+        first, other: descriptions of the ranks `lead` and `rank`.
+    """
+    for ours, theirs in zip(first, other, strict=False):
+        if ours != theirs:
+            return f"rank {lead} has {ours}, rank {rank} has {theirs}"
+    more, who = (first, lead) if len(first) > len(other) else (other, rank)
+    return f"only rank {who} has {more[min(len(first), len(other))]}"
+
+
+def digest_of(lines: Sequence[str]) -> bytes:
+    """Returns 32 bytes that are equal for equal lines."""
+    return hashlib.sha256(json.dumps(list(lines)).encode()).digest()
+
+
+def copy_from_first(tensors: Iterable[torch.Tensor], group: ProcessGroup) -> None:
+    """Overwrites `tensors` with those of the group's first rank, byte for byte. Collective."""
+    root = dist.get_global_rank(group, 0)
+    works = [
+        dist.broadcast(tensor.detach(), src=root, group=group, async_op=True) for tensor in tensors
+    ]
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+class BufferCopy:
+    """Copies the first rank's buffers to all other ranks between two steps.
+
+    The copy is one reduction of bytes to which the other ranks contribute zeros, because a
+    reduction can have a priority. A broadcast would wait for every gradient queued before it.
+    """
+
+    def __init__(self, buffers: Sequence[torch.Tensor], group: ProcessGroup) -> None:
+        self._buffers, self._group = list(buffers), group
+        self._first = dist.get_rank(group) == 0
+        self._bytes = hfreduce.empty(sum(b.nbytes for b in self._buffers), dtype=torch.uint8)
+        self._work: dist.Work | None = None
+
+    def start(self, priority: int) -> None:
+        """Sends the present values of the buffers."""
+        if self._first:
+            pieces = [b.detach().contiguous().view(-1).view(torch.uint8) for b in self._buffers]
+            torch.cat(pieces, out=self._bytes)
+        else:
+            self._bytes.zero_()
+        self._work = hfreduce.allreduce(
+            self._bytes, ReduceOp.BOR, self._group, priority=priority, async_op=True
+        )
+
+    def finish(self) -> None:
+        """Waits for the values, if any were sent, and stores them in the buffers."""
+        if self._work is None:
+            return
+        work, self._work = self._work, None
+        work.wait()
+        if self._first:
+            return
+        pieces = self._bytes.split([b.nbytes for b in self._buffers])
+        for buffer, piece in zip(self._buffers, pieces, strict=True):
+            buffer.detach().copy_(piece.view(buffer.dtype).view(buffer.shape))

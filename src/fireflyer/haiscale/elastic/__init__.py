@@ -1,0 +1,1 @@
+"""Training that goes on without lost ranks and takes in newcomers."""

@@ -1,0 +1,69 @@
+"""A sharded model as `elastic.training.Wrapper`: sharded anew after each reform, from memory if possible."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch.optim import Optimizer
+
+from fireflyer.errors import ShardsLost
+from fireflyer.haiscale.consistency import described
+from fireflyer.hfreduce import ProcessGroupHFReduce
+
+if TYPE_CHECKING:
+    from fireflyer.haiscale.fsdp import FullyShardedDataParallel
+
+
+class Shards:
+    """Implementation of `elastic.training.Wrapper`.
+
+    Attributes:
+        lost: set while parameters have no values, because some rows were in no rank's memory.
+    """
+
+    def __init__(
+        self,
+        model: "FullyShardedDataParallel",
+        optimizer: Optimizer,
+        group: ProcessGroupHFReduce,
+    ) -> None:
+        self._model, self._optimizer, self._group = model, optimizer, group
+        self._buffers: list[torch.Tensor] = []
+        self.lost: ShardsLost | None = None
+
+    def described(self) -> list[str]:
+        return described(self._model.module, self._model._alike)
+
+    def keep(self) -> None:
+        self._drop_gradients()
+        self._buffers = [buffer.detach().clone() for buffer in self._model.module.buffers()]
+
+    def void(self) -> None:
+        self._drop_gradients()
+        with torch.no_grad():
+            for buffer, kept in zip(self._model.module.buffers(), self._buffers, strict=True):
+                buffer.copy_(kept)
+
+    def drop(self) -> None:
+        self._model.discard()
+
+    def align(self, progress: Sequence[int], leader: int) -> Callable[[], None]:
+        mine = progress[self._group.rank()]
+        holds = mine >= 0 and self.lost is None
+        try:
+            self._model.reshard(self._group, steps=mine if holds else None)
+            self.lost = None
+        except ShardsLost as error:
+            self._model.reshard(self._group, steps=None, values=False)
+            self.lost = error
+        return lambda: None  # installed already; after a failure every rank still has the old parts
+
+    def restored(self) -> None:
+        self.lost = None
+
+    def reformed(self) -> None:
+        self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        for parameter in self._model.module.parameters():
+            parameter.grad = None

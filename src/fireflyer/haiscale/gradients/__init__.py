@@ -1,0 +1,1 @@
+"""Averages of gradients: buckets, their reductions, and what waits for them."""

@@ -1,0 +1,163 @@
+"""Parameters that wait for their gradients only when they are first used.
+
+While a parameter's bucket is in flight, the parameter's class is `DeferredParameter`. Any torch function that
+receives it, in the next forward or in the script, first waits for the bucket. So no code reads a
+value that an update is still to change, and the bucket needed last is waited for last.
+(ByteScheduler, SOSP 2019, crosses the barrier between steps with hooks on modules; those miss a
+weight that is used outside its module's forward.)
+"""
+
+import copy
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType, FunctionType
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+
+class GradientOwner(Protocol):
+    """Object that can wait for a parameter's gradient."""
+
+    stepping: bool
+    """True if the script has called `optimizer.step()` already: gradients count as consumed."""
+
+    def arrive(self) -> None:
+        """Waits, and calls `restore` for its parameters."""
+
+
+_owners: dict[int, GradientOwner] = {}
+"""Owners by the id of each pending parameter, which the owner keeps alive."""
+
+
+def _getters(*names: str) -> Iterator[Any]:
+    for name in names:
+        yield getattr(torch.Tensor, name).__get__
+
+
+_GRAD: Any = torch.Tensor.grad
+_GET_GRAD, _SET_GRAD = _GRAD.__get__, _GRAD.__set__
+_SAFE = {
+    *_getters("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad_fn"),
+    *_getters("is_sparse", "is_cuda", "is_meta", "is_cpu", "nbytes", "itemsize"),
+    *(torch.Tensor.numel, torch.Tensor.nelement, torch.Tensor.size, torch.Tensor.dim),
+    *(torch.Tensor.stride, torch.Tensor.element_size, torch.Tensor.is_floating_point),
+    *(torch.Tensor.is_contiguous, torch.Tensor.is_complex, torch.Tensor.storage_offset),
+    *(torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook),
+}
+"""Functions that read neither value nor gradient."""
+_DETACH = torch.Tensor.detach
+_MAKE = nn.Parameter.__new__.__code__
+_CALLER = 2
+"""Frames from `__torch_function__` to its caller, including one of `torch.compiler.disable`."""
+
+
+class DeferredMixin:
+    """First base of a pending parameter's class, before its ordinary class."""
+
+    __slots__ = ()
+
+    @classmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiler would trace into it
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func in _SAFE:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        found = [_owners[id(p)] for p in _pending((args, kwargs))]
+        used_up = len(found) == 1 and found[0].stepping
+        if used_up and (func == _GET_GRAD or (func == _SET_GRAD and args[1] is None)):
+            return None
+        for owner in found or list(_owners.values()):
+            owner.arrive()
+        if func is _DETACH and _makes_parameter(sys._getframe(_CALLER)):
+            return nn.Parameter(_DETACH(args[0]), requires_grad=False)
+        if torch._C._get_tracing_state() is not None:
+            return _in_place_of(sys._getframe(_CALLER))(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        owner_of(self).arrive()
+        return copy.deepcopy(self, memo)
+
+
+class DeferredParameter(DeferredMixin, nn.Parameter):
+    """A pending `nn.Parameter`."""
+
+
+CLASSES: dict[type, type[Any]] = {nn.Parameter: DeferredParameter}
+"""Pending class by ordinary class."""
+
+
+def _pending(value: Any) -> Iterator[DeferredMixin]:
+    if isinstance(value, DeferredMixin):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _pending(item)
+    elif isinstance(value, dict):
+        yield from _pending(tuple(value.values()))
+
+
+def _makes_parameter(caller: FrameType) -> bool:
+    """Returns whether the caller is `nn.Parameter(p)`.
+
+    That constructor reads the class of p before p arrives, and does not know the class. It then
+    needs a detached tensor of the class that p has after arrival.
+    """
+    return caller.f_code is _MAKE and caller.f_locals["cls"] is nn.Parameter
+
+
+def _in_place_of(caller: FrameType) -> Callable[..., Any]:
+    """Returns a function that calls as from `caller`.
+
+    A tracer records the call's location and compares it with a trace without pending parameters.
+    """
+    code = _call.__code__.replace(
+        co_filename=caller.f_code.co_filename, co_firstlineno=caller.f_lineno - 1
+    )
+    return FunctionType(code, {})
+
+
+def _call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
+def can_be(parameter: nn.Parameter) -> bool:
+    """Returns whether a parameter can be made pending; a parameter of a custom class cannot."""
+    return type(parameter) in CLASSES
+
+
+def defer(parameters: Iterable[nn.Parameter], owner: GradientOwner) -> None:
+    """Makes parameters pending, until `restore`."""
+    for parameter in parameters:
+        _owners[id(parameter)] = owner
+        parameter.__class__ = CLASSES[type(parameter)]
+
+
+def restore(parameters: Iterable[nn.Parameter]) -> None:
+    """Makes parameters ordinary again; parameters that are not pending stay unchanged."""
+    for parameter in parameters:
+        if _owners.pop(id(parameter), None) is not None:
+            parameter.__class__ = _ordinary(type(parameter))
+
+
+def _ordinary(kind: type) -> type:
+    return next(ordinary for ordinary, waiting in CLASSES.items() if waiting is kind)
+
+
+def owner_of(parameter: DeferredMixin) -> GradientOwner:
+    """Returns the owner that a pending parameter waits for."""
+    return _owners[id(parameter)]
+
+
+def reads_behind_python(module: nn.Module) -> bool:
+    """Returns whether a module is compiled or scripted: it reads values without a visible call."""
+    compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+    return compiled or isinstance(module, torch.jit.ScriptModule)

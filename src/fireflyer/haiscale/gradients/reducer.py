@@ -1,0 +1,457 @@
+"""Gradient reducer: starts the buckets' reductions, waits for them, and hands gradients out.
+
+States of a bucket in a step with a synchronised backward:
+
+    filling --(its gradients and those of all earlier buckets are ready)--> reducing
+    reducing --(synchronous: at the end of backward; deferred: at first use)--> arrived
+    arrived --(deferred, and the script has called optimizer.step())--> stepped
+
+Invariant: on every rank, reductions start in the order of the buckets' numbers. A reduction of the
+mask follows, which says which parameters any rank's backward reached. The reducer reduces nothing
+else. Single-threaded: autograd of CPU modules runs hooks in the thread that called backward.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import Variable
+from torch.distributed import ProcessGroup, ReduceOp
+
+from fireflyer import hfreduce
+from fireflyer.errors import CollectiveError, ConfigError
+from fireflyer.haiscale.gradients import deferred
+from fireflyer.haiscale.gradients.buckets import Bucket, plan
+from fireflyer.haiscale.gradients.sample_weights import SampleWeights
+from fireflyer.haiscale.gradients.split_optimizer import Settings, SplitOptimizer
+from fireflyer.haiscale.gradients.suspend_vote import MaskTail, SuspendVote
+from fireflyer.haiscale.torch_state import isolated_torch_state
+from fireflyer.hfreduce.backend.planned_hierarchy import PlannedHierarchy
+from fireflyer.log import get_logger
+
+_log = get_logger("haiscale")
+FIRST = 2**30
+"""Priority of operations that all buckets wait for."""
+PIECE_BYTES = 8 << 20
+"""Size of a piece in bytes: larger buckets, due to large parameters, are reduced in pieces."""
+
+
+@dataclass
+class Options:
+    """Settings of the reductions; see the arguments of `DistributedDataParallel`."""
+
+    bucket_bytes: int
+    wire: str | None
+    static_graph: bool
+    check_gradients: bool
+    tree: PlannedHierarchy | None
+
+
+@dataclass
+class Times:
+    """Times of this rank since construction, in seconds of `clock`.
+
+    Attributes:
+        exposed_s: time spent waiting for reductions.
+        optimizer_s: time of optimizer steps on buckets here; without `optimizer=` the script steps
+            itself.
+        under_way_s: time with some reduction, or all-gather of a sharded model, in flight.
+        steps: number of synchronised backwards.
+    """
+
+    exposed_s: float = 0.0
+    optimizer_s: float = 0.0
+    under_way_s: float = 0.0
+    steps: int = 0
+    reductions: int = 0
+    clock: Callable[[], float] = time.monotonic
+
+
+class CommunicationTimer:
+    """Records the time during which an owner's communication is in flight."""
+
+    def __init__(self, times: Times) -> None:
+        self._times = times
+        self._count = 0
+        self._since = 0.0
+
+    def begin(self) -> None:
+        if not self._count:
+            self._since = self._times.clock()
+        self._count += 1
+
+    def end(self) -> None:
+        """Ends the communication that `begin` was called for."""
+        self._count -= 1
+        if not self._count:
+            self._times.under_way_s += self._times.clock() - self._since
+
+
+class BucketReduction:
+    """A bucket in flight: the owner of its pending parameters."""
+
+    def __init__(self, reducer: "Reducer", bucket: Bucket) -> None:
+        self._reducer, self._bucket = reducer, bucket
+        self.stepping = False
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return self._bucket.parameters
+
+    def arrive(self) -> None:
+        self._reducer.arrive(self._bucket)
+
+
+class GradientHook:
+    """Hook that a parameter calls when its gradient is ready."""
+
+    def __init__(self, reducer: "Reducer", index: int) -> None:
+        self.reducer, self._index = reducer, index
+
+    def __call__(self, _: torch.Tensor) -> None:
+        self.reducer.ready(self._index)
+
+
+def let_go(parameters: Iterable[nn.Parameter]) -> None:
+    """Ends earlier wrappers' reducers of these parameters, after any step that was requested."""
+    hooks = [
+        hook
+        for parameter in parameters
+        for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()
+    ]
+    for reducer in dict.fromkeys(hook.reducer for hook in hooks if isinstance(hook, GradientHook)):
+        reducer.replaced = True
+        if reducer.in_backward:
+            reducer.abandon()
+        else:
+            reducer.stop()
+
+
+class Reducer:
+    """Averages the gradients of parameters over a group.
+
+    Args:
+        named: the parameters that require gradients, by name, in the model's order.
+        times: the reducer adds to these times.
+        leaving: agreement on leaving; its byte is part of the mask. The reducer calls `learn` when
+            all ranks have read the same masks.
+        weighing: weights of ranks with unequal parts of a batch; also part of the mask.
+
+    Attributes:
+        replaced: True if the parameters have another reducer.
+    """
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, nn.Parameter]],
+        group: ProcessGroup,
+        options: Options,
+        times: Times,
+        leaving: SuspendVote,
+        weighing: SampleWeights | None = None,
+    ) -> None:
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        self._known = {id(parameter) for parameter in self.parameters}
+        self.group, self.options = group, options
+        self.times = times
+        self.synchronise, self.replaced = True, False
+        self.after_backward: Callable[[], None] = lambda: None
+        self.in_backward = False
+        self._observed: list[int] | None = []  # None once the buckets are laid out anew
+        self._used = bytearray(len(named))  # parameters that this backward reached here
+        self._leaving, self._weighing = leaving, weighing
+        self._tail = MaskTail(leaving, weighing)
+        self._mask = hfreduce.empty(len(named) + self._tail.size, dtype=torch.uint8)
+        self._mask_work: dist.Work | None = None
+        self._reached: list[int] = []  # parameters that it reached on any rank
+        self._static: bytes | None = None  # parameters that every backward reaches here
+        self._flights: dict[int, BucketReduction] = {}
+        self._split: SplitOptimizer | None = None
+        self._settings: Settings = []
+        self._next = 0
+        self._under_way = CommunicationTimer(times)
+        self._lay_out(list(reversed(range(len(named)))))
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(GradientHook(self, index))
+            for index, parameter in enumerate(self.parameters)
+        ]
+
+    def cross(
+        self, split: Callable[[Callable[[], None], Callable[[], None]], SplitOptimizer]
+    ) -> None:
+        """Switches to deferred mode: first uses wait for buckets and step the optimizer's."""
+        self._split = split(self._close_step, self.settle)
+        if not self._split.held().issuperset(map(id, self.parameters)):
+            self._lay_out(list(reversed(range(len(self.parameters)))))
+
+    def _lay_out(self, order: Sequence[int]) -> None:
+        """Makes buckets; a bucket holds only parameters of the optimizer, or none of them."""
+        held = self._split.held() if self._split is not None else ()
+        kinds = [(p.dtype, p.device, id(p) in held) for p in self.parameters]
+        sizes = [p.nbytes for p in self.parameters]
+        cuts = plan(sizes, kinds, order, self.options.bucket_bytes)
+        piece = max(PIECE_BYTES, self.options.bucket_bytes)
+        self.buckets = [
+            Bucket(number, indexes, [self.parameters[i] for i in indexes], piece)
+            for number, indexes in enumerate(cuts)
+        ]
+        self._place = {
+            index: (bucket, position)
+            for bucket in self.buckets
+            for position, index in enumerate(bucket.indexes)
+        }
+
+    def before_forward(self) -> None:
+        """Once after the first backward, orders buckets as rank 0 saw gradients become ready."""
+        if self.replaced:
+            raise ConfigError("the module was wrapped again: use the newer wrapper")
+        if self.in_backward:
+            raise CollectiveError(
+                "an earlier backward failed half way and the ranks may disagree: end this process group"
+            )
+        if not self._observed or not self.synchronise:
+            return
+        self.settle()
+        rest = [i for i in reversed(range(len(self.parameters))) if i not in set(self._observed)]
+        order = torch.tensor(self._observed + rest)
+        self._observed = None
+        dist.broadcast(order, dist.get_global_rank(self.group, 0), self.group)
+        self._lay_out(order.tolist())
+
+    # Backward
+
+    def ready(self, index: int) -> None:
+        """Called when a gradient has been accumulated."""
+        if self._flights:
+            self._join(index)
+        if self.synchronise:
+            self._ready(index)
+
+    def _join(self, index: int) -> None:
+        """Adds a gradient to that of the last backward, which is still in flight.
+
+        No code has used the parameter since, not even a forward. autograd has put the new gradient
+        where the earlier one will arrive.
+        """
+        bucket, _ = self._place[index]
+        if bucket.number not in self._flights:
+            return
+        parameter = self.parameters[index]
+        with torch._C.DisableTorchFunctionSubclass():
+            fresh, parameter.grad = parameter.grad, None
+        self.arrive(bucket)
+        arrived: torch.Tensor | None = parameter.grad
+        if arrived is None:
+            parameter.grad = fresh
+        elif fresh is not None:
+            arrived.detach().add_(fresh.detach())
+
+    def _begin_backward(self) -> None:
+        self.settle()
+        self._leaving.learn()
+        if self._weighing is not None:
+            self._weighing.open()
+        self._used[:] = bytes(len(self._used))
+        if self._observed is not None:
+            self._observed.clear()  # a graph can be run twice before the next forward
+        self._next = 0
+        for bucket in self.buckets:
+            bucket.missing = len(bucket.parameters)
+        self.in_backward = True
+        Variable._execution_engine.queue_callback(self._finish)
+
+    def _ready(self, index: int) -> None:
+        if not self.in_backward:
+            self._begin_backward()
+        if self._used[index]:
+            raise CollectiveError(
+                f"{self.names[index]} got a second gradient within one backward; use no_sync() around "
+                "all but the last backward, and use_reentrant=False for activation checkpointing"
+            )
+        grad = self.parameters[index].grad
+        if grad is not None and grad.layout is not torch.strided:
+            raise CollectiveError(f"{self.names[index]} has a sparse gradient: use sparse=False")
+        self._used[index] = 1
+        if self._observed is not None:
+            self._observed.append(index)
+        bucket, position = self._place[index]
+        bucket.fill(position)
+        self._use_view(bucket, position)
+        bucket.missing -= 1
+        while self._next < len(self.buckets) and not self.buckets[self._next].missing:
+            self._launch()
+
+    def _use_view(self, bucket: Bucket, position: int) -> None:
+        """Makes `grad` the bucket's view (synchronous), or None until arrival (deferred)."""
+        parameter = bucket.parameters[position]
+        grad = None if self._defers(bucket) else bucket.views[position]
+        if parameter.grad is not grad:
+            parameter.grad = grad
+
+    def _defers(self, bucket: Bucket) -> bool:
+        return self._split is not None and all(map(deferred.can_be, bucket.parameters))
+
+    def _launch(self) -> None:
+        bucket = self.buckets[self._next]
+        self._next += 1
+        if self._weighing is not None:
+            self._weighing.scale(bucket.flat)
+        if self.options.check_gradients:
+            self._check(bucket)
+        self._under_way.begin()
+        bucket.works = [
+            self._reduce(piece, ReduceOp.AVG, self.options.wire, 1 + bucket.number)
+            for piece in bucket.pieces
+        ]
+        self.times.reductions += len(bucket.works)
+
+    def _reduce(
+        self, tensor: torch.Tensor, op: ReduceOp.RedOpType, wire: str | None, priority: int
+    ) -> dist.Work | None:
+        if self.options.tree is not None:  # the tree's calls run one after the other
+            return self.options.tree.allreduce(tensor, op, async_op=True)
+        work: dist.Work = hfreduce.allreduce(
+            tensor,
+            op,
+            self.group,
+            wire=wire,
+            priority=priority if self._split is not None else 0,
+            async_op=True,
+        )
+        return work
+
+    def _check(self, bucket: Bucket) -> None:
+        if bucket.flat.sum().isfinite():
+            return
+        bad = [
+            self.names[index]
+            for index, view in zip(bucket.indexes, bucket.views, strict=True)
+            if not view.isfinite().all()
+        ]
+        if bad:
+            rank = dist.get_rank(self.group)
+            _log.warning("rank %d has gradients that are not finite: %s", rank, ", ".join(bad))
+
+    def _finish(self) -> None:
+        """Ends a backward: reduces the other buckets, and waits for those that are not deferred."""
+        while self._next < len(self.buckets):
+            bucket = self.buckets[self._next]
+            for position, index in enumerate(bucket.indexes):
+                if not self._used[index]:
+                    self._used[index] = bucket.fill(position)
+                    self._use_view(bucket, position)
+            self._launch()
+        self._tell_what_was_reached()
+        self.in_backward = False
+        self.times.steps += 1
+        self.after_backward()
+        for bucket in [bucket for bucket in self.buckets if self._defers(bucket)]:
+            flight = self._flights[bucket.number] = BucketReduction(self, bucket)
+            deferred.defer(bucket.parameters, flight)
+        for bucket in self.buckets:
+            if bucket.number not in self._flights:
+                self.arrive(bucket)
+        if self._split is None:
+            self._leaving.learn()
+
+    def _tell_what_was_reached(self) -> None:
+        if self._static is not None:
+            changed = [
+                n for n, a, b in zip(self.names, self._static, self._used, strict=True) if a != b
+            ]
+            if changed:
+                raise CollectiveError(
+                    f"static_graph=True, but this backward reached other parameters than before: {changed}"
+                )
+            if not self._tail.size:
+                return
+        told = self._used + self._tail.write()
+        self._mask.copy_(torch.frombuffer(told, dtype=torch.uint8))
+        self._mask_work = self._reduce(self._mask, ReduceOp.MAX, None, FIRST)
+        if self.options.static_graph:
+            self._static = bytes(self._used)
+
+    # Arrival
+
+    def arrive(self, bucket: Bucket) -> None:
+        """Waits for a bucket, hands its gradients out, and steps it if `step()` was called."""
+        flight = self._flights.pop(bucket.number, None)
+        deferred.restore(bucket.parameters)
+        if not bucket.works:
+            return
+        with isolated_torch_state():
+            self._land(bucket)
+            if flight is not None and flight.stepping:
+                self._step(bucket.parameters)
+
+    def _land(self, bucket: Bucket) -> None:
+        begun = self.times.clock()
+        if self._mask_work is not None:
+            self._mask_work.wait()
+            self._mask_work = None
+            told = self._mask.numpy().tobytes()
+            self._reached = list(told[: len(self._used)])
+            self._tail.read(told[len(self._used) :])
+        works, bucket.works = bucket.works, []
+        for work in works:
+            assert work is not None
+            work.wait()
+        self.times.exposed_s += self.times.clock() - begun
+        self._under_way.end()
+        if self._weighing is not None:
+            self._weighing.correct(bucket.flat)
+        for parameter, view, index in zip(
+            bucket.parameters, bucket.views, bucket.indexes, strict=True
+        ):
+            parameter.grad = view if self._reached[index] else None
+
+    def settle(self) -> None:
+        """Waits until no bucket is in flight."""
+        for bucket in self.buckets:
+            self.arrive(bucket)
+
+    def _close_step(self) -> None:
+        """Implements the script's `optimizer.step()`."""
+        assert self._split is not None
+        if any(flight.stepping for flight in self._flights.values()):
+            self.settle()  # an earlier step was requested
+        self._settings = self._split.settings()
+        later = self._split.later(list(self._flights.values()))
+        self._step(self._split.others(p for flight in later for p in flight.parameters))
+        for flight in later:
+            flight.stepping = True
+
+    def _step(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Steps parameters; parameters that are not reduced here keep their gradients."""
+        self._apply(parameters)
+        for parameter in parameters:
+            if id(parameter) in self._known:
+                parameter.grad = None
+
+    def _apply(self, parameters: Sequence[nn.Parameter]) -> None:
+        assert self._split is not None
+        begun = self.times.clock()
+        self._split.apply(parameters, self._settings)
+        self.times.optimizer_s += self.times.clock() - begun
+
+    def stop(self) -> None:
+        """Settles, and releases the parameters and the optimizer."""
+        self.settle()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Releases them without waiting; drops operations in flight: the group may have failed."""
+        for bucket in self.buckets:
+            bucket.works = []
+            deferred.restore(bucket.parameters)
+        self._mask_work = None
+        self._flights.clear()
+        for hook in self._hooks:
+            hook.remove()
+        if self._split is not None:
+            self._split.release()
+            self._split = None

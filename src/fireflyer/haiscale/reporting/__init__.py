@@ -1,0 +1,1 @@
+"""Report of the time and memory of training steps, with advice."""

@@ -1,0 +1,1 @@
+"""Sharded models: units, communication, prefetch, and the move to another layout."""

@@ -1,0 +1,210 @@
+"""Removes `fully_shard` from a module in place, applies it again without values, sets values.
+
+Parameters keep their old parts until `ReshardedParameter.fill` gives them new ones. So layouts are exchanged
+without a whole parameter in memory.
+
+Private parts of torch 2.13 used here:
+- the hooks whose handles `FSDPState`, `FSDPParamGroup` and `FSDPParam` keep;
+- their places in a module (`STATE_KEY`, `REGISTRY_KEY`, `_module_state_mapping`);
+- their state of an unfinished step;
+- a DTensor's `_local_tensor` and `_spec`, which define its placement.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
+from torch.distributed._composable_state import _module_state_mapping
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import _from_local_no_grad
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+from fireflyer.haiscale.mesh import DataLayout
+from fireflyer.haiscale.sharding.gradients import Unit
+from fireflyer.haiscale.sharding.optimizer_state import Moments
+from fireflyer.haiscale.sharding.redistribute import Mover, Piece
+from fireflyer.haiscale.sharding.units import Settings, put_on
+
+Slot = tuple[int, str]
+"""Id of a module, and the name of a parameter in it."""
+
+
+@dataclass(frozen=True)
+class ReshardedParameter:
+    """A sharded parameter in a new layout, without values until `fill`."""
+
+    fsdp: Any
+    parameter: nn.Parameter
+
+    @property
+    def rows(self) -> torch.Size:
+        """Shape of this rank's part."""
+        return cast(torch.Size, self.fsdp.sharded_size)
+
+    def blank(self) -> torch.Tensor:
+        """Returns uninitialised memory for this rank's part, zero-padded to the largest part."""
+        size, rows = self.fsdp.padded_sharded_param_size, self.rows
+        padded = torch.empty(size, dtype=self.parameter.dtype)
+        if self.fsdp.pin_memory:
+            padded = padded.pin_memory()
+        padded[rows[0] :].zero_()
+        self.fsdp._sharded_param_data = padded.view(-1)
+        return padded[: rows[0]]
+
+    def fill(self, local: torch.Tensor) -> None:
+        """Installs `local`, memory from `blank` that has values by now."""
+        parameter = cast(Any, self.parameter)
+        with torch.no_grad():
+            parameter._local_tensor = local
+        parameter._spec = self.fsdp._sharding_spec
+
+
+def take_off(parts: Sequence[nn.Module]) -> set[int]:
+    """Removes `fully_shard` from a module's units; only the sharded parameters stay.
+
+    Drops the rest of an unfinished step, and waits for nothing.
+
+    Returns:
+        The ids of the sharded parameters.
+    """
+    kept: set[int] = set()
+    for part in parts:
+        state = cast(Any, part)._get_fsdp_state()
+        for group in state._fsdp_param_groups:
+            _forget_step(group)
+            group._to_sharded()
+            for one in group.fsdp_params:
+                one._setattr_on_modules(one.sharded_param)
+                kept.add(id(one.sharded_param))
+                one.sharded_param.grad = None
+                one._sharded_param_data = one._sharded_param_data.new_empty(0)
+        _remove_hooks(state)
+        _forget_state(part, state)
+    # The cache holds meshes that compare equal to the new one, but whose groups are gone.
+    _clear_sharding_prop_cache()
+    return kept
+
+
+def _forget_step(group: Any) -> None:
+    group._all_gather_result = group._partial_reduce_output = group._all_reduce_state = None
+    group._reshard_after_forward_event = group._post_reduce_event = None
+    group._post_forward_indices.clear()
+    vars(group.comm_ctx).clear()  # releases whole gradients and gathered parameters
+    for one in group.fsdp_params:
+        one.unsharded_accumulated_grad = None
+        if hasattr(one, "_unsharded_param"):
+            one._unsharded_param.grad = None
+
+
+def _remove_hooks(state: Any) -> None:
+    handles = [state._pre_forward_hook_handle, state._post_forward_hook_handle]
+    for group in state._fsdp_param_groups:
+        handles += group._module_to_pre_save_state_dict_hook_handle.values()
+        handles += group._module_to_pre_load_state_dict_hook_handle.values()
+        handles += [one._post_load_hook_handle for one in group.fsdp_params]
+    for handle in handles:
+        handle.remove()
+
+
+def _forget_state(part: nn.Module, state: Any) -> None:
+    part.__class__ = type(part).__mro__[FSDPModule._orig_cls_mro_index]
+    del _module_state_mapping[part]
+    states = part.__dict__[STATE_KEY]
+    for key in [key for key, value in states.items() if value is state]:
+        del states[key]
+        part.__dict__[REGISTRY_KEY].pop(key.__name__)
+
+
+def put_on_blank(
+    parts: Sequence[nn.Module],
+    layout: DataLayout,
+    settings: Settings,
+    kept: Collection[int],
+) -> dict[int, ReshardedParameter]:
+    """Shards the units over the layout, without values and without communication.
+
+    Args:
+        kept: ids of sharded parameters of a former layout that stay the same objects. Others are
+            replaced.
+
+    Returns:
+        The resharded parameters by the id of each sharded parameter.
+    """
+    before: dict[Slot, nn.Parameter] = {}
+    stand_ins: dict[int, nn.Parameter] = {}
+    for module, name, parameter in _slots(parts[-1]):
+        before[id(module), name] = parameter
+        if id(parameter) not in stand_ins:
+            meta = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+            stand_ins[id(parameter)] = nn.Parameter(meta, parameter.requires_grad)
+        module._parameters[name] = stand_ins[id(parameter)]
+    resharded: dict[int, ReshardedParameter] = {}
+    for part in parts:
+        put_on(part, layout.mesh, settings, part is parts[-1])
+        for group in cast(Any, part)._get_fsdp_state()._fsdp_param_groups:
+            for one in group.fsdp_params:
+                info = one._module_info
+                former = before[id(info.module), info.param_name]
+                place = _seated(one, former if id(former) in kept else None)
+                resharded[id(place.parameter)] = place
+    return resharded
+
+
+def _slots(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    for part in module.modules():
+        for name, parameter in list(part._parameters.items()):
+            if parameter is not None:
+                yield part, name, parameter
+
+
+def _seated(one: Any, former: nn.Parameter | None) -> ReshardedParameter:
+    parameter = former
+    if parameter is None:
+        nothing = torch.empty((0, *one.sharded_size[1:]), dtype=one.sharded_param.dtype)
+        made: DTensor = _from_local_no_grad(nothing, one._sharding_spec)
+        parameter = nn.Parameter(made, one.sharded_param.requires_grad)
+    one.sharded_param = parameter
+    one._setattr_on_modules(parameter)
+    return ReshardedParameter(one, parameter)
+
+
+def moved(
+    module: nn.Module,
+    units: Sequence[Unit],
+    resharded: Mapping[int, ReshardedParameter],
+    moments: Sequence[Moments],
+    mover: Mover,
+    values: bool,
+) -> list[tuple[nn.Parameter, torch.Tensor]]:
+    """Returns this rank's new part of each parameter. Collective.
+
+    Moves buffers and optimizers' state, too. On ranks with good values nothing old is modified.
+    """
+    found = []
+    for one in moments:
+        one.learn(mover, values)
+    for unit in units:
+        own = [(p, resharded[id(p)].blank()) for p in unit.parameters]
+        found += own
+        if not values:
+            for _, part in own:
+                part.fill_(float("nan") if part.is_floating_point() else 0)
+            continue
+        mover.move([Piece(len(p), cast(Any, p)._local_tensor, part) for p, part in own])
+        for one in moments:
+            mover.move(one.pieces(unit.names, mover))
+    _make_buffers(module)
+    mover.spread([*module.buffers(), *(t for one in moments for t in one.others(mover))])
+    return found
+
+
+def _make_buffers(module: nn.Module) -> None:
+    """Allocates memory for buffers on the meta device."""
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                part._buffers[name] = torch.empty_like(buffer, device="cpu")

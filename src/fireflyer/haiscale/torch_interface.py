@@ -1,0 +1,110 @@
+"""Compatibility with torch's wrappers: names of state, settings, and arguments."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from fireflyer.errors import ConfigError
+from fireflyer.haiscale.validation import given
+
+
+class TorchArgument(NamedTuple):
+    """Handling of an argument of torch's wrapper.
+
+    Attributes:
+        harmless: values that have no effect here.
+        instead: advice for other values.
+    """
+
+    harmless: tuple[object, ...]
+    instead: str
+
+
+_ANY = TorchArgument((), "")
+
+DDP_ARGUMENTS = {
+    "device_ids": _ANY,  # the parameters' device counts; several devices are refused below
+    "output_device": _ANY,
+    "dim": TorchArgument((0,), "the caller divides batches"),
+    "init_sync": TorchArgument((True,), "all ranks start with the first rank's values"),
+    "bucket_cap_mb": TorchArgument((None,), "use bucket_bytes= (bytes)"),
+    "check_reduction": _ANY,
+    "find_unused_parameters": _ANY,  # every backward finds them
+    "gradient_as_bucket_view": _ANY,  # gradients always are views
+    "mixed_precision": TorchArgument((None,), "use torch.autocast, and wire= for the network"),
+    "skip_all_reduce_unused_params": _ANY,
+}
+
+FSDP_ARGUMENTS = {
+    "device_id": _ANY,
+    "use_orig_params": _ANY,  # always true here
+    "limit_all_gathers": _ANY,
+    "sync_module_states": TorchArgument((True,), "use broadcast_from_first="),
+    "sharding_strategy": TorchArgument(
+        (None,),
+        "use reshard_after_forward=True (FULL_SHARD) or False (SHARD_GRAD_OP), mesh=hybrid_mesh "
+        "(HYBRID_SHARD), or DistributedDataParallel (NO_SHARD)",
+    ),
+    "device_mesh": TorchArgument((None,), "use mesh="),
+    "ignored_modules": TorchArgument((None,), "wrap the other modules one by one"),
+    "ignored_states": TorchArgument((None,), "wrap the other modules one by one"),
+    "ignored_parameters": TorchArgument((None,), "wrap the other modules one by one"),
+}
+
+
+def check_arguments(
+    wrapper: str, known: Mapping[str, TorchArgument], found: Mapping[str, object]
+) -> None:
+    """Accepts arguments of torch's wrapper that have no effect here.
+
+    Raises:
+        TypeError: torch does not have this argument, either.
+        ConfigError: the argument requests something that is set otherwise here; the error says how.
+    """
+    for name, value in found.items():
+        if name not in known:
+            raise TypeError(f"{wrapper}() got an unexpected keyword argument {name!r}")
+        if name == "device_ids" and isinstance(value, list | tuple) and len(value) > 1:
+            raise ConfigError(f"{wrapper}: device_ids={given(value)}: start a rank for each device")
+        harmless, instead = known[name]
+        if instead and not any(value is one or value == one for one in harmless):
+            raise ConfigError(f"{wrapper}: {name}={given(value)} is not supported: {instead}")
+
+
+class Wrapper(nn.Module):
+    """A module around `module`, whose state has the names of `module`."""
+
+    module: nn.Module
+    require_backward_grad_sync: bool
+    """False: a backward accumulates locally, as inside `no_sync`."""
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """Returns the prefix of `module`'s parts for `torch.distributed.checkpoint.state_dict`."""
+        parts = (
+            self.module.named_children(),
+            self.module.named_parameters(recurse=False),
+            self.module.named_buffers(recurse=False),
+        )
+        return {name: "module" for named in parts for name, _ in named}
+
+    def _named_members(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+        """Gives `named_parameters` and `named_buffers` the names of the state."""
+        yield from self.module._named_members(*args, **kwargs)
+
+    def register_comm_hook(self, *_: object, **__: object) -> None:
+        """Always raises ConfigError: the reduction is not torch's."""
+        raise ConfigError(
+            f"{type(self).__name__} reduces gradients itself and takes no hooks: use wire='bf16', 'fp16' or "
+            "'int8' to compress them, or torch's DistributedDataParallel over a group of hfreduce"
+        )
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulates whole gradients locally; the first backward outside reduces the sum."""
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before

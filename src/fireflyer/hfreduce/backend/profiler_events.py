@@ -1,0 +1,39 @@
+"""Events for torch's profiler, one per collective, named as gloo's are: `hfreduce:all_reduce`."""
+
+import threading
+from collections.abc import Callable
+
+import torch
+from torch._C._autograd import _profiler_enabled as enabled
+from torch.autograd.profiler import record_function
+
+from fireflyer._native import hfreduce as native
+from fireflyer.hfreduce.backend.work import Work
+
+__all__ = ["enabled", "recorded"]
+
+_NAMES = {native.Kind.ALLREDUCE: "all_reduce"}
+
+
+def recorded(kind: native.Kind, submit: Callable[[], Work]) -> Work:
+    """Submits a collective inside an event, which ends with it and before a wait returns."""
+    with record_function(f"hfreduce:{_NAMES.get(kind) or kind.name.lower()}") as event:
+        work = submit()
+        over: torch.futures.Future[None] = torch.futures.Future()
+        event._call_end_callbacks_on_future(over)
+    begun_in = threading.get_ident()
+
+    def end() -> None:
+        if threading.get_ident() != begun_in:
+            over.set_result(None)
+            return
+        # The profiler marks an event as asynchronous if another thread ends it.
+        thread = threading.Thread(target=over.set_result, args=(None,))
+        thread.start()
+        thread.join()
+
+    if work.is_completed():
+        end()
+    else:
+        work.finish_with(end)
+    return work

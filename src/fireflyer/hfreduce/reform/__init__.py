@@ -1,0 +1,1 @@
+"""Groups formed anew with fewer or more members."""

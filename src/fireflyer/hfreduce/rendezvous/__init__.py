@@ -1,0 +1,1 @@
+"""Rendezvous: ranks of a group find and authenticate each other."""

@@ -1,0 +1,72 @@
+"""Payload connections between ranks, made on first use and kept for the life of the group."""
+
+import socket
+import threading
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from fireflyer.errors import RankFailed, WireError
+from fireflyer.hfreduce.rendezvous.connection_listener import GroupEndpoint, give_away
+from fireflyer.hfreduce.rendezvous.handshake import Purpose
+from fireflyer.hfreduce.rendezvous.topology import RankInfo
+
+
+class Target(Protocol):
+    """A native engine object that takes the connections of one purpose.
+
+    It owns the descriptors, guards them against forks (`fork_guard::add`), and may be called from
+    any thread.
+    """
+
+    def add_outgoing(self, rank: int, fd: int) -> None:
+        """Adds a connection that this rank sends on."""
+
+    def add_incoming(self, rank: int, fd: int) -> None:
+        """Adds a connection that this rank receives on."""
+
+
+class Links:
+    """The simplex connections of a group. Thread-safe.
+
+    The sender dials, and the peer's acceptor registers the connection as incoming, independently of
+    the peer's own calls. Neither rank waits for a call of the other.
+    """
+
+    def __init__(self, line: GroupEndpoint, cards: Sequence[RankInfo], timeout_s: float) -> None:
+        self._line = line
+        self._cards = cards
+        self.timeout_s = timeout_s
+        self._targets: dict[Purpose, Target] = {}
+        self._dialled: dict[Purpose, set[int]] = {}
+        self._locks: dict[Purpose, threading.Lock] = {}
+
+    def attach(self, purpose: Purpose, target: Target) -> None:
+        """Passes all connections of `purpose` to `target`, also earlier ones. Once per purpose."""
+        self._targets[purpose] = target
+        self._locks[purpose] = threading.Lock()
+        self._dialled[purpose] = {self._line.rank}
+
+        def incoming(rank: int, sock: socket.socket) -> None:
+            target.add_incoming(rank, give_away(sock))
+
+        self._line.serve(purpose, incoming)
+
+    def ensure(self, ranks: Collection[int], purpose: Purpose) -> None:
+        """Makes outgoing connections to those of `ranks` that have none yet. Idempotent.
+
+        Raises:
+            RankFailed: one of the ranks cannot be reached.
+        """
+        dialled = self._dialled[purpose]
+        if dialled.issuperset(ranks):
+            return
+        with self._locks[purpose]:
+            for rank in ranks:
+                if rank in dialled:
+                    continue
+                try:
+                    sock = self._line.dial(rank, self._cards[rank], purpose, self.timeout_s)
+                except WireError as error:
+                    raise RankFailed(f"no connection to rank {rank}: {error}", rank) from error
+                self._targets[purpose].add_outgoing(rank, give_away(sock))
+                dialled.add(rank)
