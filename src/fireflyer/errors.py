@@ -10,8 +10,9 @@
     │   └── Stale              another process has replaced the caller, which must stop
     ├── StorageError           bytes at rest
     │   ├── Corrupted          a checksum or a structure does not hold
-    │   ├── NoSpace            disk, quota or memory is full
-    │   └── Unavailable        the store does not answer, or only with transient errors
+    │   ├── NoSpace            disk, quota or memory is full; also an OSError with ENOSPC
+    │   └── Unavailable        the store does not answer, or only with transient errors;
+    │                          also an OSError with EIO
     ├── CollectiveError        a collective operation cannot complete
     │   └── RankFailed         because of one rank; `rank` names it
     ├── ShardsLost             parts of a sharded model that no rank holds any more
@@ -124,16 +125,24 @@ class Corrupted(StorageError):
     """Stored bytes do not match their checksum or their structure."""
 
 
-class NoSpace(StorageError):
-    """A disk, quota or memory reservation is full."""
+class NoSpace(StorageError, OSError):
+    """A disk, quota or memory reservation is full.
+
+    Also an OSError with ENOSPC, so programs that handle a full disk need no change.
+    """
 
     retryable = True
+    errno = numbers.ENOSPC
 
 
-class Unavailable(StorageError):
-    """The store does not answer, or only with transient errors."""
+class Unavailable(StorageError, OSError):
+    """The store does not answer, or only with transient errors.
+
+    Also an OSError with EIO, the error of a disk that fails.
+    """
 
     retryable = True
+    errno = numbers.EIO
 
 
 class FileError(FireflyerError, OSError):

@@ -46,11 +46,15 @@ def in_one_line(act: Callable[[], int]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:  # FileError too
-        where = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{where}{error.strerror or error}", 1)
-    except FireflyerError as error:
-        return _fail(str(error), 1)
+    except (OSError, FireflyerError) as error:
+        return _fail(described(error), 1)
+
+
+def described(error: OSError | FireflyerError) -> str:
+    """Returns the message of an error for users: an error number becomes its words."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 def allow_descriptors() -> None:

@@ -82,8 +82,12 @@ def test_a_running_server_goes_on_reading(
         with client.open("/kept") as file:
             assert file.read() == b"kept"
         assert client.listdir("/") == ["kept"]
-        with pytest.raises(NoSpace, match=f"{small_disk}/{STORE}: no space for the metadata"):
+        with pytest.raises(OSError, match="No space left") as local:
+            (small_disk / "more").write_bytes(b"x")
+        with pytest.raises(OSError, match=f"{small_disk}/{STORE}: no space for") as caught:
             client.mkdir("/more")
+        assert isinstance(caught.value, NoSpace)
+        assert caught.value.errno == local.value.errno
     assert run_line(["fs", "cat", "--dir", place, "/kept"]) == 0
     assert survey.health(find(place)).epoch == epoch
     assert [line for line in caplog.messages if "metadata store" in line] == [

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
-from fireflyer.errors import ConfigError, Corrupted, StorageError
+from fireflyer.errors import ConfigError, Corrupted, FireflyerError, StorageError
 from fireflyer.ffrecord.name_tree import Tree, read_names
 from fireflyer.ffrecord.paths import PathName
 from fireflyer.ffrecord.reader import Sample
@@ -147,6 +147,8 @@ def pack_folder(folder: PathName, out_file: PathName, verbose: bool = False) -> 
                 if verbose:
                     sys.stderr.write(f"{number + 1}/{len(files)} {path}\n")
             writer.write_one(_MAGIC + pickle.dumps(tree, protocol=4))
+    except FireflyerError:  # some are OSErrors
+        raise
     except OSError as error:
         raise StorageError(f"cannot pack folder '{root}': {error}; nothing was written") from error
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Protocol
 
-from fireflyer.errors import ConfigError, FireflyerError, StorageError
+from fireflyer.errors import ConfigError, FireflyerError, NoSpace, StorageError, Unavailable
 from fireflyer.fs3.client import Client
 from fireflyer.fs3.client.file import pieces
 
@@ -315,6 +315,8 @@ def _naming(path: str, beside: str) -> Iterator[None]:
     """Makes an OSError of the temporary file, or of no file, name `path`."""
     try:
         yield
+    except (NoSpace, Unavailable):  # OSErrors that name the object in their message
+        raise
     except OSError as error:
         named = error.filename
         if named is None or os.path.basename(os.fsdecode(named)) == os.path.basename(beside):

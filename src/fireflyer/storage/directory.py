@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fireflyer._native.storage import Writer, read_checked
-from fireflyer.errors import Corrupted, StorageError
+from fireflyer.errors import Corrupted, FireflyerError, StorageError
 from fireflyer.storage.protocol import (
     Chunk,
     Range,
@@ -105,6 +105,8 @@ class DirectoryStorage:
             self._write_new(temporary, chunks)
             os.replace(temporary, path)
             self._sync_directory(path.parent)
+        except FireflyerError:  # of `chunks`; some are OSErrors
+            raise
         except OSError as error:
             raise failure_of("write", path, error) from error
         finally:

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fireflyer._native import crc32
-from fireflyer.errors import ConfigError, Corrupted, StorageError, Unavailable, WireError
+from fireflyer.errors import (
+    ConfigError,
+    Corrupted,
+    FireflyerError,
+    StorageError,
+    Unavailable,
+    WireError,
+)
 from fireflyer.storage.directory import DirectoryStorage
 from fireflyer.storage.protocol import (
     Chunk,
@@ -226,6 +233,8 @@ class FsspecStorage:
                 for chunk in chunks:
                     file.write(chunk)
             self._fs.mv(temporary, path)
+        except FireflyerError:  # of `chunks`; some are OSErrors
+            raise
         except OSError as error:
             raise failure_of("write", path, error) from error
         finally:

@@ -101,6 +101,8 @@ def export(
             opened.flush()
             os.fsync(opened.fileno())
         storage.rename(partial, path.name)
+    except StorageError:  # NoSpace is an OSError
+        raise
     except OSError as error:
         reason = f"cannot write {path}: {error.strerror or error}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -89,11 +89,14 @@ class NewFolder:
             if error is None:
                 self._guard()
                 self._take_place()
+            elif isinstance(error, FireflyerError):
+                if str(self.path) in str(error):
+                    told = str(error).replace(str(self.path), str(self._out))
+                    raise type(error)(told) from error
             elif isinstance(error, OSError):
                 raise error
-            elif isinstance(error, FireflyerError) and str(self.path) in str(error):
-                told = str(error).replace(str(self.path), str(self._out))
-                raise type(error)(told) from error
+        except FireflyerError:  # some are OSErrors
+            raise
         except OSError as failed:
             raise _cannot_write(self._out, failed) from failed
         finally:
@@ -204,6 +207,8 @@ def write_atomically(out: Path, fill: Callable[[Path], None]) -> None:
             if not placed:
                 Path(path).unlink(missing_ok=True)
             os.close(lock)
+    except FireflyerError:  # some are OSErrors
+        raise
     except OSError as error:
         raise _cannot_write(out, error) from error
 

@@ -332,6 +332,8 @@ def _size(path: Path) -> int | None:
 def _translated(path: Path) -> Iterator[None]:
     try:
         yield
+    except StorageError:  # NoSpace is an OSError
+        raise
     except OSError as error:
         kind = NoSpace if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageError
         raise kind(f"cannot use {error.filename or path}: {error.strerror}") from None
