@@ -294,7 +294,7 @@ def _work(
             if not target.isdir(item.target):
                 target.mkdir(item.target)
         elif stat.S_ISLNK(item.mode):
-            beside = _beside(item.target)
+            beside = beside_of(item.target)
             with _naming(item.target, beside):
                 target.symlink(source.readlink(item.source), beside)
                 target.rename(beside, item.target)
@@ -305,7 +305,8 @@ def _work(
             yield file.begin
 
 
-def _beside(path: str) -> str:
+def beside_of(path: str) -> str:
+    """Returns a temporary name beside a path, for a file that is not whole yet."""
     folder, name = os.path.split(path)
     return os.path.join(folder, f".{name[:200]}.{token_hex(4)}.part")
 
@@ -336,7 +337,7 @@ class _Copy:
     ) -> None:
         self.finished = False
         self._source, self._target, self._item, self._advance = source, target, item, advance
-        self._beside = _beside(item.target)
+        self._beside = beside_of(item.target)
         self._lock = threading.Lock()  # guards the attributes below
         self._ends: tuple[Handle, Handle] | None = None
         self._made = False
