@@ -25,6 +25,8 @@ STYLES = {
 STYLED = ("STATE", "EVENT")
 """Columns with styled cells."""
 
+UNLIMITED = 1 << 30
+
 
 def as_json(value: Any) -> None:
     """Writes one line of JSON to stdout."""
@@ -170,26 +172,33 @@ def _rank_state(rank: RankView) -> str:
     return f"{state}, newcomer {rank.incarnation}" + ("" if rank.member else ", not admitted")
 
 
+def width() -> int:
+    """Returns the columns of the terminal; of anything else, more than a line ever has."""
+    from rich.console import Console
+
+    console = Console()
+    return console.width if console.is_terminal else UNLIMITED
+
+
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints a plain table, unlimited in width if stdout is no terminal. Cells are never markup."""
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in heads:
-        table.add_column(head, no_wrap=True, overflow="ellipsis")
-    for row in rows:
-        table.add_row(
-            *(
-                Text(plain(cell), style=STYLES.get(cell, "") if head in STYLED else "")
-                for head, cell in zip(heads, row, strict=True)
-            )
-        )
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=10_000)
-    console.print(table)
+    from fireflyer.cli.tables import lay_out
+
+    cells = [[plain(cell) for cell in row] for row in rows]
+    top, lines = lay_out(heads, cells, width())
+    shown = Text("".join(cell.text for cell in top).rstrip(), style="bold")
+    for line in lines:
+        shown.append("\n", style="not bold")
+        for text, column in line:
+            shown.append(text, style=_style(heads[column], text.strip()))
+    Console(highlight=False).print(shown, soft_wrap=True)
+
+
+def _style(head: str, text: str) -> str:
+    return f"not bold {STYLES.get(text, '')}" if head in STYLED else "not bold"
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -225,9 +225,9 @@ def _row_table(report: Report) -> "Table":
     machine = report.machine
     load = " ".join(f"{number:.2f}" for number in machine.load)
     table = Table(title=f"{report.command}\n{machine}, load {load}")
-    table.add_column("case", no_wrap=True)
+    table.add_column("case", overflow="fold")
     for name in ("ours", "peer", "", "ratio", "goal", "of limit", "spread"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for row in report.rows:
         ratio = "" if row.ratio is None else f"{row.ratio:.3g}x"
         table.add_row(
@@ -253,9 +253,10 @@ def _nccl_table(rows: list[NcclRow]) -> "Table":
 
     table = Table()
     for name in ("", "size (B)", "count", "type", "redop"):
-        table.add_column(name, justify="right" if name in ("size (B)", "count") else "left")
+        side: Literal["left", "right"] = "right" if name in ("size (B)", "count") else "left"
+        table.add_column(name, justify=side, overflow="fold")
     for name in ("time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for row in rows:
         table.add_row(
             row.who,

@@ -11,7 +11,9 @@ from fireflyer.hai.client import Client
 from fireflyer.hai.ledger import CAUSES, IDLE, Account, LedgerView
 
 BAR = 50
-"""Width of a bar in characters."""
+"""Width of a bar in characters, where the terminal has that many."""
+LEAST_BAR = 10
+"""Minimum width of a bar."""
 
 MARKS = {
     "useful": "█", "lost work": "x", "fault": "!", "restart": "r", "starting": "s", "suspended": "-",
@@ -83,15 +85,22 @@ def _one(name: str, one: Account, hours: str) -> None:
     ratio = f"goodput {100 * one.goodput:.1f} %"
     if IDLE not in one.parts:
         ratio = f"effective training time ratio {100 * one.ettr:.1f} %, " + ratio
-    sys.stdout.write(f"\n[{bar(one)}]\n{_legend(one)}\n{ratio}\n")
+    sys.stdout.write(f"\n[{bar(one, min(BAR, printing.width() - 2))}]\n{_legend(one)}\n{ratio}\n")
 
 
 def _all(view: LedgerView, hours: str) -> None:
+    heads = ("TASK", hours.upper(), "ETTR", "GOODPUT")
+    found = [*view.tasks.items(), ("all", view.total)]
     rows = [
-        (name, _hours(one.whole), f"{100 * one.ettr:.1f} %", f"{100 * one.goodput:.1f} %", bar(one))
-        for name, one in [*view.tasks.items(), ("all", view.total)]
+        (name, _hours(one.whole), f"{100 * one.ettr:.1f} %", f"{100 * one.goodput:.1f} %")
+        for name, one in found
     ]
-    printing.table(("TASK", hours.upper(), "ETTR", "GOODPUT", "WHERE IT WENT"), rows)
+    left = printing.width() - sum(
+        max(map(len, cells)) + 1 for cells in zip(heads, *rows, strict=True)
+    )
+    wide = max(min(BAR, left), LEAST_BAR)
+    bars = [(*row, bar(one, wide)) for row, (_, one) in zip(rows, found, strict=True)]
+    printing.table((*heads, "WHERE IT WENT"), bars)
     sys.stdout.write(f"\n{_legend(view.total)}\n")
 
 

@@ -1,0 +1,128 @@
+"""Layout of tables: which cells share a line, which wrap, and which move below their row.
+
+Pure: takes texts and a width, returns lines. Identifiers, names, states and numbers keep their
+width and their line. Long texts wrap in the space that is left. A text that gets less than
+`LEAST` columns moves below its row, behind the head of its column; the last columns follow if the
+others still exceed the width. Nothing is cut: a line whose first `KEPT` cells exceed the width is
+longer than the terminal, which breaks it.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.cells import cell_len, chop_cells
+
+WRAPPING = frozenset(
+    {
+        *("ACTION", "ADDRESS", "CAUSE", "DETAIL", "FOR", "GROUPS", "LOG", "MEMBERS", "METRICS"),
+        *("NODES", "NOTE", "ON", "OUTCOME", "REASON", "SOURCE", "TARGETS", "TASKS", "WHY"),
+    }
+)
+"""Heads of columns whose cells may be long; every other column keeps its width."""
+
+LEAST = 24
+"""Minimum width of a wrapped column."""
+
+KEPT = 3
+"""Columns that always stay on the row's line: what a row is of comes first in every table."""
+
+INDENT = "    "
+
+
+class Cell(NamedTuple):
+    """Piece of a line, and the column it belongs to."""
+
+    text: str
+    column: int
+
+
+Line = list[Cell]
+
+
+def lay_out(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], width: int
+) -> tuple[Line, list[Line]]:
+    """Returns the line of the heads, and the lines of all rows.
+
+    Args:
+        heads: a text per column.
+        rows: cells per row; each is one line of printable characters.
+        width: columns of the terminal.
+    """
+    natural = [max(map(cell_len, cells)) for cells in zip(heads, *rows, strict=True)]
+    widths, below = _divide(heads, natural, width)
+    inline = [column for column in range(len(heads)) if column not in below]
+    lines: list[Line] = []
+    for row in rows:
+        lines += _beside(row, inline, widths)
+        for column in below:
+            if row[column]:
+                lines += _beneath(heads[column], row[column], column, width)
+    return _beside(heads, inline, widths)[0], lines
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Breaks a text at blanks into lines of at most `width` columns; longer words are divided.
+
+    A blank at a break is left out; every other character is kept.
+    """
+    lines: list[str] = []
+    line = ""
+    for word in text.split(" "):
+        longer = f"{line} {word}" if line else word
+        if cell_len(longer) <= width:
+            line = longer
+            continue
+        if line:
+            lines.append(line)
+        *full, line = chop_cells(word, width) or [""]
+        lines += full
+    return [*lines, line]
+
+
+def _divide(heads: Sequence[str], natural: list[int], width: int) -> tuple[list[int], list[int]]:
+    """Returns the width of each column, and the columns that move below their rows."""
+    widths, below = list(natural), list[int]()
+    if sum(natural) + len(natural) - 1 <= width:
+        return widths, below
+    flexible = [
+        column for column, head in enumerate(heads) if head in WRAPPING and natural[column] > LEAST
+    ]
+    flexible.sort(key=lambda column: natural[column])
+    while flexible:
+        inline = [column for column in range(len(heads)) if column not in below]
+        fixed = sum(natural[column] for column in inline if column not in flexible)
+        left = width - fixed - (len(inline) - 1)
+        if left >= LEAST * len(flexible):
+            for done, column in enumerate(flexible):
+                widths[column] = min(natural[column], left // (len(flexible) - done))
+                left -= widths[column]
+            break
+        below.append(flexible.pop())
+    inline = [column for column in range(len(heads)) if column not in below]
+    while len(inline) > KEPT and sum(widths[c] + 1 for c in inline) - 1 > width:
+        below.append(inline.pop())
+    return widths, sorted(below)
+
+
+def _beside(row: Sequence[str], inline: Sequence[int], widths: Sequence[int]) -> list[Line]:
+    """Returns the lines of the cells that stand side by side."""
+    pieces = [wrap(row[column], max(widths[column], 1)) for column in inline]
+    lines: list[Line] = []
+    for at in range(max(map(len, pieces), default=0)):
+        line: Line = []
+        for column, its in zip(inline, pieces, strict=True):
+            text = its[at] if at < len(its) else ""
+            last = column == inline[-1]
+            pad = 0 if last else widths[column] - cell_len(text) + 1
+            line.append(Cell(text + " " * pad, column))
+        lines.append(line)
+    return lines
+
+
+def _beneath(head: str, text: str, column: int, width: int) -> list[Line]:
+    """Returns the lines of a cell below its row, behind the head of its column."""
+    left = f"{INDENT}{head}  "
+    pieces = wrap(text, max(width - len(left), LEAST))
+    starts = [left, *(" " * len(left),) * (len(pieces) - 1)]
+    return [[Cell(start + piece, column)] for start, piece in zip(starts, pieces, strict=True)]
