@@ -2,12 +2,12 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 SAN ?= address
-# With new workers for dead ones, a second death can leave the run waiting for ever.
-TESTS = $(PY) -m pytest --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
+# A test that fails is run once more, alone; a worker that dies is replaced; an hour and a quarter ends the run.
+TESTS = $(PY) -m pytest --dist loadgroup --no-loadscope-reorder --max-worker-restart 20 --second-look --run-limit 4500
 export SEED
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes; each would compile what it imports
 
-.PHONY: help setup demo test test-all mutants lint bench soak soak-fs3 soak-hai native-test fuzz sim sim-mutants torch-suite cluster-histories stubs clean
+.PHONY: help setup demo test test-all rehearse budgets mutants lint bench soak soak-fs3 soak-hai native-test fuzz sim sim-mutants torch-suite cluster-histories stubs clean
 help:
 	@grep -E '^[a-z0-9-]+: .*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
 
@@ -17,13 +17,19 @@ setup:  ## create .venv, install, build the native module (once a change of the 
 demo: setup  ## train a model, lose a worker, carry on; ARGS="--seconds 60" passes options
 	@.venv/bin/fireflyer demo $(ARGS)
 
-test: setup  ## the tests for each change, in minutes; ARGS=tests/hfreduce for one part, ARGS=--costs, SEED=7
+test: setup  ## the tests for each change, as CI runs them; ARGS=tests/hfreduce for one part, ARGS=--costs, SEED=7
 	@scripts/setup.sh --test-packages
 	@$(TESTS) -n $(or $(JOBS),3) $(ARGS)
 
-test-all: setup  ## all tests, as CI runs them: real services, sanitizers, all random cases
+test-all: setup  ## all tests, by hand: real services, sanitizers, demo, benchmarks, all random cases, newly drawn
 	@scripts/setup.sh --all-test-packages
 	@$(TESTS) -n $(or $(JOBS),4) --full $(ARGS)
+
+rehearse:  ## what CI does, to HEAD: in a fresh clone, without compiler cache; build/rehearsed names what passed
+	@scripts/rehearse.sh
+
+budgets:  ## compare the last whole run of each tier with tests/budget.toml
+	@$(PY) scripts/budget.py
 
 mutants: setup  ## change one line of PART=hfreduce at a time; its tests must fail (COUNT=12 SEED=1; ARGS=--full, --help)
 	@$(PY) scripts/mutants.py $(or $(PART),hfreduce) --count $(or $(COUNT),12) --seed $(or $(SEED),1) $(ARGS)

@@ -8,7 +8,6 @@ scripts/native-test.sh --build address >build/lint-native.log 2>&1 & native=$!
 trap wait EXIT
 echo "lint: ruff";          $bin/ruff check --quiet .; $bin/ruff format --check --quiet .
 echo "lint: sizes";         $bin/python scripts/sizes.py
-echo "lint: test budgets";  $bin/python scripts/budget.py
 echo "lint: prose";         $bin/python scripts/prose.py
 echo "lint: includes";      $bin/python scripts/includes.py
 echo "lint: mypy --strict"; $bin/mypy --no-error-summary

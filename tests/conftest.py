@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from tests import draws, guard, hugepages
+from tests import draws, guard, hugepages, waiting
 
-pytest_plugins = ["tests.costs", "tests.hangs"]
+pytest_plugins = ["tests.costs", "tests.hangs", "tests.second_look", "tests.workers"]
 
 # Forked children hang in torch's thread pool if the parent ever used one.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -33,8 +33,6 @@ os.environ["FIREFLYER_KERNEL_LOG"] = "off"
 # A shell's background jobs ignore it, and so would all that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-DEADLINE_S = 360.0
 
 SERVICES = {
     "cluster_of_session": "slurm",
@@ -244,7 +242,7 @@ class Gang:
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         os.kill(self.pids[rank], number)
 
-    def result(self, rank: int, limit_s: float = DEADLINE_S) -> Any:
+    def result(self, rank: int, limit_s: float = waiting.LIMIT_S) -> Any:
         """What the rank returned, the exception it ended with, or None if it was killed."""
         data = b""
         deadline = time.monotonic() + limit_s
@@ -258,7 +256,7 @@ class Gang:
                 return pickle.loads(data) if data else None
             data += more
 
-    def results(self, limit_s: float = DEADLINE_S) -> list[Any]:
+    def results(self, limit_s: float = waiting.LIMIT_S) -> list[Any]:
         """Every rank's result; the first exception among them is raised."""
         results = [self.result(rank, limit_s) for rank in range(len(self.pids))]
         for result in results:

@@ -162,7 +162,7 @@ class Report:
         if self._config.option.costs:
             self._show(terminalreporter)
         if self._over:
-            terminalreporter.section("over budget: `make lint` fails")
+            terminalreporter.section("over budget: `make budgets` fails")
             for line in self._over:
                 terminalreporter.write_line(line, red=True)
 
@@ -179,7 +179,7 @@ class Report:
 def over_budget(tier: str, run: dict[str, Any]) -> list[str]:
     """Parts of a recorded run that cost more than 1.5 times their budget, a line each.
 
-    They fail lint, never the run, as a machine may change its speed meanwhile. One on which the
+    They fail `make budgets`, never a run or lint: a slow machine is no fault of a change. One on which the
     yardstick takes longer is allowed more in proportion; a second is for noise.
     """
     budget = tomllib.loads(BUDGET.read_text())

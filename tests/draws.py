@@ -1,7 +1,8 @@
 """Draw the random cases of tests: how many, and from which seed.
 
-`make test` runs a tenth of the cases, `make test-all` all of them. The seed comes from the commit, so each
-commit tries other cases and a run can be repeated; `SEED=...` chooses another one.
+`make test` runs a tenth of the cases, from one fixed seed, so that a change is judged by what it changes.
+`make test-all` runs all of them; its seed comes from the commit, so each commit tries other cases and a run
+can be repeated. `SEED=...` chooses another one. A case that fails becomes a test of its own.
 """
 
 import functools
@@ -11,6 +12,8 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+
+FIXED = 20261127
 
 FULL = "FIREFLYER_TEST_FULL"
 """Set to 1 in the environment by `pytest --full`, for workers and sub-processes."""
@@ -22,9 +25,11 @@ def full() -> bool:
 
 @functools.cache
 def seed() -> int:
-    """`$SEED`, or a number that the commit's hash gives; 0 outside a repository."""
+    """Returns `$SEED`, or `FIXED`; with `--full` a number from the commit's hash (no repository: 0)."""
     if given := os.environ.get("SEED"):
         return int(given)
+    if not full():
+        return FIXED
     command = ["git", "rev-parse", "--short=8", "HEAD"]
     root = Path(__file__).parents[1]
     try:

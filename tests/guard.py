@@ -32,6 +32,7 @@ def start() -> None:
 
 
 def _marked_processes(mark: str) -> list[int]:
+    """Returns the processes whose environment, as they began, holds the mark."""
     wanted = f"{VARIABLE}={mark}".encode()
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -48,13 +49,18 @@ def _wait_for_end(pid: int) -> None:
         os.close(process)
 
 
-def main() -> None:
-    mark, pid = sys.argv[1], int(sys.argv[2])
-    _wait_for_end(pid)
-    while found := _marked_processes(mark):
+def end_marked(mark: str, but: int = 0) -> None:
+    """Kills every process with the mark, except one, until there is none."""
+    while found := [each for each in _marked_processes(mark) if each != but]:
         for each in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
+
+
+def main() -> None:
+    mark, pid = sys.argv[1], int(sys.argv[2])
+    _wait_for_end(pid)
+    end_marked(mark)
 
 
 if __name__ == "__main__":

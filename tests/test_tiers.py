@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import select
 import signal
 import subprocess
@@ -39,41 +38,6 @@ def test_services_die_with_the_run_that_started_them(number: signal.Signals) -> 
     assert select.select([service], [], [], 60)[0], "the service outlives its run"
     os.close(service)
     run.communicate()
-
-
-HANGS = """
-import ctypes
-import pytest
-from tests import hangs
-hangs.GRACE_S = 0.5
-
-@pytest.fixture
-def hanging():
-    yield
-    ctypes.PyDLL(None).pause()  # in native code, with the interpreter's lock
-
-def test_that_fails_before_it_hangs(hanging):
-    assert False
-"""
-
-
-def test_a_teardown_that_hangs_in_native_code_ends_the_run_and_is_named(tmp_path: Path) -> None:
-    test = tmp_path / "test_hangs.py"
-    test.write_text(HANGS)
-    command = [sys.executable, "-m", "pytest", "-n1", "--max-worker-restart=0", str(test)]
-    run = subprocess.run(
-        [*command, "--rootdir", str(tmp_path), "-p", "tests.hangs", "-o", "timeout=60"],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout + run.stderr
-    assert "Fatal Python error: Aborted" in run.stderr
-    assert "in hanging" in run.stderr
-    assert "crashed" in run.stdout
-    assert "::test_that_fails_before_it_hangs: failed in call\n" in run.stdout
 
 
 def test_a_tenth_is_drawn_and_a_seed_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,43 +116,3 @@ def test_a_whole_run_names_what_is_over_budget(
     assert done.returncode == 0, done.stdout
     assert ("kv costs" in done.stdout) == over
     assert (tmp_path / "costs.json").exists() == over
-
-
-def with_workers(folder: Path, script: str) -> "subprocess.CompletedProcess[str]":
-    """Runs it as `make test` runs tests, with two workers and no plug-in of ours."""
-    (folder / "test_it.py").write_text(script)
-    makefile = (ROOT / "Makefile").read_text()
-    (options,) = re.findall(r"^TESTS = \$\(PY\) (.*)$", makefile, re.MULTILINE)
-    command = [sys.executable, *options.split(), "-p", "xdist", "-n", "2", "test_it.py"]
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400
-    )
-
-
-def test_a_load_group_stays_on_one_worker(tmp_path: Path) -> None:
-    done = with_workers(
-        tmp_path,
-        "import pytest\n"
-        "@pytest.mark.parametrize('number', range(40))\n"
-        "@pytest.mark.xdist_group('a service')\n"
-        "def test_it(number, worker_id):\n"
-        "    with open('workers', 'a') as file:\n"
-        "        file.write(worker_id + chr(10))\n",
-    )
-    assert done.returncode == 0, done.stdout
-    assert len(set((tmp_path / "workers").read_text().split())) == 1
-
-
-@pytest.mark.full
-def test_a_worker_that_dies_ends_the_run(tmp_path: Path) -> None:
-    done = with_workers(
-        tmp_path,
-        "import os, pytest\n"
-        "@pytest.mark.parametrize('number', range(40))\n"
-        "def test_it(number):\n"
-        "    if number in (7, 17):\n"
-        "        os._exit(3)\n",
-    )
-    assert done.returncode == 1, done.stdout
-    assert "crashed while running" in done.stdout

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from fireflyer.bench.__main__ import app
 from fireflyer.bench.fs import benchmark as fs
@@ -312,7 +313,7 @@ def test_sigterm_ends_the_services_and_removes_what_was_written(tmp_path: Path) 
     assert b"4 MiB reads over TCP" in process.stderr.readline(), "it says what it does"
     assert mentioning(work) - {process.pid}, "services run"
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=240)
+    process.communicate(timeout=LIMIT_S)
     assert process.returncode == 128 + signal.SIGTERM
     assert mentioning(work) == set()
     assert os.listdir(work) == []

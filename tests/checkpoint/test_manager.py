@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.waiting import LIMIT_S
 
 import fireflyer.checkpoint
 from fireflyer.checkpoint import CheckpointManager, InMemory
@@ -20,7 +21,7 @@ from fireflyer.storage import DirectoryStorage, Storage
 
 Told = Callable[[Storage, Callable[[str, str], None]], Storage]
 Forked = Callable[..., list[int]]
-DEADLINE_S = 120
+DEADLINE_S = LIMIT_S
 
 
 class Gate:

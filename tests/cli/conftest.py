@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from fireflyer.hai.client import Client
 
@@ -68,7 +69,7 @@ def end_at_once(pid: int) -> None:
             ready, _, _ = select.select([process], [], [], 1)
             if ready:
                 return
-        ready, _, _ = select.select([process], [], [], 60)
+        ready, _, _ = select.select([process], [], [], LIMIT_S)
         assert ready, f"the server (pid {pid}) does not end"
     finally:
         os.close(process)
@@ -95,7 +96,7 @@ class Running:
 
     def end(self, code: int) -> tuple[str, str]:
         """Waits for the exit and asserts its code; all of stdout and stderr."""
-        out, err = self.process.communicate(timeout=240)
+        out, err = self.process.communicate(timeout=LIMIT_S)
         self.seen["stdout"] += out.decode()
         self.seen["stderr"] += err.decode()
         assert self.process.returncode == code, self.seen

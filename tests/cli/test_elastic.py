@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.haiscale.elastic.elastic_job import check
+from tests.waiting import LIMIT_S
 
 from fireflyer.hai.client import Client
 from fireflyer.hai.model import Event, TaskView
@@ -130,7 +131,7 @@ def test_gpt_loses_a_rank_and_a_node_and_is_suspended_when_complete(shell: Any) 
 def kill_server(client: Client) -> None:
     server = os.pidfd_open(client.server().pid)
     signal.pidfd_send_signal(server, signal.SIGKILL)
-    assert select.select([server], [], [], 60)[0]
+    assert select.select([server], [], [], LIMIT_S)[0]
     os.close(server)
 
 

@@ -15,6 +15,7 @@ import torch
 import torch._dynamo  # which optimizers import: once here, not in each forked rank
 import torch.distributed.run
 from tests.conftest import Gang, StartGang
+from tests.waiting import LIMIT_S
 
 import fireflyer.demo.gpt
 import fireflyer.haiscale.fsdp  # noqa: F401  # both for the ranks, too
@@ -129,7 +130,7 @@ def test_gpt_learns_the_same_by_python_torchrun_and_fireflyer_run(
         how = ["--directory", str(tmp_path / "ddp"), *SMALL, "--accumulate", "2", "--wire", "bf16"]
         ddp = losses(shell.run("run", "--ranks", "2", script, *how).stdout)
         zero_2 = Ranks(start_gang, 2, tmp_path / "2", "--parallel", "fsdp", "--zero", "2").end()
-        (alone, said), (sharded, told) = (run.communicate(timeout=360) for run in runs)
+        (alone, said), (sharded, told) = (run.communicate(timeout=LIMIT_S) for run in runs)
     assert [run.returncode for run in runs] == [0, 0], said + told
     assert "model flops utilization" in alone
     assert ddp.keys() == {10, 20, 30}

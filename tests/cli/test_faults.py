@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Shell
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 from fireflyer.hai.faults.observations import Validator
 from fireflyer.hai.server.auth import owner
@@ -153,7 +153,7 @@ def test_what_an_elastic_attempt_goes_on_without_is_observed_and_counted(shell: 
     shell.client.connect(shell.home, nodes=2)
     options = ("--elastic", "--detach", "--start", "exec", "-n", "2", "--ranks", "2")
     shell.run("run", *options, shell.script(ELASTIC))
-    view = shell.client.wait("t1", {"running"}, 60)
+    view = shell.client.wait("t1", {"running"}, LIMIT_S)
     until((Path(view.directory) / "1" / "doors").exists)
     pid = view.ranks[3].pid
     assert pid is not None
@@ -164,7 +164,7 @@ def test_what_an_elastic_attempt_goes_on_without_is_observed_and_counted(shell: 
     os.kill(parent(pid), signal.SIGKILL)
     until_joined(shell, 3)
     (Path(view.directory) / "output" / "enough").touch()
-    view = shell.client.wait("t1", {"finished"}, 60)
+    view = shell.client.wait("t1", {"finished"}, LIMIT_S)
     assert (view.attempt, view.restarts, view.node_faults) == (1, 0, 0)
     seen = [(o["what"], o["node"], o["rank"], o["signal"]) for o in history(shell, "observed")]
     assert seen == [("loss", "n1", 3, 9), ("loss", "n1", 2, None), ("loss", "n1", 3, None)]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.waiting import LIMIT_S
 
 DEAF = """
 import signal
@@ -140,10 +141,10 @@ def test_a_task_outlives_its_server(shell: Any, started: Started) -> None:
     fifo = shell.folder / "fifo"
     os.mkfifo(fifo)
     shell.run("run", "-d", "--start", "exec", shell.script(WAIT_FOR_FILE), str(fifo))
-    before = shell.client.wait("t1", {"running"}, 60)
+    before = shell.client.wait("t1", {"running"}, LIMIT_S)
     server = os.pidfd_open(shell.client.server().pid)
     signal.pidfd_send_signal(server, signal.SIGKILL)
-    select.select([server], [], [], 60)
+    select.select([server], [], [], LIMIT_S)
     os.close(server)
     assert shell.run("ps", code=1).stderr.startswith("fireflyer: no server serves")
     up = started(shell.start("up"))
@@ -151,7 +152,7 @@ def test_a_task_outlives_its_server(shell: Any, started: Started) -> None:
     after = shell.client.task("t1")
     assert (after.state, after.attempt, after.ranks) == ("running", 1, before.ranks)
     fifo.write_bytes(b"")
-    view = shell.client.wait("t1", {"finished"}, 60)
+    view = shell.client.wait("t1", {"finished"}, LIMIT_S)
     assert (view.attempt, view.restarts, view.ranks[0].ended) == (1, 0, "exit 0")
     assert shell.run("logs", "t1").stdout == "waiting\ndone\n"
 
@@ -181,7 +182,7 @@ def test_a_second_ctrl_c_returns_at_once(shell: Any, started: Started) -> None:
     _, err = run.end(130)
     assert "t1 is still stopping" in err
     os.kill(shell.client.task("t1").ranks[0].pid, signal.SIGKILL)
-    assert shell.client.wait("t1", {"stopped"}, 60).state == "stopped"
+    assert shell.client.wait("t1", {"stopped"}, LIMIT_S).state == "stopped"
 
 
 def test_up_serves_until_ctrl_c(shell: Any, started: Started) -> None:
@@ -189,7 +190,7 @@ def test_up_serves_until_ctrl_c(shell: Any, started: Started) -> None:
     up.until("stderr", "Ctrl-C ends")
     assert len(shell.client.nodes()) == 3
     shell.run("run", "-d", "--start", "exec", shell.script(HOLD))
-    shell.client.wait("t1", {"running"}, 60)
+    shell.client.wait("t1", {"running"}, LIMIT_S)
     again = shell.run("up", code=1).stderr
     assert again == (
         f"fireflyer: a server (pid {up.process.pid}) already serves {shell.home}; "
@@ -222,5 +223,5 @@ def test_a_closed_pipe_is_no_traceback(shell: Any, started: Started, follow: boo
     events.process.stdout = None
     if follow:
         events.until("stderr", "") and shell.run("run", "-d", "--start", "exec", "script.py")
-    events.process.wait(60)
+    events.process.wait(LIMIT_S)
     assert b"Traceback" not in events.process.stderr.read()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data as td
+from tests.waiting import LIMIT_S
 
 from fireflyer.datasets import Catalog, DistributedLoader
 from fireflyer.datasets.order import Order
@@ -88,12 +89,12 @@ class Run:
 
     def save(self, barrier: Any, rank: int, loader: DistributedLoader, state_file: Path) -> None:
         """As a checkpoint does: all ranks have come so far, then one state is put in place."""
-        barrier.wait(60)
+        barrier.wait(LIMIT_S)
         if rank == 0:
             temporary = state_file.with_suffix(".tmp")
             temporary.write_text(json.dumps(loader.state_dict()))
             temporary.replace(state_file)
-        barrier.wait(60)
+        barrier.wait(LIMIT_S)
 
 
 def history(log: Path, before: tuple[int, int] | None) -> dict[tuple[int, int], list[int]]:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from tests import draws
+from tests.waiting import LIMIT_S
 
 from fireflyer.datasets import DistributedLoader
 from fireflyer.datasets.loader import Plan
@@ -47,7 +48,7 @@ class Numbers:
         self.begun.append(list(indices))
         if not self.gate.is_set() and len(self.begun) >= 2:
             self.two_read.set()
-        self.gate.wait(60)
+        self.gate.wait(LIMIT_S)
         return [int(index) for index in indices]
 
 
@@ -256,10 +257,10 @@ def test_no_more_is_read_ahead_than_prefetch() -> None:
     stuck = iter(loader(data, prefetch=5, threads=2))
     consumer = threading.Thread(target=lambda: next(stuck))
     consumer.start()
-    assert data.two_read.wait(60)
+    assert data.two_read.wait(LIMIT_S)
     assert len(data.begun) == 2, "no more threads read than asked for"
     data.gate.set()
-    consumer.join(60)
+    consumer.join(LIMIT_S)
 
 
 def test_batches_keep_their_order_however_many_threads_read() -> None:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from fireflyer.ffrecord.prefetch import Prefetcher
 
@@ -29,7 +30,7 @@ class Source(Iterator[int]):
 
     def wait_until(self, made: int) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: self.made >= made, timeout=120)
+            assert self.changed.wait_for(lambda: self.made >= made, timeout=LIMIT_S)
 
 
 def threads() -> list[threading.Thread]:
@@ -64,7 +65,7 @@ def test_the_thread_ends_with_its_consumer() -> None:
     (thread,) = threads()
     del ahead
     gc.collect()
-    thread.join(120)
+    thread.join(LIMIT_S)
     assert not thread.is_alive()
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.waiting import LIMIT_S
 
 from fireflyer.errors import StorageError
 from fireflyer.ffrecord import FileReader, FileWriter, RemoteFiles
@@ -133,7 +134,7 @@ def test_close_during_reads_of_other_threads_lets_them_finish(reader: FileReader
     started = threading.Barrier(5)
 
     def work() -> str:
-        started.wait(120)
+        started.wait(LIMIT_S)
         while True:
             try:
                 assert matches(reader, list(range(600)))
@@ -142,11 +143,11 @@ def test_close_during_reads_of_other_threads_lets_them_finish(reader: FileReader
 
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(work) for _ in range(4)]
-        started.wait(120)
+        started.wait(LIMIT_S)
         reader.close()
         # A new file takes the numbers of descriptors that were closed too early.
         files = [open(os.devnull, "rb") for _ in range(8)]  # noqa: SIM115
-        assert [f.result(60) for f in futures] == ["the FileReader is closed"] * 4
+        assert [f.result(LIMIT_S) for f in futures] == ["the FileReader is closed"] * 4
         for file in files:
             file.close()
 
@@ -275,7 +276,7 @@ def test_a_spawned_process_gets_a_reader(reader: FileReader) -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         read = operator.methodcaller("read", [5, 599, 250])
-        found = pool.submit(read, reader).result(60)
+        found = pool.submit(read, reader).result(LIMIT_S)
     assert [s.tobytes() for s in found] == [SAMPLES[5], SAMPLES[599], SAMPLES[250]]
 
 

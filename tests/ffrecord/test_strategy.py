@@ -12,6 +12,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from tests.waiting import LIMIT_S
 
 from fireflyer._native.ffrecord import arena_bytes
 from fireflyer.errors import ConfigError, Corrupted, StorageError
@@ -102,7 +103,7 @@ def test_children_of_threads_that_read(reader: FileReader) -> None:
         for seed in range(10):
             child = context.Process(target=read_in_child, args=(seed,))
             child.start()
-            child.join(60)
+            child.join(LIMIT_S)
             assert child.exitcode == 0
         assert all(future.result() for future in reading)
 
@@ -111,7 +112,7 @@ def test_children_of_threads_that_read(reader: FileReader) -> None:
 def test_a_spawned_process(reader: FileReader) -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        found = pool.submit(operator.methodcaller("read", [5, 499, 250, 5]), reader).result(60)
+        found = pool.submit(operator.methodcaller("read", [5, 499, 250, 5]), reader).result(LIMIT_S)
     assert [s.tobytes() for s in found] == [SAMPLES[i] for i in (5, 499, 250, 5)]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.ffrecord.conftest import intercept
+from tests.waiting import LIMIT_S
 
 from fireflyer.errors import ConfigError, NoSpace, StorageError
 from fireflyer.ffrecord import FileReader, FileWriter
@@ -280,7 +281,7 @@ def test_threads_may_share_a_writer(tmp_path: Path) -> None:
     with FileWriter(tmp_path / "a.ffr", 4 * 200) as writer, ThreadPoolExecutor(4) as pool:
 
         def work(seed: int) -> None:
-            start.wait(120)
+            start.wait(LIMIT_S)
             for i in range(200):
                 writer.write_one(bytes([seed]) * (i * 97 % 30_000))
 

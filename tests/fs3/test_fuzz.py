@@ -39,7 +39,7 @@ SIZES = (0, 1, 5000, 1 << 20, (3 << 20) + 7)
 MOST_MIB = 600
 
 
-pytestmark = pytest.mark.timeout(480 + FRAMES / 500)
+pytestmark = pytest.mark.deadline(480 + FRAMES / 500)
 
 
 class Victim:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.fs3.test_nodes import Nodes
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 from fireflyer.fs3.manager.chains import Chain, Member, Public
 from fireflyer.fs3.storage.lost import Files, no_folder, other_store
@@ -177,7 +177,7 @@ def test_a_node_whose_manager_lost_everything_ends_and_says_why(
     three.forget()
     nodes = three.running.values()
     for node in nodes:
-        assert node.ended.wait(60)
+        assert node.ended.wait(LIMIT_S)
     until(lambda: len(three.link.status().troubles) == 3)
     own = next(iter(nodes))._me
     assert own

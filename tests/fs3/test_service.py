@@ -77,7 +77,7 @@ class Cluster:
         """A client's connection."""
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
-        ours.settimeout(120)
+        ours.settimeout(LIMIT_S)
         self.nodes[number].serve(theirs.detach())
         return ours
 
@@ -169,7 +169,7 @@ def test_several_targets_of_a_chain_in_one_service(tmp_path: Path) -> None:
 
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    ours.settimeout(120)
+    ours.settimeout(LIMIT_S)
     node.serve(theirs.detach())
     with ours as line:
         for version, serving in enumerate(([257, 258, 256], [258, 256], [256]), start=1):

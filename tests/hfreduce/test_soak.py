@@ -84,7 +84,7 @@ def nothing_is_left() -> Iterator[None]:
     assert children() <= before, "ranks that nobody waited for"
 
 
-@pytest.mark.timeout(int(os.environ.get("FIREFLYER_SOAK_S", "60")) + 480)
+@pytest.mark.deadline(int(os.environ.get("FIREFLYER_SOAK_S", "60")) + 480)
 def test_random_deaths(start_gang: Callable[..., Any], tmp_path: Path) -> None:
     seconds = float(os.environ.get("FIREFLYER_SOAK_S", "0"))
     start, round_number = time.monotonic(), 0

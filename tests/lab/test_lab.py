@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from fireflyer.errors import LabError
 from fireflyer.lab import Lab, namespaces, remove_stale
 from fireflyer.lab.hosts import parse_rate
 
 MISSING = namespaces.why_not()
-DEADLINE_S = 120
+DEADLINE_S = LIMIT_S
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.full
 @pytest.mark.xdist_group("sanitizers")
-@pytest.mark.timeout(3600)
+@pytest.mark.deadline(3600)
 @pytest.mark.parametrize("sanitizer", ["address", "thread"])
 def test_native_tests_pass_under(sanitizer: str) -> None:
     done = subprocess.run(

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from tests.conftest import fork_child
 from tests.rpc.conftest import KEY, SECRET
+from tests.waiting import LIMIT_S
 
 from fireflyer.errors import (
     Corrupted,
@@ -122,7 +123,7 @@ def test_many_threads_share_one_connection(serve: Serve, connect: Connect) -> No
 
 def test_a_quick_call_overtakes_a_slow_one(serve: Serve, connect: Connect) -> None:
     server, release = make(), threading.Event()
-    server.on("held", type(None), lambda call, body: release.wait(60), blocking=True)
+    server.on("held", type(None), lambda call, body: release.wait(LIMIT_S), blocking=True)
     client = connect(serve(server))
     held = threading.Thread(target=client.call, args=("held", None, bool))
     held.start()
@@ -182,7 +183,7 @@ def test_a_deadline_passes_on_both_sides(serve: Serve, connect: Connect) -> None
     client = connect(serve(server), policy=ONCE)
     with pytest.raises(DeadlineExceeded):
         client.call("endless", deadline_s=0.05)
-    assert ended.wait(60)
+    assert ended.wait(LIMIT_S)
     assert client.call("add", Pair(2, 3), int) == 5
 
 
@@ -201,7 +202,7 @@ def test_pushes_reach_who_listens(serve: Serve, connect: Connect, loop: LoopThre
     for number in range(100):
         loop.call_soon(server.push, "news", number)
         loop.call_soon(server.push, "nobody listens to this", number)
-    assert all_came.wait(60)
+    assert all_came.wait(LIMIT_S)
     assert got == list(range(100))
     assert client.call("add", Pair(1, 1), int) == 2
 
@@ -214,7 +215,7 @@ def test_a_client_that_does_not_read_is_let_go(
     server.on_close = lambda connection: closed.set()
 
     def take_slowly(body: msgspec.Raw) -> None:
-        slow.wait(60)
+        slow.wait(LIMIT_S)
 
     client = connect(serve(server), pushes={"news": take_slowly})
     client.call("add", Pair(1, 1), int)
@@ -352,7 +353,7 @@ def test_closing_ends_the_calls_under_way(serve: Serve, connect: Connect) -> Non
 
     thread = threading.Thread(target=caller)
     thread.start()
-    assert begun.wait(60)
+    assert begun.wait(LIMIT_S)
     client.close()
     thread.join()
     assert type(errors[0]) is PeerLost
@@ -377,7 +378,7 @@ def test_what_comes_while_a_handler_works_is_its_next_group(serve: Serve, connec
     def double(bodies: Sequence[int]) -> list[int | Corrupted]:
         groups.append([*bodies])
         if bodies[0] == 0:
-            assert go.acquire(timeout=240)
+            assert go.acquire(timeout=LIMIT_S)
         if len(bodies) > 1 and 7 in bodies:
             raise KeyError("one of them breaks the handler")
         if bodies == [7]:
@@ -424,7 +425,7 @@ def test_who_leaves_a_group_gets_nothing_and_others_their_answers(
 
     def wait(bodies: Sequence[int]) -> Sequence[int]:
         entered.set()
-        assert go.wait(60)
+        assert go.wait(LIMIT_S)
         return bodies
 
     server = Server(SECRET, 1)
@@ -433,7 +434,7 @@ def test_who_leaves_a_group_gets_nothing_and_others_their_answers(
     gone, stays = connect(address, policy=ONCE), connect(address, policy=ONCE)
     with pytest.raises(DeadlineExceeded):
         gone.call("wait", 1, int, deadline_s=0.05)
-    assert entered.wait(60)
+    assert entered.wait(LIMIT_S)
     gone.close()
     answers: list[int] = []
     thread = threading.Thread(target=lambda: answers.append(stays.call("wait", 2, int)))

@@ -15,6 +15,7 @@ import pytest
 from tests import draws
 from tests.conftest import fork_child
 from tests.rpc.conftest import SECRET
+from tests.waiting import LIMIT_S
 
 from fireflyer.errors import ConfigError
 from fireflyer.log import get_logger
@@ -39,7 +40,7 @@ def make(limits: Limits | None = None, secret: Secret = SECRET) -> Server:
 def dial(address: str) -> socket.socket:
     host, port = address.rsplit(":", 1)
     line = socket.create_connection((host, int(port)), 60)
-    line.settimeout(60)
+    line.settimeout(LIMIT_S)
     return line
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
 COUNTER = "def above(count: int) -> bool:\n    return count > 1\n"
@@ -32,7 +33,7 @@ def checkout(tmp_path: Path) -> Path:
 
 def mutants(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, str(ROOT / "scripts" / "mutants.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=400)
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def test_a_part_that_there_is_not() -> None:

@@ -227,7 +227,7 @@ def loaded(place: Path, step: int | None) -> Any:
         return None
 
 
-@pytest.mark.timeout(480 + LIES)
+@pytest.mark.deadline(480 + LIES)
 def test_whatever_a_manifest_says(good: Path, place: Path, differences: Differences) -> None:
     rng, body = draws.drawn("lies"), body_of(good)
     back = new = 0

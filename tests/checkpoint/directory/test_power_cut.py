@@ -111,7 +111,7 @@ def cuts(folder: Path, history: History, rng: random.Random, differences: Differ
     return found
 
 
-@pytest.mark.timeout(480 + 20 * SCENARIOS)
+@pytest.mark.deadline(480 + 20 * SCENARIOS)
 def test_power_cuts_at_every_moment(ram: Path, differences: Differences) -> None:
     for seed in range(SCENARIOS):
         rng = random.Random(seed)
@@ -121,7 +121,7 @@ def test_power_cuts_at_every_moment(ram: Path, differences: Differences) -> None
         assert len(history.events) > 10 * last
 
 
-@pytest.mark.timeout(480 + 20 * SCENARIOS)
+@pytest.mark.deadline(480 + 20 * SCENARIOS)
 def test_power_cuts_under_two_ranks(ram: Path, differences: Differences, job: Job) -> None:
     for seed in range(SCENARIOS // 2):
         rng = random.Random(100 + seed)

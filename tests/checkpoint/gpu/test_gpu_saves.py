@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from tests.checkpoint.gpu.cases import CASES
 from tests.hfreduce.devices.device_memory import has_gpu
+from tests.waiting import LIMIT_S
 
-DEADLINE_S = 110
+DEADLINE_S = LIMIT_S
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.checkpoint.conftest import Machine
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.full
 
@@ -53,4 +54,4 @@ except ConfigError as error:
 else:
     raise SystemExit("imported")
 """
-    assert subprocess.run([sys.executable, "-c", script], timeout=240).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], timeout=LIMIT_S).returncode == 0

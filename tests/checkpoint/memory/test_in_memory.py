@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from tests.checkpoint.conftest import Machine
 from tests.conftest import Gang, StartGang
+from tests.waiting import LIMIT_S
 
 from fireflyer.checkpoint import CheckpointManager, InMemory, Shard
 from fireflyer.checkpoint.memory.inventory import Stamp
@@ -242,7 +243,7 @@ def test_a_keeper_that_hangs_is_waited_for_once(
                 assert manager._copies._tier is not None
                 for probe in manager._copies._tier._silent.values():
                     assert probe._sock is not None
-                    assert select.select([probe._sock], [], [], 60)[0]
+                    assert select.select([probe._sock], [], [], LIMIT_S)[0]
             dist.barrier()
             handle = manager.save(step, state_of(step, rank, world))
             handle.wait()

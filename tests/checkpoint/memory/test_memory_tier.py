@@ -19,6 +19,7 @@ import pytest
 import torch.distributed as dist
 from tests.checkpoint.conftest import Machine
 from tests.conftest import StartGang
+from tests.waiting import LIMIT_S
 
 from fireflyer._native import crc32
 from fireflyer.checkpoint.directory.manifest import Generation
@@ -33,7 +34,7 @@ from fireflyer.errors import CheckpointError, Corrupted, NoSpace, PeerLost, Stor
 
 PLACE = "/runs/gpt"
 BLOCK = 4000
-DEADLINE_S = 120.0
+DEADLINE_S = LIMIT_S
 SAVES = [Generation(1, 1, 10), Generation(1, 2, 20), Generation(1, 3, 30)]
 
 

@@ -183,7 +183,7 @@ def base() -> None:
     BASE = torch.arange(LARGEST_BYTES // 4, dtype=torch.int32)
 
 
-@pytest.mark.timeout(480 + 3 * KILLS)
+@pytest.mark.deadline(480 + 3 * KILLS)
 def test_kills_at_any_time(base: None, machine: Machine, tmp_path: Path) -> None:
     rng = random.Random(5)
     furthest = writes = 0

@@ -63,7 +63,7 @@ def killed_at(step: int, portion: float, work: Callable[[], None]) -> bool:
     return status != 0
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.deadline(900)
 def test_a_writer_killed_anywhere_leaves_whole_commits_and_the_next_goes_on(tmp_path: Path) -> None:
     """Each round goes on with what the one before has left; some begin a new file."""
     chance = random.Random(4)

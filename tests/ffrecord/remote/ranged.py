@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from fsspec.spec import AbstractFileSystem
+from tests.waiting import LIMIT_S
 
 Spoil = Callable[[str, int, int, bytes], "bytes | int | None"]
 """(name, start, end, right answer) -> answer, status of an error, or None: the connection breaks off."""
@@ -88,7 +89,7 @@ class RangedFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def _ask(self, path: str, method: str, **headers: str) -> tuple[dict[str, str], bytes]:
         host, _, name = self._strip_protocol(path).partition("/")
-        with contextlib.closing(http.client.HTTPConnection(host, timeout=120)) as connection:
+        with contextlib.closing(http.client.HTTPConnection(host, timeout=LIMIT_S)) as connection:
             connection.request(method, f"/{name}", headers={"Connection": "close", **headers})
             with connection.getresponse() as answer:
                 if answer.status == 404:

@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 from tests.fs3.client.conftest import CHUNK, Cluster
+from tests.waiting import LIMIT_S
 
 from fireflyer import finalizer
 from fireflyer.fs3.client import Client
@@ -142,7 +143,7 @@ def test_a_file_that_is_forgotten_is_closed(fs: Client, calm: Cluster) -> None:
             gc.collect()
         closed = threading.Event()
         finalizer.later(closed.set)
-        assert closed.wait(60)
+        assert closed.wait(LIMIT_S)
         second.write(b"two\n")
     with fs.open("/log", "rb") as file:
         assert file.read() == b"one\ntwo\n"

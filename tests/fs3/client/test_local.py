@@ -10,6 +10,7 @@ import pytest
 from tests.fs3 import frames
 from tests.fs3.client.conftest import CHUNK, Cluster
 from tests.fs3.client.test_faults import damage
+from tests.waiting import LIMIT_S
 
 from fireflyer.fs3 import same_node
 from fireflyer.fs3.client import Client, Settings
@@ -119,7 +120,7 @@ def test_without_its_socket_a_node_is_reached_by_its_address(cluster: Cluster) -
 def test_without_a_proof_nothing_is_served(calm: Cluster) -> None:
     (path,) = sockets(calm.folder("n0"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-        line.settimeout(120)
+        line.settimeout(LIMIT_S)
         line.connect(str(path))
         entry = frames.READ.pack(1, 0, 1, 1, 0, 10, 0)
         line.sendall(frames.HEAD.pack(frames.MAGIC, 1, 1, 1, len(entry), 0, 0, 5) + entry)

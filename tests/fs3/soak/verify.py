@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from tests.fs3 import frames
 from tests.fs3.soak.contents import SHARED, SLOT, Manifest, Record
+from tests.waiting import LIMIT_S
 
 from fireflyer.errors import FireflyerError
 from fireflyer.fs3.client import Client, Settings
@@ -122,7 +123,7 @@ class Replicas:
             address = self._link.address(node)
             assert address
             self._lines[node] = dial(address, self._secret, Role.CLIENT)
-            self._lines[node].settimeout(120)
+            self._lines[node].settimeout(LIMIT_S)
         return self._lines[node]
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from tests.hai.server.conftest import (
     spec,
 )
 from tests.hai.server.test_access import Somebody
+from tests.waiting import LIMIT_S
 
 from fireflyer.hai.identity import Scope
 
@@ -64,7 +65,7 @@ class Visitor:
             sent["Content-Type"] = "application/x-www-form-urlencoded"
             if "origin" not in headers and "sec_fetch_site" not in headers:
                 sent["Origin"] = f"http://{self.host}"
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
         try:
             connection.request(method, path, body, sent)
             answer = connection.getresponse()

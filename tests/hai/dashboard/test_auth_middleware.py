@@ -14,6 +14,7 @@ from tests.hai.server.conftest import Server
 from tests.hai.server.test_access import NoEngine, Somebody, ask
 from tests.hai.server.test_public import public
 from tests.ports import take_ports
+from tests.waiting import LIMIT_S
 
 from fireflyer.errors import ConfigError
 from fireflyer.hai.administration import Administration
@@ -237,7 +238,7 @@ def test_a_session_ends_with_its_token_also_on_open_streams(
     ada = visitor("ada")
     admin = Administration(server.client)
     (view,) = [token for token in admin.tokens() if token.user == "ada"]
-    connection = http.client.HTTPConnection("127.0.0.1", ada.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", ada.port, timeout=LIMIT_S)
     connection.request("GET", "/dashboard/changes/stream", headers={"Cookie": ada.cookie})
     answer = connection.getresponse()
     assert answer.readline() == b": open\n"
@@ -257,12 +258,12 @@ def test_a_download_ends_with_the_token_and_does_not_look_whole(
 ) -> None:
     chief = visitor("eve", "operate")
     server.client.submit(spec("hold"))
-    log = server.client.wait("t1", {"running"}, 120).ranks[0].log
+    log = server.client.wait("t1", {"running"}, LIMIT_S).ranks[0].log
     size = 48 << 20  # more than the buffers of a connection hold
     Path(log).write_bytes(bytes(range(256)) * (size >> 8))
     admin = Administration(server.client)
     (view,) = [token for token in admin.tokens() if token.user == "eve"]
-    connection = http.client.HTTPConnection("127.0.0.1", chief.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", chief.port, timeout=LIMIT_S)
     connection.request("GET", "/dashboard/tasks/t1/log/0/text", headers={"Cookie": chief.cookie})
     answer = connection.getresponse()
     assert answer.read(1 << 16) == bytes(range(256)) * 256
@@ -307,7 +308,7 @@ def test_a_form_of_another_site_changes_nothing(
 ) -> None:
     owner, eve = visitor(), visitor("eve")
     server.client.submit(spec("hold"))
-    server.client.wait("t1", {"running"}, 120)
+    server.client.wait("t1", {"running"}, LIMIT_S)
     csrf = owner.get("/dashboard").csrf
     path = "/dashboard/tasks/t1/stop"
     wrong = [
@@ -331,7 +332,7 @@ def test_a_form_of_another_site_changes_nothing(
     assert owner.ask("GET", path).status == 200  # it asks, and does nothing
     assert server.client.task("t1").state == "running"
     assert owner.ask("POST", path, {"csrf": csrf}, sec_fetch_site="same-origin").status == 303
-    server.client.wait("t1", {"stopped"}, 120)
+    server.client.wait("t1", {"stopped"}, LIMIT_S)
 
 
 def test_what_is_no_form_is_refused(visitor: MakeVisitor, server: Server) -> None:

@@ -9,6 +9,7 @@ from tests.hai.dashboard.browser import DESKTOP, PHONE, Browser, missing
 from tests.hai.dashboard.test_pages import HOSTILE, RIGHT_TO_LEFT
 from tests.hai.server.conftest import Server
 from tests.hai.server.test_access import Somebody
+from tests.waiting import LIMIT_S
 
 from fireflyer.hai.administration import Administration
 from fireflyer.hai.model import TaskSpec
@@ -140,7 +141,7 @@ def test_a_log_grows_pauses_and_goes_on_with_the_next_attempt(
 def watched(browser: Browser, server: Server, root: str, says: TaskSpec) -> str:
     """The file of the log of a first task whose page is open and follows it."""
     server.client.submit(says)
-    view = server.client.wait("t1", {"running"}, 120)
+    view = server.client.wait("t1", {"running"}, LIMIT_S)
     enter(browser, server)
     browser.open(f"{root}/tasks/t1")
     browser.until_text("#log-note", "Live.")
@@ -190,7 +191,7 @@ def test_suspend_and_stop_by_buttons(
     browser: Browser, server: Server, root: str, spec: MakeSpec
 ) -> None:
     server.client.submit(spec("hold"))
-    server.client.wait("t1", {"running"}, 120)
+    server.client.wait("t1", {"running"}, LIMIT_S)
     enter(browser, server)
     browser.open(f"{root}/tasks/t1")
     browser.find("#suspend").click()
@@ -266,7 +267,7 @@ def test_a_page_says_that_the_server_is_gone(
     browser: Browser, server: Server, root: str, spec: MakeSpec, page: str
 ) -> None:
     server.client.submit(spec("hold"))
-    server.client.wait("t1", {"running"}, 120)
+    server.client.wait("t1", {"running"}, LIMIT_S)
     port = server.client.server().port
     enter(browser, server)
     browser.open(root + page)
@@ -307,7 +308,7 @@ def test_a_task_that_starts_gets_its_log_and_its_ranks(
     browser: Browser, server: Server, root: str, spec: MakeSpec
 ) -> None:
     server.client.submit(spec("hold", nodes=2))
-    server.client.wait("t1", {"running"}, 120)
+    server.client.wait("t1", {"running"}, LIMIT_S)
     server.client.submit(spec("say", "at last"))
     enter(browser, server)
     browser.open(f"{root}/tasks/t2")
@@ -329,9 +330,9 @@ def test_nothing_is_wider_than_the_window(
     client = server.client
     long = (HOSTILE + RIGHT_TO_LEFT + "x" * 200)[:200]
     client.submit(spec("fail", "9", max_restarts=2))
-    client.wait("t1", {"failed"}, 120)
+    client.wait("t1", {"failed"}, LIMIT_S)
     client.submit(spec("say", "w" * 3000 + "\n", name=long, nodes=2, labels={"l" * 60: "v" * 200}))
-    client.wait("t2", {"running"}, 120)
+    client.wait("t2", {"running"}, LIMIT_S)
     client.submit(spec("hold", "a" * 500, name="y" * 200))
     client.drain("n1", "z" * 190, None)
     enter(browser, server)
@@ -348,7 +349,7 @@ def test_two_users_see_their_own(
 ) -> None:
     ada, bob = (Somebody(server, tmp_path, name, "submit") for name in ("ada", "bob"))
     ada.client.submit(spec("say", "secret", name="adas work", nodes=2))
-    ada.client.wait("t1", {"running"}, 120)
+    ada.client.wait("t1", {"running"}, LIMIT_S)
     bob.client.submit(spec("hold", name="bobs work"))
     for person, own, other in ((ada, "adas work", "bobs work"), (bob, "bobs work", "adas work")):
         browser.open(f"{root}/sign-in")
@@ -373,7 +374,7 @@ def test_pages_work_without_scripts(
     browser = Browser(tmp_path, scripts=False)
     try:
         server.client.submit(spec("say", "what it says"))
-        server.client.wait("t1", {"running"}, 120)
+        server.client.wait("t1", {"running"}, LIMIT_S)
         browser.open(root)
         browser.find("#token").send_keys(server.client.dashboard_link().partition("#code=")[2])
         browser.find("[data-sign-in] button").click()
@@ -383,7 +384,7 @@ def test_pages_work_without_scripts(
             assert browser.driver.current_url.endswith(target)
         assert browser.find("#log").text == "what it says"
         browser.find("#suspend").click()
-        server.client.wait("t1", {"suspended"}, 120)
+        server.client.wait("t1", {"suspended"}, LIMIT_S)
         browser.find("footer a").click()
         assert browser.find("#state .badge").text == "suspended"
     finally:

@@ -9,6 +9,7 @@ from markupsafe import escape
 from tests.hai.dashboard.conftest import Tags, Visitor
 from tests.hai.server.conftest import Server
 from tests.hai.server.test_access import Somebody
+from tests.waiting import LIMIT_S
 
 from fireflyer import heartbeat
 from fireflyer.hai.administration import Administration
@@ -57,7 +58,7 @@ def test_names_reasons_and_logs_are_text(
     client = server.client
     log = f"</pre>{HOSTILE}\x1b[31mred\x1b[0m \x1b]0;title\x07\x07bell\n{RIGHT_TO_LEFT}\n10%\r20%\rdone\r\n"
     client.submit(spec("say", log, name=HOSTILE, labels={HOSTILE[:60]: RIGHT_TO_LEFT}))
-    client.wait("t1", {"running"}, 120)
+    client.wait("t1", {"running"}, LIMIT_S)
     client.submit(spec("hold", HOSTILE, name=HOSTILE + RIGHT_TO_LEFT + "x" * 120, nodes=2))
     client.drain("n1", HOSTILE, None)
     for path in PAGES:
@@ -79,13 +80,13 @@ def test_every_state_has_a_page(server: Server, visitor: MakeVisitor, spec: Make
     owner = visitor()
     client = server.client
     client.submit(spec("fail", "1", max_restarts=1))
-    client.wait("t1", {"finished"}, 120)
+    client.wait("t1", {"finished"}, LIMIT_S)
     client.submit(spec("hold"))
-    client.wait("t2", {"running"}, 120)
+    client.wait("t2", {"running"}, LIMIT_S)
     client.suspend("t2")
-    client.wait("t2", {"suspended"}, 120)
+    client.wait("t2", {"suspended"}, LIMIT_S)
     client.submit(spec("hold", nodes=2))
-    client.wait("t3", {"running"}, 120)
+    client.wait("t3", {"running"}, LIMIT_S)
     client.submit(spec("hold"))
     done = owner.get("/dashboard/tasks/t1")
     assert 'class="badge b-finished"' in done.text
@@ -123,10 +124,10 @@ def test_every_state_has_a_page(server: Server, visitor: MakeVisitor, spec: Make
 def test_the_history_is_told_in_words(server: Server, visitor: MakeVisitor, spec: MakeSpec) -> None:
     owner = visitor()
     server.client.submit(spec("hold"))
-    log = Path(server.client.wait("t1", {"running"}, 120).ranks[0].log)
+    log = Path(server.client.wait("t1", {"running"}, LIMIT_S).ranks[0].log)
     heartbeat.Writer(str(log.with_name("0.pulse"))).beat()
     server.client.suspend("t1")
-    server.client.wait("t1", {"suspended"}, 120)
+    server.client.wait("t1", {"suspended"}, LIMIT_S)
     page = owner.get("/dashboard/tasks/t1").text
     history = Tags(page[page.index('id="history"') :]).text
     for line in (
@@ -147,7 +148,7 @@ def test_forms_do_what_their_verbs_do(server: Server, visitor: MakeVisitor, spec
     (made,) = [token for token in admin.tokens() if token.user == "ada"]
     assert made.scope == "submit"
     client.submit(spec("hold"))
-    client.wait("t1", {"running"}, 120)
+    client.wait("t1", {"running"}, LIMIT_S)
     steps: tuple[tuple[str, TaskState], ...] = (
         ("suspend", "suspended"), ("resume", "running"), ("stop", "stopped"),
     )  # fmt: skip
@@ -155,7 +156,7 @@ def test_forms_do_what_their_verbs_do(server: Server, visitor: MakeVisitor, spec
         assert ada.post(f"/dashboard/tasks/t1/{verb}").status == 404  # it is the owner's
         answer = chief.post(f"/dashboard/tasks/t1/{verb}")
         assert (answer.status, answer.headers["Location"]) == (303, "/dashboard/tasks/t1")
-        client.wait("t1", {state}, 120)
+        client.wait("t1", {state}, LIMIT_S)
     again = chief.post("/dashboard/tasks/t1/resume")
     assert again.status == 409
     assert 'role="alert"' in again.text
@@ -183,7 +184,7 @@ def test_another_users_task_is_as_if_it_were_not_there(
     ada, bob = visitor("ada"), visitor("bob")
     theirs = Somebody(server, tmp_path, "ada", "submit").client
     theirs.submit(spec("say", "my secret", name="secretproject", nodes=2))
-    theirs.wait("t1", {"running"}, 120)
+    theirs.wait("t1", {"running"}, LIMIT_S)
     theirs.submit(spec("hold", name="secretproject"))
     own = Somebody(server, tmp_path, "bob", "submit").client
     own.submit(spec("hold", name="bobs"))
@@ -268,12 +269,12 @@ def test_a_log_of_each_attempt(
     owner = visitor()
     client = server.client
     client.submit(spec("say", "one ", ranks_per_node=2))
-    view = client.wait("t1", {"running"}, 120)
+    view = client.wait("t1", {"running"}, LIMIT_S)
     client.suspend("t1")
-    client.wait("t1", {"suspended"}, 120)
+    client.wait("t1", {"suspended"}, LIMIT_S)
     Path(view.ranks[1].log).write_text("first")
     client.resume("t1")
-    client.wait("t1", {"running"}, 120)
+    client.wait("t1", {"running"}, LIMIT_S)
     query = "" if attempt is None else f"&attempt={attempt}"
     text = owner.get(f"/dashboard/tasks/t1?rank=1{query}").text
     expected = "first" if attempt == 1 else "one "

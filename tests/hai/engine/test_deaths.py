@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from fireflyer.hai.engines import Gang, GangEnded, link, local
 from fireflyer.hai.engines.local import LocalEngine
@@ -310,4 +311,4 @@ if pid == 0:
     supervise.Supervisor(listener=listener.fileno(), guard=guard).run()
 assert os.waitpid(pid, 0)[1] == 0
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT_S)

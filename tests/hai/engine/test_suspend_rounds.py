@@ -32,7 +32,7 @@ def _rank(rank: int, rounds: list[list[SuspendPage]], go: int, result: int) -> N
 
 
 @pytest.mark.sample(2)
-@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.deadline(LIMIT_S)
 @pytest.mark.parametrize("seed", range(ROUNDS // PER_TEST))
 def test_every_rank_is_told_at_the_same_call(seed: int) -> None:
     chance = random.Random(seed)

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from tests import costs
 from tests.hai.server.postgres import Postgres, missing
+from tests.waiting import LIMIT_S
 
 from fireflyer.hai.client import Client
 from fireflyer.hai.database.connection import Database, PostgreSQL
@@ -31,7 +32,7 @@ class Forks:
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.settimeout(60)
+        self._control.settimeout(LIMIT_S)
         with theirs:
             command = [sys.executable, "-P", str(FAKE_SERVER), str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
@@ -66,7 +67,7 @@ class Forks:
 
     def close(self) -> None:
         self._control.close()
-        self._process.wait(60)
+        self._process.wait(LIMIT_S)
 
 
 class Server:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 from tests.guard import marked
 from tests.ports import take_ports
+from tests.waiting import LIMIT_S
 
 USER = "fireflyer"
 
@@ -126,7 +127,7 @@ class Postgres:
                 os.killpg(self._process.pid, number)
             else:
                 self._process.send_signal(number)
-        self._process.wait(60)
+        self._process.wait(LIMIT_S)
         self._process = None
 
     def _run(self, name: str, *words: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.hai.server.conftest import Server
+from tests.waiting import LIMIT_S
 
 from fireflyer.errors import ConfigError, NoSuchTask, PermissionDenied, Unauthenticated
 from fireflyer.hai.administration import Administration
@@ -114,7 +115,9 @@ class Somebody:
 def ask(
     server: Server, method: str, path: str, token: str | None, body: bytes | None = None
 ) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.client.server().port, timeout=120)
+    connection = http.client.HTTPConnection(
+        "127.0.0.1", server.client.server().port, timeout=LIMIT_S
+    )
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
         connection.request(method, path, body, headers)
@@ -197,7 +200,7 @@ def test_another_users_task_is_as_if_it_were_not_there(
     ada, bob = somebody("ada", "submit"), somebody("bob", "submit")
     chief = somebody("eve", "operate")
     assert ada.client.submit(spec("say", "mine")).user == "ada"
-    ada.client.wait("t1", {"running"}, 120)
+    ada.client.wait("t1", {"running"}, LIMIT_S)
     bob.client.submit(spec("hold"))
     routes = [concrete(route) for route in PUBLIC if "{task}" in route]
     assert len(routes) == 8
@@ -230,7 +233,7 @@ def test_the_ledger_of_others_is_an_operators(
     admin.join("vision", "ada")
     for group in ("", "vision"):
         made = ada.client.submit(spec("finish", group=group))
-        ada.client.wait(made.id, {"finished"}, 120)
+        ada.client.wait(made.id, {"finished"}, LIMIT_S)
     server.client.submit(spec("hold"))
     assert ada.client.ledger().tasks.keys() == {"t1", "t2"}
     assert ada.client.ledger(user="ada", group="vision").tasks.keys() == {"t2"}
@@ -426,7 +429,7 @@ def test_the_audit_log_has_who_did_what_and_what_was_refused(
         bob.client.stop("t1")
     with pytest.raises(PermissionDenied):
         bob.admin.add_user("eve")
-    ada.client.wait("t1", {"running"}, 120)
+    ada.client.wait("t1", {"running"}, LIMIT_S)
     ada.client.stop("t1")
     with pytest.raises(ConfigError):
         ada.client.submit(spec(script="/nowhere"))

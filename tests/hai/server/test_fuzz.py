@@ -12,6 +12,7 @@ import schemathesis
 from tests import draws
 from tests.hai.server.conftest import Server
 from tests.hai.server.test_access import PUBLIC, ask
+from tests.waiting import LIMIT_S
 
 EXAMPLES = int(os.environ.get("FIREFLYER_FUZZ_EXAMPLES") or draws.cases(20))
 """Of each operation."""
@@ -97,7 +98,7 @@ def test_a_path_is_never_a_way_out(server: Server, target: str) -> None:
 def test_a_rank_is_a_number(server: Server, spec: Any, rank: str) -> None:
     server.start()
     server.client.submit(spec("say", "x"))
-    server.client.wait("t1", {"running"}, 120)
+    server.client.wait("t1", {"running"}, LIMIT_S)
     token = server.client.home.token.read_text()
     assert ask(server, "GET", f"/tasks/t1/log/{rank}", token)[0] in (400, 404, 409)
 
@@ -117,7 +118,9 @@ def test_what_is_no_request_is_refused_and_the_server_stays(
     server: Server, request_: bytes
 ) -> None:
     server.start()
-    connection = http.client.HTTPConnection("127.0.0.1", server.client.server().port, timeout=120)
+    connection = http.client.HTTPConnection(
+        "127.0.0.1", server.client.server().port, timeout=LIMIT_S
+    )
     connection.connect()
     assert connection.sock is not None
     connection.sock.sendall(request_)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import fork_child
+from tests.waiting import LIMIT_S
 
 from fireflyer import hai
 from fireflyer.errors import ConfigError, DeadlineExceeded, PeerLost, TaskError
@@ -24,7 +25,7 @@ def running(server: Any, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> Bec
     """Task t1 of four ranks runs, and this process is a rank of the attempt that is named last."""
     server.start()
     server.client.submit(spec("hold", nodes=2, ranks_per_node=2))
-    server.client.wait("t1", {"running"}, 120)
+    server.client.wait("t1", {"running"}, LIMIT_S)
     monkeypatch.setenv("FIREFLYER_TASK", "t1")
     monkeypatch.setenv("FIREFLYER_TASK_DIR", str(server.home / "tasks" / "t1"))
 
@@ -111,17 +112,17 @@ def test_a_replaced_attempt_gets_nothing_and_the_new_one_begins_anew(
     assert hai.lease(1, ["a:1"])
     client = server.client
     client.suspend("t1")
-    client.wait("t1", {"suspended"}, 120)
+    client.wait("t1", {"suspended"}, LIMIT_S)
     assert not hai.lease(2, ["a:1"])
     client.resume("t1")
-    view = client.wait("t1", {"running"}, 120)
+    view = client.wait("t1", {"running"}, LIMIT_S)
     assert (view.attempt, view.generation, view.members) == (2, 0, ())
     assert not hai.lease(2, ["a:1"])
     monkeypatch.setattr(rank_lease, "_askers", {})  # its ranks are other processes
     running(2)
     assert hai.lease(1, ["c:1"])
     client.stop("t1")
-    view = client.wait("t1", {"stopped"}, 120)
+    view = client.wait("t1", {"stopped"}, LIMIT_S)
     assert (view.generation, view.members) == (1, ("c:1",)), "of the last attempt"
     assert not hai.lease(2, ["c:1"])
 
@@ -170,7 +171,7 @@ def test_an_elastic_job_waits_for_the_next_server(
     permit = steps.permit
     thread = threading.Thread(target=lambda: answers.append(permit(1, ("a:1",), False)))
     thread.start()
-    assert asked.wait(60)
+    assert asked.wait(LIMIT_S)
     server.start()
     thread.join()
     assert answers == [True]

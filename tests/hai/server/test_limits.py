@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from tests.hai.server.conftest import Server
 from tests.hai.server.test_access import Somebody
+from tests.waiting import LIMIT_S
 
 from fireflyer.errors import ConfigError, PermissionDenied, TaskError, WorkspaceError
 from fireflyer.hai.administration import Administration
@@ -40,7 +41,7 @@ def test_a_quota_holds_until_it_is_raised_and_after_a_restart(
     for person in (ada, ada, bob):
         person.client.submit(spec("hold"))
     for task in ("t1", "t3"):
-        server.client.wait(task, {"running"}, 120)
+        server.client.wait(task, {"running"}, LIMIT_S)
     assert ada.client.task("t2").state == "queued"
     used_up = "the quota at this priority, 1 node, is used up: 1 node held"
     assert ada.client.why("t2").text == used_up
@@ -56,10 +57,10 @@ def test_a_quota_holds_until_it_is_raised_and_after_a_restart(
     server.kill()
     server.start(nodes=3, port=port)
     bob.client.submit(spec("finish"))
-    bob.client.wait("t6", {"finished"}, 120)
+    bob.client.wait("t6", {"finished"}, LIMIT_S)
     assert ada.client.task("t2").state == "queued"
     admin.set_quota(Quota(user="ada", priority="normal", nodes=2))
-    ada.client.wait("t2", {"running"}, 120)
+    ada.client.wait("t2", {"running"}, LIMIT_S)
     admin.set_quota(Quota(user="ada", priority="normal"))
     assert admin.quotas() == []
 
@@ -130,7 +131,7 @@ def test_a_workspace_is_its_users_own(
     assert shipping.ship(bob.client, source).sent_files == 1
     bob.client.submit(task)
     view = ada.client.submit(task)
-    ada.client.wait(view.id, {"finished"}, 120)
+    ada.client.wait(view.id, {"finished"}, LIMIT_S)
     assert (Path(view.directory) / "workspace" / "train.py").read_text() == "print(1)"
 
 

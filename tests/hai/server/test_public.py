@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from tests.hai.server.conftest import Server
 from tests.ports import take_ports
+from tests.waiting import LIMIT_S
 
 from fireflyer.errors import ConfigError, PeerLost, Unauthenticated
 from fireflyer.hai.administration import Administration
@@ -77,7 +78,7 @@ def test_a_user_elsewhere_by_tls(
     monkeypatch.setenv("FIREFLYER_CA_FILE", cert)
     client = Client.connect()
     assert client.submit(spec("finish")).user == "ada"
-    assert client.wait("t1", {"finished"}, 120).id == "t1"
+    assert client.wait("t1", {"finished"}, LIMIT_S).id == "t1"
     assert Client(server.home).task("t1").user == "ada"  # a home that is named is asked itself
     home_token = tmp_path / "home.token"
     home_token.write_bytes(server.client.home.token.read_bytes())

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from fireflyer.errors import ConfigError, TaskError
 from fireflyer.hai.client import Client
@@ -27,15 +28,15 @@ def test_higher_priority_makes_a_task_save_leave_and_go_on_later(
     server.start(nodes=1)
     client = server.client
     client.submit(spec("hold"))
-    client.wait("t1", {"running"}, 120)
+    client.wait("t1", {"running"}, LIMIT_S)
     client.submit(spec("hold", priority="high"))
-    client.wait("t2", {"running"}, 120)
+    client.wait("t2", {"running"}, LIMIT_S)
     view = client.task("t1")
     assert (view.state, view.reason, view.restarts) == ("queued", "makes room for t2", 0)
     (asked,) = [e for e in client.events("t1") if e.kind == "suspending"]
     assert asked.detail == {"reason": "makes room for t2", "preempted": True}
     client.stop("t2")
-    client.wait("t1", {"running"}, 120)
+    client.wait("t1", {"running"}, LIMIT_S)
     assert kinds(client, "t1") == [
         "submitted", "queued", "starting", "running",
         "suspending", "gang_ended", "preempted", "queued", "starting", "running",
@@ -46,20 +47,20 @@ def test_who_makes_room_while_the_server_dies_still_goes_on(server: Any, spec: M
     server.start(nodes=1)
     client = server.client
     client.submit(spec("hold"))
-    client.wait("t1", {"running"}, 120)
+    client.wait("t1", {"running"}, LIMIT_S)
     client.submit(spec("hold", priority="high"))
     server.kill()
     server.start(nodes=1)
-    client.wait("t2", {"running"}, 120)
+    client.wait("t2", {"running"}, LIMIT_S)
     client.stop("t2")
-    assert client.wait("t1", {"running"}, 120).attempt == 2
+    assert client.wait("t1", {"running"}, LIMIT_S).attempt == 2
 
 
 def test_the_same_user_and_priority_waits(server: Any, spec: MakeSpec) -> None:
     server.start(nodes=1)
     client = server.client
     client.submit(spec("hold"))
-    client.wait("t1", {"running"}, 120)
+    client.wait("t1", {"running"}, LIMIT_S)
     assert client.submit(spec("hold")).state == "queued"
     found = client.why("t2")
     assert (found.state, found.policy, found.earliest) == ("queued", "timeshare", None)
@@ -74,7 +75,7 @@ def test_a_drained_node_gets_nothing_new_also_from_the_next_server(
     server.start(nodes=2)
     client = server.client
     client.submit(spec("hold"))
-    client.wait("t1", {"running"}, 120)
+    client.wait("t1", {"running"}, LIMIT_S)
     client.drain("n0", "fan 2")
     client.drain("n1", "disk", until=time.time() + 3600)
     assert client.task("t1").state == "running"
@@ -93,7 +94,7 @@ def test_a_drained_node_gets_nothing_new_also_from_the_next_server(
     assert found["n1"].until is not None
     assert client.why("t2").earliest == found["n1"].until
     client.undrain("n1")
-    client.wait("t2", {"running"}, 120)
+    client.wait("t2", {"running"}, LIMIT_S)
     assert placed(client, "t2") == ["n1"]
     with pytest.raises(TaskError, match="unknown node 'n7'"):
         client.drain("n7", "gone")
@@ -103,7 +104,7 @@ def test_a_window_empties_its_nodes(server: Any, spec: MakeSpec) -> None:
     server.start(nodes=2)
     client = server.client
     client.submit(spec("hold"))
-    client.wait("t1", {"running"}, 120)
+    client.wait("t1", {"running"}, LIMIT_S)
     now = time.time()
     made = client.add_window(WindowView(nodes=("n0",), begin=now - 1, end=now + 3600, reason="fan"))
     assert made.id == "w1"
@@ -119,7 +120,7 @@ def test_a_window_empties_its_nodes(server: Any, spec: MakeSpec) -> None:
     assert client.why("t3").text == "window w1 (fan) closes 1 node"
     client.remove_window("w1")
     client.stop("t1")
-    client.wait("t3", {"finished"}, 120)
+    client.wait("t3", {"finished"}, LIMIT_S)
     with pytest.raises(ConfigError, match="unknown node n9"):
         client.add_window(WindowView(nodes=("n9",), begin=now, end=now + 3600))
     with pytest.raises(TaskError, match="no window 'w1'"):

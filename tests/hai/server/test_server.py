@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.ports import take_ports
+from tests.waiting import LIMIT_S
 
 from fireflyer.errors import (
     ConfigError,
@@ -35,7 +36,7 @@ MakeSpec = Callable[..., TaskSpec]
 
 
 def ask(client: Client, headers: dict[str, str], path: str = "/tasks") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", client.server().port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", client.server().port, timeout=LIMIT_S)
     try:
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
@@ -79,7 +80,7 @@ def test_only_the_token_opens_it_and_only_the_user_reads_the_token(
 def test_the_tasks_secret_is_in_the_database_alone(server: Any, spec: MakeSpec) -> None:
     server.start()
     server.client.submit(spec("say", "hello"))
-    server.client.wait("t1", {"running"}, 120)
+    server.client.wait("t1", {"running"}, LIMIT_S)
     with sqlite3.connect(server.client.home.database) as database:
         secret = database.execute("SELECT secret FROM task").fetchone()[0]
     database.close()
@@ -235,7 +236,7 @@ def test_a_database_that_is_not_ours(
 def test_the_history_cannot_be_changed(server: Any, spec: MakeSpec) -> None:
     server.start()
     server.client.submit(spec("finish"))
-    server.client.wait("t1", {"finished"}, 120)
+    server.client.wait("t1", {"finished"}, LIMIT_S)
     database = sqlite3.connect(server.client.home.database)
     try:
         for statement in ("UPDATE event SET kind = 'x'", "DELETE FROM event WHERE seq = 1"):
@@ -326,7 +327,7 @@ def test_refusals_reach_the_client_as_they_are(server: Any, spec: MakeSpec) -> N
     for other in ("t01", "T1", "t1 ", "t\u0661"):
         with pytest.raises(TaskError, match=r"no task '.*' here"):
             client.task(other)
-    client.wait("t1", {"running"}, 120)
+    client.wait("t1", {"running"}, LIMIT_S)
     with pytest.raises(TaskError, match="is running, not suspended"):
         client.resume("t1")
     for rank, attempt in ((1, None), (0, 2)):
@@ -347,16 +348,16 @@ def test_events_are_told_to_those_who_wait(server: Any, spec: MakeSpec) -> None:
     server.start()
     client = server.client
     client.submit(spec("hold"))
-    client.wait("t1", {"running"}, 120)
+    client.wait("t1", {"running"}, LIMIT_S)
     _, seq = client.task_at("t1")
     found: list[Any] = []
     waiting = threading.Thread(target=lambda: found.extend(client.events("t1", seq, wait_s=60)))
     waiting.start()
     client.submit(spec("hold"))  # another task's events are not what it waits for
-    client.wait("t2", {"running"}, 120)
+    client.wait("t2", {"running"}, LIMIT_S)
     assert waiting.is_alive()
     client.stop("t1")
-    waiting.join(120)
+    waiting.join(LIMIT_S)
     assert [event.kind for event in found][:1] == ["stopping"]
     assert client.events("t1", after=10**6) == []
 
@@ -367,19 +368,19 @@ def test_wait_sees_states_that_were_passed_and_never_hangs_on_a_task_that_is_ove
     server.start()
     client = server.client
     client.submit(spec("hold"))
-    client.wait("t1", {"running"}, 120)
+    client.wait("t1", {"running"}, LIMIT_S)
     with pytest.raises(DeadlineExceeded, match=r"t1 is running, not finished, after 0.05 s"):
         client.wait("t1", {"finished"}, 0.05)
     client.stop("t1")
     with pytest.raises(TaskError, match="task t1 is stopped"):
-        client.wait("t1", {"finished"}, 120)
+        client.wait("t1", {"finished"}, LIMIT_S)
 
 
 def test_a_log_is_read_by_offset_and_followed(server: Any, spec: MakeSpec) -> None:
     server.start()
     client = server.client
     client.submit(spec("say", "hello\n"))
-    view = client.wait("t1", {"running"}, 120)
+    view = client.wait("t1", {"running"}, LIMIT_S)
     assert client.read_log("t1", 0, 0, wait_s=30) == (b"hello\n", 6)
     assert client.read_log("t1", 0, 2) == (b"llo\n", 6)
     assert client.read_log("t1", 0, 6) == (b"", 6)
@@ -389,14 +390,14 @@ def test_a_log_is_read_by_offset_and_followed(server: Any, spec: MakeSpec) -> No
     waiting.start()
     with Path(view.ranks[0].log).open("ab") as file:
         file.write(b"world\n")
-    waiting.join(120)
+    waiting.join(LIMIT_S)
     assert found == [(b"world\n", 12)]
     waiting = threading.Thread(
         target=lambda: found.append(client.read_log_chunk("t1", 0, 12, wait_s=60))
     )
     waiting.start()
     client.stop("t1")
-    waiting.join(120)
+    waiting.join(LIMIT_S)
     assert (found[1].data, found[1].end) == (b"", True)
     assert client.read_log_chunk("t1", 0, 12).end
 
@@ -405,18 +406,18 @@ def test_the_end_stops_tasks_and_keeps_suspended_ones(server: Any, spec: MakeSpe
     server.start(nodes=1)
     client = server.client
     client.submit(spec("hold"))
-    client.wait("t1", {"running"}, 120)
+    client.wait("t1", {"running"}, LIMIT_S)
     client.suspend("t1")
     for _ in range(3):
         client.submit(spec("hold"))
-    client.wait("t2", {"running"}, 120)
+    client.wait("t2", {"running"}, LIMIT_S)
     client.shutdown()
     assert server.wait() == 0
     assert not server.client.home.server.exists()
     server.start(nodes=1)
     assert [view.state for view in client.tasks()] == ["suspended", *["stopped"] * 3]
     client.resume("t1")
-    assert client.wait("t1", {"running"}, 120).attempt == 2
+    assert client.wait("t1", {"running"}, LIMIT_S).attempt == 2
     assert server.launches() == ["t1.1", "t1.2", "t2.1"]
 
 
@@ -426,7 +427,7 @@ def test_a_signal_ends_it_as_shutdown_does(
 ) -> None:
     server.start()
     server.client.submit(spec("hold"))
-    server.client.wait("t1", {"running"}, 120)
+    server.client.wait("t1", {"running"}, LIMIT_S)
     os.kill(server.pid, number)
     assert server.wait() == 0
     store = Store(server.client.home.database)
@@ -440,13 +441,13 @@ def test_shutdown_with_keep_leaves_attempts_to_the_next_server(server: Any, spec
     server.start()
     client = server.client
     client.submit(spec("hold"))
-    client.wait("t1", {"running"}, 120)
+    client.wait("t1", {"running"}, LIMIT_S)
     client.shutdown(keep=True)
     server.start()
     view = client.task("t1")
     assert (view.state, view.attempt, view.restarts) == ("running", 1, 0)
     client.stop("t1")
-    client.wait("t1", {"stopped"}, 120)
+    client.wait("t1", {"stopped"}, LIMIT_S)
     assert server.launches() == ["t1.1"]
 
 
@@ -457,12 +458,12 @@ def test_a_server_with_fewer_nodes_passes_over_what_no_longer_fits(
     client = server.client
     client.submit(spec("hold", nodes=2))
     client.submit(spec("hold", nodes=2))
-    client.wait("t1", {"running"}, 120)
+    client.wait("t1", {"running"}, LIMIT_S)
     server.kill()
     server.start(nodes=1)
     client.stop("t1")
     client.submit(spec("finish"))
-    client.wait("t3", TERMINAL, 120)
+    client.wait("t3", TERMINAL, LIMIT_S)
     view = client.task("t2")
     assert (view.state, view.reason) == ("queued", "asks for 2 nodes; of 2 such nodes 1 is down")
 

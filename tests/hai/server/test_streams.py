@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from tests.hai.server.conftest import Server
 from tests.hai.server.test_access import Somebody, ask
+from tests.waiting import LIMIT_S
 
 from fireflyer.errors import ConfigError
 from fireflyer.hai.administration import Administration
@@ -26,7 +27,7 @@ class Stream:
     def __init__(self, server: Server, path: str, last: str, token: str) -> None:
         token = token or server.client.home.token.read_text()
         port = server.client.server().port
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=240)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
         headers = {"Authorization": f"Bearer {token}"} | ({"Last-Event-ID": last} if last else {})
         self._connection.request("GET", path, headers=headers)
         self._answer = self._connection.getresponse()
@@ -73,7 +74,7 @@ def test_a_log_is_streamed_while_it_grows_and_ends(
     server.start()
     client = server.client
     client.submit(spec("say", "hello\r\n\n"))
-    view = client.wait("t1", {"running"}, 120)
+    view = client.wait("t1", {"running"}, LIMIT_S)
     stream = follow("/tasks/t1/log/0/stream")
     messages = stream.messages()
     assert next(messages) == ("1:8", "log", "hello\r\n\n")
@@ -101,11 +102,11 @@ def test_a_reconnect_goes_on_in_the_attempt_that_it_was_in(
     server.start()
     client = server.client
     client.submit(spec("say", "one"))
-    client.wait("t1", {"running"}, 120)
+    client.wait("t1", {"running"}, LIMIT_S)
     client.suspend("t1")
-    client.wait("t1", {"suspended"}, 120)
+    client.wait("t1", {"suspended"}, LIMIT_S)
     client.resume("t1")
-    client.wait("t1", {"running"}, 120)
+    client.wait("t1", {"running"}, LIMIT_S)
     old = follow("/tasks/t1/log/0/stream", last="1:1")
     assert list(old.messages()) == [("1:3", "log", "ne"), ("1:3", "end", {"attempt": 1})]
     assert next(follow("/tasks/t1/log/0/stream").messages()) == ("2:3", "log", "one")
@@ -130,7 +131,7 @@ def test_the_history_is_streamed_and_continues_behind_an_id(
 def test_streams_end_with_the_server(server: Server, follow: Follow, spec: MakeSpec) -> None:
     server.start()
     server.client.submit(spec("say", "x"))
-    server.client.wait("t1", {"running"}, 120)
+    server.client.wait("t1", {"running"}, LIMIT_S)
     streams = [follow(path) for path in ("/tasks/t1/log/0/stream", "/events/stream")]
     ends: list[list[Any]] = []
     readers = [
@@ -140,7 +141,7 @@ def test_streams_end_with_the_server(server: Server, follow: Follow, spec: MakeS
         reader.start()
     server.client.shutdown(keep=True)
     for reader in readers:
-        reader.join(120)
+        reader.join(LIMIT_S)
     assert server.wait() == 0
     assert len(ends) == 2
     assert "end" not in [kind for found in ends for _, kind, _ in found]  # it goes on elsewhere
@@ -152,7 +153,7 @@ def test_a_stream_ends_once_its_token_is_revoked(
     server.start()
     ada = Somebody(server, tmp_path, "ada", "submit")
     ada.client.submit(spec("say", "x"))
-    view = ada.client.wait("t1", {"running"}, 120)
+    view = ada.client.wait("t1", {"running"}, LIMIT_S)
     messages = follow("/tasks/t1/log/0/stream", token=ada.made.token).messages()
     assert next(messages) == ("1:1", "log", "x")
     Administration(server.client).revoke_token(ada.made.view.id)
@@ -188,7 +189,7 @@ def test_metrics_tell_of_tasks_nodes_waits_and_streams(
     server.start()
     client = server.client
     client.submit(spec("hold", nodes=2))
-    client.wait("t1", {"running"}, 120)
+    client.wait("t1", {"running"}, LIMIT_S)
     client.submit(spec("hold"))
     stream = follow("/events/stream?after=3")
     next(stream.messages())
@@ -208,10 +209,10 @@ def test_metrics_tell_of_tasks_nodes_waits_and_streams(
     ):
         assert line in lines, body.decode()
     client.suspend("t1")
-    client.wait("t1", {"suspended"}, 120)
+    client.wait("t1", {"suspended"}, LIMIT_S)
     client.submit(spec("fail", "1"))
     client.stop("t2")
-    client.wait("t3", {"finished"}, 120)
+    client.wait("t3", {"finished"}, LIMIT_S)
     lines = ask(server, "GET", "/metrics", token)[1].decode().splitlines()
     assert "fireflyer_hai_suspend_seconds_count 1.0" in lines
     assert 'fireflyer_hai_restarts_total{cause="failed"} 1.0' in lines

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 from fireflyer.errors import ConfigError, FireflyerError, WorkspaceError
 from fireflyer.hai import orphans
@@ -47,7 +47,7 @@ def test_a_task_gets_its_copy_after_the_server_was_killed(
     server.start(nodes=1)
     assert client.prune(server.client, 0.0).workspaces == 0
     server.client.stop("t1")
-    server.client.wait("t2", {"finished"}, 60)
+    server.client.wait("t2", {"finished"}, LIMIT_S)
     copy = Path(view.directory) / "workspace"
     assert (copy / "train.py").read_text() == "print(1)"
     assert (copy / "lib/a.py").read_text() == "a"
@@ -86,7 +86,7 @@ def test_a_copy_that_cannot_be_made_fails_the_attempt(
         blob.write_bytes(bytes(blob.stat().st_size))
     task = spec("finish", script="train.py", cwd=".", workspace=name, max_restarts=0)
     view = server.client.submit(task)
-    view = server.client.wait(view.id, {"failed"}, 60)
+    view = server.client.wait(view.id, {"failed"}, LIMIT_S)
     assert "ship the folder again" in view.reason
     assert client.ship(server.client, source).sent_files == 1
     assert not (Path(view.directory) / "workspace").exists()
@@ -141,7 +141,7 @@ def test_two_tasks_make_an_environment_once_though_the_server_is_killed_meanwhil
     server.kill()
     assert not place.with_name(f"{place.name}.ready").exists()
     server.start(nodes=2)
-    views = [server.client.wait(task, {"finished"}, 60) for task in tasks]
+    views = [server.client.wait(task, {"finished"}, LIMIT_S) for task in tasks]
     said = [(Path(view.directory) / str(view.attempt) / "0.log").read_text() for view in views]
     assert "".join(said).count("making the environment of") == 1
     assert [view.restarts for view in views] == [0, 0]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.guard import marked
 from tests.ports import take_ports
+from tests.waiting import LIMIT_S
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol")
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
@@ -220,7 +221,7 @@ class Cluster:
             process.send_signal(signal.SIGCONT)
             process.terminate()
             try:
-                process.wait(20)
+                process.wait(LIMIT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

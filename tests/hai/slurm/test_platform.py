@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Running, Shell, end_at_once
 from tests.hai.slurm.cluster import NODES, Cluster
+from tests.waiting import LIMIT_S
 
 from fireflyer.hai.model import TaskView
 
@@ -48,7 +49,7 @@ def keep() -> Iterator[Keep]:
     for server in servers:
         if server.process.poll() is None:
             end_at_once(server.process.pid)
-        server.process.communicate(timeout=240)
+        server.process.communicate(timeout=LIMIT_S)
 
 
 def nodes_of(view: TaskView) -> tuple[str, ...]:

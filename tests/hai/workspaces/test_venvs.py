@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from tests.cli.test_workspace import wheel
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 from fireflyer.hai import orphans
 from fireflyer.hai.workspaces.venv_builder import MARK
 from fireflyer.hai.workspaces.venvs import Venvs, key
 
-DEADLINE_S = 360.0
+DEADLINE_S = LIMIT_S
 
 SERVER = """
 import asyncio, sys

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.waiting import LIMIT_S
 from torch import nn
 
 from fireflyer import finalizer, haiscale
@@ -30,7 +31,7 @@ def drop() -> None:
     gc.collect()
     ended = threading.Event()
     finalizer.later(ended.set)
-    assert ended.wait(60)
+    assert ended.wait(LIMIT_S)
 
 
 def held() -> tuple[int, int]:

@@ -47,7 +47,7 @@ def held() -> dict[str, int]:
 
 
 @pytest.mark.sample(1, 1)
-@pytest.mark.timeout(3_700)
+@pytest.mark.deadline(3_700)
 @pytest.mark.parametrize(("world", "nodes"), [(2, 1), (2, 2), (4, 2)])
 def test_operations_leave_nothing_behind(
     start_gang: Callable[..., Any], store_path: str, world: int, nodes: int

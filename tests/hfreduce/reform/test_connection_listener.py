@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.waiting import LIMIT_S
 from torch.distributed import HashStore
 
 from fireflyer import finalizer
@@ -214,7 +215,7 @@ def test_who_says_nothing_is_turned_away_in_time(
     monkeypatch.setattr(connection_listener, "HANDSHAKE_S", 0.05)
     card = seen(board, True)
     with socket.create_connection((card.address, card.port)) as stranger:
-        stranger.settimeout(120)
+        stranger.settimeout(LIMIT_S)
         assert stranger.recv(1) == b""
 
 
@@ -273,7 +274,7 @@ def test_a_group_may_be_dropped_by_a_thread_that_holds_the_board(board: Connecti
         del connection
     left = threading.Event()
     finalizer.later(left.set)
-    assert left.wait(60)
+    assert left.wait(LIMIT_S)
     assert board.find(line.number, 0) is None
 
 

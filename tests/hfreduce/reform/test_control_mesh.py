@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 from tests.hfreduce.conftest import connect, die, meet
+from tests.waiting import LIMIT_S
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import CollectiveError, DeadlineExceeded, RankFailed
@@ -78,7 +79,7 @@ def test_everybody_hears_of_a_death_although_nobody_calls_anything(
         meet(store_path, rank, world)
         if rank == 4:
             die()
-        assert connection.watch.wait(30)
+        assert connection.watch.wait(LIMIT_S)
         error = failure(connection)
         assert isinstance(error, RankFailed)
         return error.rank, connection.watch.failed_ranks()
@@ -105,7 +106,7 @@ def test_a_child_of_a_dead_rank_does_not_hide_its_death(
                 os.read(alive, 1)  # until the test is over
                 os._exit(0)
             die()
-        assert connection.watch.wait(30)
+        assert connection.watch.wait(LIMIT_S)
         return type(failure(connection)), connection.watch.failed_ranks() >= {1}
 
     try:
@@ -187,7 +188,7 @@ def test_an_announced_error_is_raised_alike_on_every_rank(
         meet(store_path, rank, world)
         if rank == 2:
             connection.watch.announce(text)
-        assert connection.watch.wait(30)
+        assert connection.watch.wait(LIMIT_S)
         error = failure(connection)
         # nobody is gone before all have heard
         connection.watch.leave()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.hfreduce.conftest import comes_true, connect, die, meet, open_files
+from tests.waiting import LIMIT_S
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import (
@@ -59,7 +60,7 @@ def survivor(path: str, rank: int, world: int, victim: int) -> Connection:
     meet(path, rank, world)
     if rank == victim:
         die()
-    assert connection.watch.wait(30)
+    assert connection.watch.wait(LIMIT_S)
     return connection
 
 

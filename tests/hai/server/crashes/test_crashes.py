@@ -19,6 +19,7 @@ from tests.draws import full
 from tests.hai.server.conftest import POSTGRESQL
 from tests.hai.server.fake_server import FakeEngine
 from tests.hai.server.postgres import Postgres
+from tests.waiting import LIMIT_S
 
 from fireflyer.errors import FireflyerError, NoSpace, TaskError
 from fireflyer.hai.database.connection import Database, PostgreSQL
@@ -361,7 +362,7 @@ def settle(server: Any) -> tuple[list[TaskView], list[Event]]:
         with suppress(TaskError):  # it ended in between
             client.stop(view.id)
     for view in client.tasks(live=True):
-        client.wait(view.id, TERMINAL, 120)
+        client.wait(view.id, TERMINAL, LIMIT_S)
     events: list[Event] = []
     while more := client.events(after=events[-1].seq if events else 0):
         events += more

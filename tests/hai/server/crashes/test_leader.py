@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from tests.hai.server.conftest import Forks, Server
 from tests.hai.server.postgres import Postgres
 from tests.hai.server.proxy import Proxy
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 from fireflyer.errors import PeerLost, Stale, Unavailable
 from fireflyer.hai.database import schema
@@ -102,7 +102,7 @@ def test_taking_over_waits_for_the_commit_of_the_old_leader(postgresql: PostgreS
             taking.start()
             waits_for_lock(postgresql)
             assert found == []
-        taking.join(120)
+        taking.join(LIMIT_S)
         assert found == [None]
         with second.reading() as connection:
             assert connection.execute(sa.select(schema.user_group.c.name)).scalars().all() == [
@@ -189,7 +189,7 @@ def test_the_second_server_stands_by_and_takes_over_from_a_killed_one(
     said = options(postgresql, tmp_path / "waiting", LEASE_S)
     first.start(**said)
     acknowledged = [first.client.submit(spec("hold")).id for _ in range(4)]
-    first.client.wait("t2", {"running"}, 120)
+    first.client.wait("t2", {"running"}, LIMIT_S)
     with second.starting(**said) as ready:
         until((tmp_path / "waiting").exists)
         assert first.client.nodes()
@@ -203,7 +203,7 @@ def test_the_second_server_stands_by_and_takes_over_from_a_killed_one(
     assert [(view.state, view.attempt) for view in views[:2]] == [("running", 1)] * 2
     assert second.launches() == ["t1.1", "t2.1"]
     second.client.stop("t1")
-    second.client.wait("t3", {"running"}, 120)
+    second.client.wait("t3", {"running"}, LIMIT_S)
 
 
 def test_an_orderly_end_hands_over_at_once(
@@ -232,7 +232,7 @@ def test_a_leader_whose_connection_freezes_ends_and_the_other_one_leads(
     try:
         first.start(**options(PostgreSQL(url=through), tmp_path / "unused", LEASE_S))
         first.client.submit(spec("hold"))
-        first.client.wait("t1", {"running"}, 120)
+        first.client.wait("t1", {"running"}, LIMIT_S)
         (tmp_path / "home" / "database.json").unlink()  # it names the way through the proxy
         with second.starting(**options(postgresql, tmp_path / "waiting", LEASE_S)) as ready:
             until((tmp_path / "waiting").exists)
@@ -253,7 +253,7 @@ def test_a_standby_waits_while_a_leader_that_was_stopped_stays_in_the_home(
     said = options(postgresql, tmp_path / "waiting", LEASE_S)
     first.start(**said)
     first.client.submit(spec("hold"))
-    first.client.wait("t1", {"running"}, 120)
+    first.client.wait("t1", {"running"}, LIMIT_S)
     with second.starting(**said) as ready:
         until((tmp_path / "waiting").exists)
         os.kill(first.pid, signal.SIGSTOP)
@@ -273,7 +273,7 @@ def test_a_leader_that_was_stopped_for_too_long_acts_no_more(
     first, _ = pair
     first.start(**options(postgresql, tmp_path / "unused", LEASE_S))
     first.client.submit(spec("hold"))
-    first.client.wait("t1", {"running"}, 120)
+    first.client.wait("t1", {"running"}, LIMIT_S)
     os.kill(first.pid, signal.SIGSTOP)
     with at_rest(postgresql) as database:
         other = Leader(database, 60)
@@ -295,7 +295,7 @@ def test_a_database_that_goes_ends_the_server_with_its_reason_and_attempts_run_o
     said = options(PostgreSQL(url=own_postgres.url("hai")), tmp_path / "unused", 5.0)
     server.start(**said)
     server.client.submit(spec("hold"))
-    server.client.wait("t1", {"running"}, 120)
+    server.client.wait("t1", {"running"}, LIMIT_S)
     own_postgres.kill()
     assert server.wait() == 1
     assert "attempts continue" in server.output()
@@ -321,7 +321,7 @@ def test_the_home_remembers_its_database(server: Server, postgresql: PostgreSQL,
     tmp_path: Path) -> None:  # fmt: skip
     server.start(**options(postgresql, tmp_path / "unused"))
     server.client.submit(spec("finish"))
-    server.client.wait("t1", {"finished"}, 120)
+    server.client.wait("t1", {"finished"}, LIMIT_S)
     server.client.shutdown()
     server.start()
     assert server.client.task("t1").state == "finished"

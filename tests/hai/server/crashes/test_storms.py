@@ -122,7 +122,7 @@ def check_witness(url: str) -> None:
     assert len(runs) > 1
 
 
-@pytest.mark.timeout(600 if SOAK else 480)
+@pytest.mark.deadline(600 if SOAK else 480)
 @pytest.mark.parametrize("seed", range(1, 5) if SOAK else [1])
 def test_two_servers_and_a_database_under_kills(
     pair: Pair, own_postgres: Postgres, spec: MakeSpec, seed: int

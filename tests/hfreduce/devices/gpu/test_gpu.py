@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from tests.hfreduce.devices.device_memory import has_gpu
 from tests.hfreduce.devices.gpu.ranks import CASES
+from tests.waiting import LIMIT_S
 
-DEADLINE_S = 110
+DEADLINE_S = LIMIT_S
 
 
 @pytest.fixture(scope="module", autouse=True)
