@@ -13,17 +13,21 @@ import time
 from collections.abc import Mapping
 
 LIMIT_S = 1.0
-"""Maximum time in which a killed process ends, unless the kernel holds it."""
+"""Default wait for killed processes, for a caller that must not block for long."""
 
 
-def end(marks: Mapping[str, str]) -> list[int]:
+def end(marks: Mapping[str, str], limit_s: float = LIMIT_S) -> list[int]:
     """Kills every process but this one that has all these environment variables, and what it forks
     meanwhile.
 
+    Args:
+        limit_s: how long to wait for the processes. A killed process needs processor time to end, so
+            on a busy machine it may exist for seconds.
+
     Returns:
-        Processes that still exist after LIMIT_S.
+        Processes that still exist after the limit.
     """
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + limit_s
     while (found := _find(marks)) and time.monotonic() < deadline:
         for pid in found:
             _end(pid, marks, deadline)

@@ -68,12 +68,16 @@ def test_daemons_of_a_finished_gang_are_killed(stage: Stage) -> None:
     async def scene(s: Stage) -> None:
         engine = s.engine(1)
         script = """
+            reported, write = os.pipe()
             if os.fork() == 0:
                 os.setsid()
                 if os.fork() == 0:
                     report("daemon", os.getpid())
+                    os.close(write)
                     forever()
                 os._exit(0)
+            os.close(write)
+            os.read(reported, 1)  # a rank that ends earlier has the daemon killed before it reports
             os.wait()
         """
         await engine.launch(s.gang(script, nodes=1))

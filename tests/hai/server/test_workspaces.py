@@ -17,7 +17,7 @@ from fireflyer.hai.workspaces.blob_store import Offer
 from fireflyer.hai.workspaces.manifest import encode
 from fireflyer.hai.workspaces.snapshot import take
 from fireflyer.hai.workspaces.stream import head
-from fireflyer.hai.workspaces.venv_builder import MARK
+from fireflyer.hai.workspaces.venv_builder import END_LIMIT_S, MARK
 from fireflyer.hai.workspaces.venvs import key
 
 MakeSpec = Callable[..., TaskSpec]
@@ -145,4 +145,4 @@ def test_two_tasks_make_an_environment_once_though_the_server_is_killed_meanwhil
     said = [(Path(view.directory) / str(view.attempt) / "0.log").read_text() for view in views]
     assert "".join(said).count("making the environment of") == 1
     assert [view.restarts for view in views] == [0, 0]
-    assert orphans.end({MARK: str(place)}) == []
+    assert orphans.end({MARK: str(place)}, END_LIMIT_S) == []

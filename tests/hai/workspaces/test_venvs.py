@@ -14,7 +14,7 @@ from tests.cli.test_workspace import wheel
 from tests.waiting import LIMIT_S, until
 
 from fireflyer.hai import orphans
-from fireflyer.hai.workspaces.venv_builder import MARK
+from fireflyer.hai.workspaces.venv_builder import END_LIMIT_S, MARK
 from fireflyer.hai.workspaces.venvs import Venvs, key
 
 DEADLINE_S = LIMIT_S
@@ -69,7 +69,7 @@ class Making:
         assert sum(name.startswith("pip-") for name in names) == 1
 
     def nobody_left(self) -> bool:
-        return orphans.end({MARK: str(self.place)}) == []
+        return orphans.end({MARK: str(self.place)}, END_LIMIT_S) == []
 
 
 @pytest.fixture

@@ -21,6 +21,10 @@ from fireflyer.hai.home import write_private
 MARK = "FIREFLYER_MAKING"
 """Environment variable of all processes that make an environment: its folder."""
 
+END_LIMIT_S = 60.0
+"""Limit for killed processes of an earlier maker to end. An attempt fails after
+it, so a busy machine must not reach it."""
+
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status: 0 once the environment may be used."""
@@ -44,7 +48,7 @@ def make(folder: Path, lock_file: Path, parents: list[str]) -> int:
     if ready.exists():
         return 0
     # Kills processes that an earlier maker started and that outlived it; its lock is gone.
-    if left := orphans.end({MARK: str(folder)}):
+    if left := orphans.end({MARK: str(folder)}, END_LIMIT_S):
         _say(f"{left} of an earlier attempt cannot be killed; run the task again")
         return 1
     os.environ[MARK] = str(folder)
