@@ -20,7 +20,7 @@ from fireflyer.ffrecord.convert.formats.folder import FolderSource
 from fireflyer.ffrecord.convert.formats.records import RecordSource, file_names
 from fireflyer.ffrecord.convert.preview import as_text, page
 from fireflyer.ffrecord.convert.record_writer import Form, Plan, Written
-from fireflyer.ffrecord.convert.source import Row, Selected, Source, as_array
+from fireflyer.ffrecord.convert.source import Row, as_array
 from fireflyer.program import plain
 
 FORMS = ("raw", "text", "json", "hex")
@@ -45,7 +45,7 @@ def pack(
 ) -> None:
     if files is not None and file_size is not None:
         raise typer.BadParameter("--files and --file-size exclude each other")
-    source = _chosen(open_source(paths, kind), columns)
+    source = open_source(paths, kind, _names(columns))
     plan = _plan(out, source.length, None, files, file_size, form, force)
     if isinstance(source, FolderSource) and form.version == 1 and not plan.parts:
         with _progress(f"packing {source.name}", None):
@@ -197,7 +197,7 @@ def convert(
     if target != "ffr" and form != Form():
         raise typer.BadParameter(f"--format and --compression require --to ffr, not {target}")
     with _notes():
-        source = _chosen(open_source(paths, kind), columns)
+        source = open_source(paths, kind, _names(columns))
     with _progress(f"converting {source.name}", source.length) as advance:
         if target == "ffr":
             plan = Plan(out=out, form=form, force=force)
@@ -207,8 +207,8 @@ def convert(
     _done(written, json=json)
 
 
-def _chosen(source: Source, columns: str | None) -> Source:
-    return source if columns is None else Selected(source, columns.split(","))
+def _names(columns: str | None) -> list[str] | None:
+    return None if columns is None else columns.split(",")
 
 
 def _plan(

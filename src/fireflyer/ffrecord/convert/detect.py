@@ -15,21 +15,28 @@ from fireflyer.ffrecord.convert.formats.records import RecordSource
 from fireflyer.ffrecord.convert.formats.tar import TarSource
 from fireflyer.ffrecord.convert.formats.text import JsonLinesSource, TextSource
 from fireflyer.ffrecord.convert.formats.torch_dataset import DatasetSource
-from fireflyer.ffrecord.convert.source import Chain, Source
+from fireflyer.ffrecord.convert.source import Chain, Selected, Source
 from fireflyer.ffrecord.paths import is_url
 
-KINDS: dict[str, Callable[[str], Source]] = {
+_WHOLE: dict[str, Callable[[str], Source]] = {
     "folder": FolderSource,
+    "text": TextSource,
+    "jsonl": JsonLinesSource,
+    "records": RecordSource,
+}
+"""Formats whose columns never fail one by one."""
+
+_SELECTIVE: dict[str, Callable[[str, Sequence[str] | None], Source]] = {
     "tar": TarSource,
     "parquet": ParquetSource,
     "huggingface": open_saved,
     "mds": MdsSource,
-    "text": TextSource,
-    "jsonl": JsonLinesSource,
     "numpy": ArraySource,
     "torch": DatasetSource,
-    "records": RecordSource,
 }
+"""Formats that may hold a column that cannot be read; they read only the columns that are asked for."""
+
+KINDS = (*_SELECTIVE, *_WHOLE)
 
 _SUFFIXES = {
     ".tar": "tar",
@@ -50,8 +57,12 @@ _SUFFIXES = {
 _SHARDS = (".mds", *(f".mds.{kind}" for kind in COMPRESSIONS))
 
 
-def open_source(paths: Sequence[str], kind: str | None = None) -> Source:
+def open_source(
+    paths: Sequence[str], kind: str | None = None, columns: Sequence[str] | None = None
+) -> Source:
     """Opens `paths` as one source; without `kind`, detects the format by suffix and folder content.
+
+    With `columns` the source has only these, in this order; the other columns are not looked at.
 
     Raises:
         ConfigError: an unknown kind, a path that is missing or neither file nor folder, or
@@ -72,9 +83,19 @@ def open_source(paths: Sequence[str], kind: str | None = None) -> Source:
                 f"{path}: only record files can be read by URL: copy it to this machine first"
             )
     if set(kinds) == {"records"}:
-        return RecordSource(paths)
-    sources = [KINDS[each](path) for each, path in zip(kinds, paths, strict=True)]
+        return _selected(RecordSource(paths), columns)
+    sources = [_opened(each, path, columns) for each, path in zip(kinds, paths, strict=True)]
     return sources[0] if len(sources) == 1 else Chain(sources)
+
+
+def _opened(kind: str, path: str, columns: Sequence[str] | None) -> Source:
+    selective = _SELECTIVE.get(kind)
+    source = _WHOLE[kind](path) if selective is None else selective(path, columns)
+    return _selected(source, columns)
+
+
+def _selected(source: Source, columns: Sequence[str] | None) -> Source:
+    return source if columns is None else Selected(source, columns)
 
 
 def kind_of_path(path: str) -> str:

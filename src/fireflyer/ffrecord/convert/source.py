@@ -161,6 +161,21 @@ class Selected:
             yield {column.name: row[column.name] for column in self.columns}
 
 
+def chosen(names: Iterable[str], wanted: Sequence[str] | None, where: str) -> tuple[str, ...]:
+    """Returns the names that `wanted` selects; all names without it.
+
+    Sources call this before they look at types, so a column that no caller asks for cannot fail.
+
+    Raises:
+        ConfigError: a wanted name is missing.
+    """
+    names = tuple(names)
+    for name in wanted or ():
+        if name not in names:
+            raise ConfigError(f"{where} has no column {name!r}: it has {', '.join(names)}")
+    return names if wanted is None else tuple(name for name in names if name in wanted)
+
+
 def describe(columns: Iterable[Column]) -> str:
     return ", ".join(f"{column.name}: {column.text}" for column in columns)
 
@@ -234,6 +249,11 @@ def column_of(name: str, value: Any, where: str, *, free: bool = False) -> Colum
         )
     dtype = array.dtype.newbyteorder("<").name
     return Column(name, dtype, tuple(None if free else size for size in array.shape))
+
+
+def is_unicode(text: str) -> bool:
+    """Returns whether UTF-8 can hold the text: it has no lone surrogate."""
+    return text == text.encode(errors="replace").decode()
 
 
 def kind_of(value: Any) -> str:

@@ -38,6 +38,8 @@ _Map = list[tuple[int, int]]
 def members(path: str) -> Iterator[tuple[str, bytes]]:
     """Yields (name, content) of every file of an archive, in order.
 
+    A byte of a name that is not UTF-8 becomes a surrogate, as in `os.fsdecode`, so names stay apart.
+
     Raises:
         ConfigError: a member that is neither a file nor a folder, or a hard link without a target.
         Corrupted: the archive is damaged or truncated, or the file is not an archive.
@@ -130,9 +132,9 @@ class _Archive:
                 raise Corrupted(f"{where}: invalid name of {size} bytes")
             data = self._bytes(size, where)
             if kind == b"L":
-                name = data.rstrip(b"\0").decode(errors="replace")
+                name = data.rstrip(b"\0").decode(errors="surrogateescape")
             elif kind == b"K":
-                entry.link = data.rstrip(b"\0").decode(errors="replace")
+                entry.link = data.rstrip(b"\0").decode(errors="surrogateescape")
             elif kind in b"xX":
                 entry.pax |= _pax(data, where)
                 name = entry.pax.get("path", name)
@@ -260,7 +262,7 @@ def _header(header: bytes, where: str) -> tuple[str, bytes, int]:
 
 
 def _text(field: bytes) -> str:
-    return field.partition(b"\0")[0].decode(errors="replace")
+    return field.partition(b"\0")[0].decode(errors="surrogateescape")
 
 
 def _octal(field: bytes, where: str) -> int:
@@ -291,7 +293,7 @@ def _pax(data: bytes, where: str) -> dict[str, str]:
         key, equals, value = record.partition(b"=")
         if not equals or not value.endswith(b"\n") or at + length > len(data):
             raise Corrupted(f"{where}: damaged extended header")
-        found[key.decode(errors="replace")] = value[:-1].decode(errors="replace")
+        found[key.decode(errors="surrogateescape")] = value[:-1].decode(errors="surrogateescape")
         at += length
     return found
 

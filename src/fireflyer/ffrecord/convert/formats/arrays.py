@@ -3,14 +3,14 @@
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fireflyer.errors import ConfigError, Corrupted
-from fireflyer.ffrecord.convert.source import Column, Row, ahead, reading
+from fireflyer.ffrecord.convert.source import Column, Row, ahead, chosen, reading
 
 
 class ArraySource:
@@ -20,8 +20,8 @@ class ArraySource:
     rejected.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Opens the arrays.
+    def __init__(self, path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> None:
+        """Opens the arrays; of several arrays only those named by `columns`.
 
         Raises:
             ConfigError: arrays with different lengths or with a type that no column holds.
@@ -30,7 +30,7 @@ class ArraySource:
         """
         self.name = os.fspath(path)
         self.paths: tuple[str, ...] = (self.name,)
-        self._arrays = _load(Path(path))
+        self._arrays = _load(Path(path), columns)
         lengths = {array.shape[0] for array in self._arrays.values() if array.ndim}
         scalars = [name for name, array in self._arrays.items() if not array.ndim]
         if scalars or len(lengths) != 1:
@@ -54,15 +54,15 @@ class ArraySource:
         }
 
 
-def _load(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+def _load(path: Path, columns: Sequence[str] | None) -> dict[str, np.ndarray[Any, Any]]:
     try:
         if path.is_dir():
-            found = {
-                f.stem: np.load(f, "r", allow_pickle=False) for f in sorted(path.glob("*.npy"))
-            }
+            files = {f.stem: f for f in sorted(path.glob("*.npy"))}
+            names = chosen(files, columns, str(path))
+            found = {name: np.load(files[name], "r", allow_pickle=False) for name in names}
         elif path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as archive:
-                found = dict(archive.items())
+                found = {name: archive[name] for name in chosen(archive, columns, str(path))}
         else:
             found = {"data": np.load(path, "r", allow_pickle=False)}
     except (ValueError, EOFError, SyntaxError, zlib.error, zipfile.BadZipFile) as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fireflyer.errors import ConfigError
-from fireflyer.ffrecord.convert.source import Column, Row, ahead, read_file, reading
+from fireflyer.ffrecord.convert.source import Column, Row, ahead, is_unicode, read_file, reading
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
@@ -79,7 +79,7 @@ def _walk(
         name = entry.name
         if name.startswith("."):
             continue
-        if name != name.encode(errors="replace").decode():
+        if not is_unicode(name):
             raise ConfigError(f"{folder}: the name {name!r} is not UTF-8: rename it")
         if entry.is_dir():
             below.append(name)

@@ -1,6 +1,7 @@
 """Output of `save_to_disk` of Hugging Face's datasets: `state.json` and Arrow files."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ class _Splits(msgspec.Struct):
     splits: list[str]
 
 
-def open_saved(folder: str | os.PathLike[str]) -> Source:
-    """Opens the rows of a saved data set, in the order of its files.
+def open_saved(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Source:
+    """Opens the rows of a saved data set, in the order of its files; `columns`: as `ParquetSource`.
 
     Raises:
         ConfigError: the folder holds several splits, or a data set saved with a selection of rows.
@@ -54,7 +55,8 @@ def open_saved(folder: str | os.PathLike[str]) -> Source:
     for file in state.files:
         if file.filename in ("", ".", "..") or "/" in file.filename or "\0" in file.filename:
             raise Corrupted(f"{root / STATE}: invalid file name {file.filename!r}")
-    return Chain([ParquetSource(root / file.filename) for file in state.files], str(folder))
+    files = [ParquetSource(root / file.filename, columns) for file in state.files]
+    return Chain(files, str(folder))
 
 
 def _decoded(path: Path, kind: type[Any]) -> Any:

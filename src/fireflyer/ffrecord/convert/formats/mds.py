@@ -6,7 +6,7 @@ columns. Pickles are never loaded.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from fireflyer.errors import ConfigError, Corrupted
 from fireflyer.ffrecord.convert.formats.decompress import decompressed
-from fireflyer.ffrecord.convert.source import Column, Row, checked, read_file
+from fireflyer.ffrecord.convert.source import Column, Row, checked, chosen, read_file
 
 _SCALARS = (
     *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
@@ -64,8 +64,10 @@ class _Index(msgspec.Struct):
 class MdsSource:
     """Folder with `index.json`; a shard that exists only compressed is decompressed in memory."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Reads the index and the first sample.
+    def __init__(
+        self, folder: str | os.PathLike[str], columns: Sequence[str] | None = None
+    ) -> None:
+        """Reads the index and the first sample; decodes only the columns `columns`.
 
         Raises:
             ConfigError: columns with pickles or raw PIL images, an unknown compression, or a
@@ -86,15 +88,14 @@ class MdsSource:
         for shard in self._shards:
             self._check(shard)
         self.length: int | None = sum(shard.samples for shard in self._shards)
-        self._decoders = [self._decoder(encoding) for encoding in self._shards[0].column_encodings]
+        shard = self._shards[0]
+        encodings = dict(zip(shard.column_names, shard.column_encodings, strict=True))
+        wanted = chosen(encodings, columns, self.name)
+        self._decoders = {name: self._decoder(encodings[name]) for name in wanted}
         first = next(self._samples(), None)
         if first is None:
             raise ConfigError(f"{self.name}: it holds no samples")
-        encodings = self._shards[0].column_encodings
-        self.columns = tuple(
-            _column(name, encoding, first[name])
-            for name, encoding in zip(first, encodings, strict=True)
-        )
+        self.columns = tuple(_column(name, encodings[name], first[name]) for name in wanted)
 
     def rows(self, jobs: int = 1) -> Iterator[Row]:
         for number, row in enumerate(self._samples()):
@@ -158,12 +159,12 @@ class MdsSource:
         sizes = iter(np.frombuffer(data[: 4 * free], "<u4").tolist())
         at = 4 * free
         row: Row = {}
-        columns = zip(shard.column_names, self._decoders, shard.column_sizes, strict=True)
-        for name, decode, fixed in columns:
+        for name, fixed in zip(shard.column_names, shard.column_sizes, strict=True):
             size = next(sizes, None) if fixed is None else fixed
             if size is None or size < 0 or at + size > len(data):
                 raise ValueError(f"column {name!r} is longer than the sample")
-            row[name] = decode(bytes(data[at : at + size]))
+            if name in self._decoders:
+                row[name] = self._decoders[name](bytes(data[at : at + size]))
             at += size
         if at != len(data):
             raise ValueError(f"{len(data) - at} bytes after the last column")

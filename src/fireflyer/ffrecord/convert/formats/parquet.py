@@ -2,41 +2,51 @@
 
 import importlib
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fireflyer.errors import ConfigError, Corrupted
-from fireflyer.ffrecord.convert.source import NESTED, Column, Row, reading
+from fireflyer.ffrecord.convert.formats.arrow_types import ArrowTypes, Tensor
+from fireflyer.ffrecord.convert.source import NESTED, Column, Row, chosen, reading
 
 _BATCH = 1024
 
-_STRINGS = ("string", "large_string", "string_view")
-_BINARIES = ("binary", "large_binary", "fixed_size_binary", "binary_view")
 
-_Path = tuple[str, ...]
-"""Name of a column, then of nested struct fields."""
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """Column and its place.
+
+    Attributes:
+        path: name of the column in the file, then of nested struct fields.
+        tensor: arrangement of the innermost lists; None: as they are.
+    """
+
+    path: tuple[str, ...]
+    column: Column
+    tensor: Tensor | None
 
 
 class ParquetSource:
     """Parquet file, or Arrow IPC file or stream (`.arrow`, `.feather`).
 
     Integers, floats and bools keep their type. Strings and binaries become str and bytes, lists of
-    numbers arrays, and each struct field a column, e.g. `image.bytes`. Dictionaries are replaced by
-    their values, timestamps by the int64 count of their own unit. A column with nulls is nullable.
-    All other lists, lists with nulls inside and ragged nested lists become nested values. The right
-    type depends on the values, so columns with other than nested values are read twice.
+    numbers and fixed-shape tensors arrays, and each struct field a column, e.g. `image.bytes`.
+    Dictionaries are replaced by their values; timestamps, dates, times and durations, also in lists,
+    by the integers of their own unit. A column with nulls is nullable. All other lists, lists with
+    nulls inside and ragged nested lists become nested values. The right type depends on the values,
+    so columns with other than nested values are read twice.
     """
 
     length: int | None
     columns: tuple[Column, ...]
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Reads the schema and scans the columns.
+    def __init__(self, path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> None:
+        """Reads the schema and scans the columns, or those of `columns`.
 
         Raises:
             ConfigError: pyarrow is not installed, or a column has an unsupported type.
@@ -47,22 +57,25 @@ class ParquetSource:
         self.paths: tuple[str, ...] = (self.name,)
         self._arrow = need("pyarrow", f"reading {self.name}")
         self._compute = need("pyarrow.compute", self.name)
+        self._types = ArrowTypes(self._arrow)
         self._parquet = self.name.endswith((".parquet", ".pq"))
-        fields = self._guarded(lambda: list(self._flat(self._schema(), ())))
-        if not fields:
+        found = self._guarded(lambda: list(self._flat(self._schema(), ())))
+        if not found:
             raise ConfigError(f"{self.name}: it holds no columns")
-        names = [column.name for _, column in fields]
-        for name in names:
-            if names.count(name) > 1:
+        wanted = chosen((".".join(path) for path, _ in found), columns, self.name)
+        for name in wanted:
+            if wanted.count(name) > 1:
                 raise ConfigError(
                     f"{self.name}: two columns would have the name {name!r}: rename one of them"
                 )
+        fields = [self._field(*one) for one in found if ".".join(one[0]) in wanted]
+        self._tops = list(dict.fromkeys(field.path[0] for field in fields))
         self.length, self._fields = self._guarded(lambda: self._scanned(fields))
-        self.columns = tuple(column for _, column in self._fields)
+        self.columns = tuple(field.column for field in self._fields)
 
     def rows(self, jobs: int = 1) -> Iterator[Row]:
         first = 0
-        with closing(self._batches(None)) as batches:
+        with closing(self._batches(self._tops)) as batches:
             while (batch := self._guarded(lambda: next(batches, None))) is not None:
                 held = self._guarded(partial(self._held, batch))
                 for number in range(batch.num_rows):
@@ -71,12 +84,12 @@ class ParquetSource:
 
     def _held(self, batch: Any) -> dict[str, Any]:
         """Returns the cells of each column."""
-        return {column.name: self._cells(batch, path) for path, column in self._fields}
+        return {field.column.name: self._cells(batch, field.path) for field in self._fields}
 
     def _row(self, held: dict[str, Any], number: int, first: int) -> Row:
         return {
-            column.name: self._value(held[column.name], number, column, first)
-            for column in self.columns
+            field.column.name: self._value(held[field.column.name], number, field, first)
+            for field in self._fields
         }
 
     def _schema(self) -> Any:
@@ -85,24 +98,25 @@ class ParquetSource:
         with self._arrow.memory_map(self.name) as mapped:
             return self._ipc(mapped).schema
 
-    def _batches(self, names: list[str] | None) -> Generator[Any, None, None]:
-        """Yields all rows; for Parquet only the columns `names`."""
+    def _batches(self, names: list[str]) -> Generator[Any, None, None]:
+        """Yields all rows of the columns `names`."""
         for batch in self._unchecked_batches(names):
             # pyarrow trusts the offsets and lengths that it reads; invalid ones would crash the
             # process.
             batch.validate(full=True)
             yield batch
 
-    def _unchecked_batches(self, names: list[str] | None) -> Iterator[Any]:
+    def _unchecked_batches(self, names: list[str]) -> Iterator[Any]:
         if self._parquet:
             yield from self._file().iter_batches(_BATCH, columns=names)
             return
         with self._arrow.memory_map(self.name) as mapped:
             reader = self._ipc(mapped)
             if hasattr(reader, "num_record_batches"):
-                yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
+                found = (reader.get_batch(number) for number in range(reader.num_record_batches))
             else:
-                yield from reader
+                found = iter(reader)
+            yield from (batch.select(names) for batch in found)
 
     def _file(self) -> Any:
         return need("pyarrow.parquet", self.name).ParquetFile(self.name)
@@ -113,34 +127,32 @@ class ParquetSource:
         mapped.seek(0)
         return ipc.open_file(mapped) if is_file else ipc.open_stream(mapped)
 
-    def _scanned(
-        self, fields: list[tuple[_Path, Column]]
-    ) -> tuple[int, list[tuple[_Path, Column]]]:
+    def _scanned(self, fields: list[_Field]) -> tuple[int, list[_Field]]:
         """Counts the rows and chooses for each column a type that holds its values."""
         # Not from Parquet's statistics: damaged statistics make pyarrow crash the process.
         nullable: set[str] = set()
         nested: set[str] = set()
-        known = [(path, column) for path, column in fields if column.dtype != NESTED]
+        known = [field for field in fields if field.column.dtype != NESTED]
         length = self._file().metadata.num_rows if self._parquet else 0
         if known or not self._parquet:
-            names = sorted({path[0] for path, _ in known})
-            with closing(self._batches(names)) as batches:
+            tops = list(dict.fromkeys(field.path[0] for field in known))
+            with closing(self._batches(tops)) as batches:
                 for batch in batches:
                     length += 0 if self._parquet else batch.num_rows
-                    for path, column in known:
-                        cells = self._cells(batch, path)
+                    for field in known:
+                        name, cells = field.column.name, self._cells(batch, field.path)
                         if cells.null_count:
-                            nullable.add(column.name)
-                        if column.shape and column.name not in nested and self._uneven(cells):
-                            nested.add(column.name)
+                            nullable.add(name)
+                        if field.column.shape and name not in nested and self._uneven(cells):
+                            nested.add(name)
         return length, [
-            (
-                path,
-                Column(column.name, NESTED)
-                if column.name in nested
-                else replace(column, nullable=column.name in nullable),
+            replace(
+                field,
+                column=Column(field.column.name, NESTED)
+                if field.column.name in nested
+                else replace(field.column, nullable=field.column.name in nullable),
             )
-            for path, column in fields
+            for field in fields
         ]
 
     def _uneven(self, cells: Any) -> bool:
@@ -148,7 +160,7 @@ class ParquetSource:
         compute = self._compute
         rows: np.ndarray[Any, Any] = np.arange(len(cells))
         outermost = True
-        while self._is_list(cells.type):
+        while self._types.is_list(cells.type):
             if not outermost:
                 lengths = compute.list_value_length(cells).to_numpy(zero_copy_only=False)
                 several = (np.diff(lengths) != 0) & (np.diff(rows) == 0)
@@ -158,74 +170,44 @@ class ParquetSource:
             cells, outermost = compute.list_flatten(cells), False
         return bool(cells.null_count)
 
-    def _flat(self, fields: Any, above: _Path) -> Iterator[tuple[_Path, Column]]:
+    def _flat(self, fields: Any, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """Yields path and type of each column."""
         for field in fields:
-            path, kind = (*above, field.name), self._storage_type(field.type)
+            path, kind = (*above, field.name), self._types.storage(field.type)
             if self._arrow.types.is_struct(kind):
                 yield from self._flat([kind.field(i) for i in range(len(kind))], path)
             else:
-                yield path, self._column(".".join(path), kind)
+                yield path, field.type
 
-    def _column(self, name: str, kind: Any) -> Column:
-        types = self._arrow.types
-        shape: tuple[int | None, ...] = ()
-        inner = kind.value_type if types.is_dictionary(kind) else kind
-        while self._is_list(inner):
-            shape += (inner.list_size if types.is_fixed_size_list(inner) else None,)
-            inner = inner.value_type
-        if not shape and self._is(inner, *_STRINGS):
-            return Column(name, "str")
-        if not shape and self._is(inner, *_BINARIES):
-            return Column(name, "bytes")
-        if not shape and types.is_timestamp(inner):
-            return Column(name, "int64")
-        if types.is_integer(inner) or types.is_floating(inner) or types.is_boolean(inner):
-            return Column(name, np.dtype(inner.to_pandas_dtype()).name, shape)
-        if self._is_plain(kind):
-            return Column(name, NESTED)
-        raise ConfigError(
-            f"{self.name}: column {name!r} is {kind}, which a record file cannot store: "
-            "remove the column"
-        )
+    def _field(self, path: tuple[str, ...], kind: Any) -> _Field:
+        made = self._types.column(".".join(path), kind)
+        if made is None:
+            raise ConfigError(
+                f"{self.name}: column {'.'.join(path)!r} is {kind}, which a record file cannot store: "
+                "select the other columns with --columns"
+            )
+        return _Field(path, *made)
 
-    def _is_plain(self, kind: Any) -> bool:
-        """Returns whether nested values can hold this type."""
-        types, kind = self._arrow.types, self._storage_type(kind)
-        if self._is_list(kind) or types.is_dictionary(kind):
-            return self._is_plain(kind.value_type)
-        if types.is_struct(kind):
-            return all(self._is_plain(kind.field(i).type) for i in range(len(kind)))
-        if types.is_map(kind):
-            return self._is_plain(kind.key_type) and self._is_plain(kind.item_type)
-        plain = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-        return bool(plain or self._is(kind, "null", *_STRINGS, *_BINARIES))
-
-    def _is_list(self, kind: Any) -> bool:
-        return self._is(kind, "list", "large_list", "fixed_size_list")
-
-    def _is(self, kind: Any, *names: str) -> bool:
-        """Returns whether `kind` is one of these types, as far as this pyarrow knows them."""
-        tests = (getattr(self._arrow.types, f"is_{name}", None) for name in names)
-        return any(test(kind) for test in tests if test is not None)
-
-    def _storage_type(self, kind: Any) -> Any:
-        return kind.storage_type if isinstance(kind, self._arrow.BaseExtensionType) else kind
-
-    def _cells(self, batch: Any, path: _Path) -> Any:
-        cells = self._stored(batch.column(batch.schema.get_field_index(path[0])))
+    def _cells(self, batch: Any, path: tuple[str, ...]) -> Any:
+        """Returns the values of a column in their plain type."""
+        cells = batch.column(batch.schema.get_field_index(path[0]))
         for name in path[1:]:
-            cells = self._stored(self._compute.struct_field(cells, [name]))
-        if self._is(cells.type, "dictionary"):
+            cells = self._compute.struct_field(self._stored(cells), [name])
+        cells = self._stored(cells)
+        if self._arrow.types.is_dictionary(cells.type):
             cells = cells.dictionary_decode()
-        return cells.view("int64") if self._is(cells.type, "timestamp") else cells
+        plain = self._types.plain(cells.type)
+        return cells if plain == cells.type else cells.cast(plain)
 
     def _stored(self, cells: Any) -> Any:
         return cells.storage if isinstance(cells.type, self._arrow.BaseExtensionType) else cells
 
-    def _value(self, cells: Any, number: int, column: Column, first: int) -> Any:
-        value = cells[number].as_py()
-        if column.dtype == NESTED or (value is None and column.nullable):
+    def _value(self, cells: Any, number: int, field: _Field, first: int) -> Any:
+        value, column, tensor = cells[number].as_py(), field.column, field.tensor
+        if value is None and (column.nullable or column.dtype == NESTED):
             return value
+        if column.dtype == NESTED:
+            return value if tensor is None else _arranged(value, tensor)
         where = f"{self.name}, row {first + number}: column {column.name!r}"
         if value is None:
             raise Corrupted(f"{where} has become null: the file changed while it was read")
@@ -235,9 +217,10 @@ class ParquetSource:
             array = np.array(value, column.dtype)
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{where}: {error}") from error
-        if array.ndim != len(column.shape):  # for empty lists numpy finds only the outermost axis
-            array = array.reshape([size or 0 for size in column.shape])
-        return array
+        if array.ndim != len(column.shape) - (len(tensor.shape) - 1 if tensor else 0):
+            # For empty lists numpy finds only the outermost axis.
+            return array.reshape([size or 0 for size in column.shape])
+        return np.ascontiguousarray(tensor.arranged(array)) if tensor is not None else array
 
     def _guarded(self, call: Any) -> Any:
         try:
@@ -246,6 +229,15 @@ class ParquetSource:
             raise Corrupted(f"{self.name}: {error}") from error
         except OSError as error:
             raise reading(self.name, error) from error
+
+
+def _arranged(value: Any, tensor: Tensor) -> Any:
+    """Returns lists around flat tensors, which may hold None, with nested lists as tensors."""
+    if not value:  # None, or no tensors
+        return value
+    if any(isinstance(item, list) for item in value):
+        return [_arranged(item, tensor) for item in value]
+    return tensor.arranged(np.array(value, object)).tolist()
 
 
 def need(module: str, purpose: str, package: str = "") -> Any:

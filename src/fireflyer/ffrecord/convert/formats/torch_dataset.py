@@ -3,13 +3,13 @@
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, count, islice
 from typing import Any
 
 from fireflyer.errors import ConfigError, FireflyerError
-from fireflyer.ffrecord.convert.source import Column, Row, ahead, checked, column_of
+from fireflyer.ffrecord.convert.source import Column, Row, ahead, checked, chosen, column_of
 
 
 class DatasetSource:
@@ -22,8 +22,8 @@ class DatasetSource:
     is called without arguments.
     """
 
-    def __init__(self, spec: str) -> None:
-        """Imports the module and takes the columns from the first item.
+    def __init__(self, spec: str, columns: Sequence[str] | None = None) -> None:
+        """Imports the module and takes the columns, or those of `columns`, from the first item.
 
         Raises:
             ConfigError: the module or name does not exist, is not a data set, or its code fails.
@@ -51,11 +51,14 @@ class DatasetSource:
         if first is None:
             raise ConfigError(f"{spec}: the data set is empty")
         self.columns: tuple[Column, ...] = tuple(
-            column_of(name, value, spec, free=True) for name, value in first.items()
+            column_of(name, first[name], spec, free=True) for name in chosen(first, columns, spec)
         )
+        self._wanted = None if columns is None else frozenset(columns)
 
     def rows(self, jobs: int = 1) -> Iterator[Row]:
         for number, row in enumerate(self._raw(jobs)):
+            if self._wanted is not None:
+                row = {name: value for name, value in row.items() if name in self._wanted}
             yield checked(row, self.columns, f"{self.name}, item {number}")
 
     def _first(self) -> Row | None:
