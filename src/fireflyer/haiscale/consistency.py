@@ -12,6 +12,8 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from fireflyer import hfreduce
 from fireflyer.errors import ConfigError
+from fireflyer.haiscale.elastic.state_transfer import bytes_of
+from fireflyer.haiscale.torch_state import isolated_torch_state
 
 Options = Mapping[str, object]
 """Arguments of a wrapper by name; compared by their `repr`."""
@@ -111,37 +113,60 @@ def copy_from_first(tensors: Iterable[torch.Tensor], group: ProcessGroup) -> Non
 
 
 class BufferCopy:
-    """Copies the first rank's buffers to all other ranks between two steps.
+    """Copies the first rank's buffers to all other ranks at the start of a forward.
 
     The copy is one reduction of bytes to which the other ranks contribute zeros, because a
-    reduction can have a priority. A broadcast would wait for every gradient queued before it.
+    reduction can have a priority. A broadcast would wait for every gradient queued before it. The
+    first rank does not wait for the copy.
+
+    Args:
+        module: its buffers are looked up for each copy, because a module may replace them.
+        priority: of the reduction; see `hfreduce.allreduce`.
+
+    Attributes:
+        due: the next forward copies: the previous one ran with gradients and synchronises them.
+            torch's wrapper has the same rule, so a forward is collective in the same cases.
     """
 
-    def __init__(self, buffers: Sequence[torch.Tensor], group: ProcessGroup) -> None:
-        self._buffers, self._group = list(buffers), group
+    def __init__(self, module: nn.Module, group: ProcessGroup, priority: int) -> None:
+        self._module, self._group, self._priority = module, group, priority
         self._first = dist.get_rank(group) == 0
-        self._bytes = hfreduce.empty(sum(b.nbytes for b in self._buffers), dtype=torch.uint8)
+        self._bytes = torch.empty(0, dtype=torch.uint8)
         self._work: dist.Work | None = None
+        self.due = True
 
-    def start(self, priority: int) -> None:
-        """Sends the present values of the buffers."""
+    def before_forward(self, synchronise: bool) -> None:
+        """Copies the buffers if that is due. Collective in that case.
+
+        Args:
+            synchronise: a backward of this forward reduces its gradients.
+        """
+        due, self.due = self.due, synchronise and torch.is_grad_enabled()
+        buffers = list(self._module.buffers()) if due else []
+        if buffers:
+            with isolated_torch_state(), torch.no_grad():
+                self._copy(buffers)
+
+    def _copy(self, buffers: Sequence[torch.Tensor]) -> None:
+        if self._work is not None:
+            self._work.wait()  # the first rank's previous copy still reads the memory
+        sizes = [buffer.nbytes for buffer in buffers]
+        if len(self._bytes) != sum(sizes):
+            self._bytes = hfreduce.empty(sum(sizes), dtype=torch.uint8)
+        pieces = self._bytes.split(sizes)
         if self._first:
-            pieces = [b.detach().contiguous().view(-1).view(torch.uint8) for b in self._buffers]
-            torch.cat(pieces, out=self._bytes)
+            for buffer, piece in zip(buffers, pieces, strict=True):
+                piece.copy_(bytes_of(buffer))
         else:
             self._bytes.zero_()
         self._work = hfreduce.allreduce(
-            self._bytes, ReduceOp.BOR, self._group, priority=priority, async_op=True
+            self._bytes, ReduceOp.BOR, self._group, priority=self._priority, async_op=True
         )
-
-    def finish(self) -> None:
-        """Waits for the values, if any were sent, and stores them in the buffers."""
-        if self._work is None:
-            return
-        work, self._work = self._work, None
-        work.wait()
         if self._first:
             return
-        pieces = self._bytes.split([b.nbytes for b in self._buffers])
-        for buffer, piece in zip(self._buffers, pieces, strict=True):
-            buffer.detach().copy_(piece.view(buffer.dtype).view(buffer.shape))
+        self._work.wait()
+        # A backward through an earlier forward refuses buffers with a newer version.
+        with torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):
+            for buffer, piece in zip(buffers, pieces, strict=True):
+                values = piece.clone()  # a view of another type needs an aligned address
+                buffer.copy_(values.view(buffer.dtype).view(buffer.shape))

@@ -56,8 +56,8 @@ class DistributedDataParallel(Wrapper):
         wire: format of gradients between hosts: "bf16", "fp16" or "int8" (see `hfreduce.Wire`);
             None means their own dtype.
         bucket_bytes: approximate size of the portions in which gradients are reduced.
-        broadcast_buffers: copy the first rank's buffers to all ranks before each forward in
-            training mode.
+        broadcast_buffers: copy the first rank's buffers to all ranks before a forward, in training
+            and in evaluation, if the previous forward ran with gradients (see docs/haiscale.md).
         static_graph: every backward reaches the same parameters, so ranks need not exchange which.
         check_gradients: log the names of parameters whose local gradients are not finite.
         levels: reduce along this tree, nested lists of the group's ranks such as [[0, 1], [2, 3]]
@@ -196,9 +196,8 @@ class DistributedDataParallel(Wrapper):
             assert self._optimizer is not None
             optimizer = self._optimizer
             self.reducer.cross(lambda close, settle: SplitOptimizer(optimizer, close, settle))
-        buffers = list(self.module.buffers()) if self._broadcast_buffers else []
-        self._buffer_copy = BufferCopy(buffers, self._group) if buffers else None
-        self.reducer.after_backward = self._send_buffers
+        first = FIRST if self._crosses else 0
+        self._buffer_copy = BufferCopy(self.module, self._group, first)
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -213,10 +212,8 @@ class DistributedDataParallel(Wrapper):
             self.reducer.before_forward()
         if self._at_once or compiles:
             self.reducer.settle()
-        if self._buffer_copy is not None:
-            if not self._crosses and self.training and self.reducer.synchronise:
-                self._buffer_copy.start(0)
-            self._buffer_copy.finish()
+        if self._broadcast_buffers:
+            self._buffer_copy.before_forward(self.reducer.synchronise)
 
     @property
     def require_backward_grad_sync(self) -> bool:
@@ -270,10 +267,6 @@ class DistributedDataParallel(Wrapper):
     def _sent(self) -> int:
         along_tree = self._tree.network_bytes_sent if self._tree is not None else 0
         return self._group.network_bytes_sent + along_tree
-
-    def _send_buffers(self) -> None:
-        if self._buffer_copy is not None and self._crosses and self.training:
-            self._buffer_copy.start(FIRST)
 
     def _follow_changes(self) -> None:
         """Adopts parameters that were added, frozen or thawed, provided all ranks changed alike."""

@@ -159,8 +159,10 @@ def test_a_newcomer_with_another_model_is_refused_and_the_job_goes_on(
 
 @pytest.mark.parametrize("lost", [(0, 1), (2, 3)])
 def test_of_two_halves_the_one_with_the_lowest_rank_goes_on(
-    start_gang: Start, store_path: str, lost: tuple[int, int]
+    start_gang: Start, store_path: str, tmp_path: Path, lost: tuple[int, int]
 ) -> None:
+    both = tmp_path / "both are in the forward"
+
     def body(rank: int, world: int) -> Any:
         group = init(store_path, rank, world)
         job = Job(rank, rank, world)
@@ -170,7 +172,10 @@ def test_of_two_halves_the_one_with_the_lowest_rank_goes_on(
 
         def act(point: str) -> None:
             if point == "forward" and elastic.steps == 3:
+                if rank == lost[0]:
+                    until(both.exists)
                 if rank == lost[1]:
+                    both.touch()
                     until(lambda: group.errored() is not None)
                 if rank in lost:
                     die()

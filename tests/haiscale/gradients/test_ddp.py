@@ -197,23 +197,6 @@ def test_bytes_on_the_wire_are_those_of_a_ring(
         assert bound * 0.99 <= sent <= bound * 1.01 + 100
 
 
-def test_batch_statistics_follow_the_first_rank(
-    start_gang: Callable[..., Any], store_path: str
-) -> None:
-    def body(rank: int, world: int) -> Any:
-        init(store_path, rank, world)
-        core = nn.BatchNorm1d(3)
-        model = DistributedDataParallel(core)
-        for step in range(3):
-            model(torch.full((4, 3), float(rank + step))).sum().backward()
-        model(torch.zeros(4, 3))
-        assert core.running_mean is not None
-        return core.running_mean.tolist(), int(core.num_batches_tracked or 0)
-
-    first, second = start_gang(body, 2).results()
-    assert first == second
-
-
 def test_wrong_uses_are_named(start_gang: Callable[..., Any], store_path: str) -> None:
     def body(rank: int, world: int) -> None:
         store = dist.FileStore(store_path, world)

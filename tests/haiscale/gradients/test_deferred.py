@@ -251,29 +251,6 @@ def test_a_grad_scaler_leaves_a_step_out(start_gang: Callable[..., Any], store_p
     assert start_gang(body, 2).results() == [[-1.0, -1.0, -2.0]] * 2
 
 
-def test_buffers_are_those_of_the_first_rank(
-    start_gang: Callable[..., Any], store_path: str
-) -> None:
-    def body(rank: int, world: int) -> Any:
-        init(store_path, rank, world)
-        core = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
-        optimizer = torch.optim.SGD(core.parameters(), lr=0.1)
-        model = DistributedDataParallel(core, optimizer=optimizer)
-        for step in range(3):
-            x = torch.arange(4.0).view(2, 2) + 10 * rank + step
-            model(x).sum().backward()
-            optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            model(torch.ones(1, 2))
-        norm: Any = core[0]
-        return norm.running_mean.tolist(), int(norm.num_batches_tracked)
-
-    first, second = start_gang(body, 2).results()
-    assert first == second
-    assert first[1] == 3
-
-
 def test_an_optimizer_that_needs_all_at_once(
     start_gang: Callable[..., Any], store_path: str
 ) -> None:

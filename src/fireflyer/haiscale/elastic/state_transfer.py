@@ -120,7 +120,7 @@ def share(state: Any, root: int, group: hfreduce.ProcessGroupHFReduce, *, takes:
     result = None
     if takes and not sends:
         result, tensors = rebuild(text.numpy().tobytes())
-    reel = _TensorStream(map(_bytes_of, tensors)) if sends or result is not None else None
+    reel = _TensorStream(map(bytes_of, tensors)) if sends or result is not None else None
     block = hfreduce.empty(min(total, CHUNK_BYTES), dtype=torch.uint8)
     for start in range(0, total, CHUNK_BYTES):
         window = block[: total - start]
@@ -134,7 +134,7 @@ def share(state: Any, root: int, group: hfreduce.ProcessGroupHFReduce, *, takes:
     return result
 
 
-def _bytes_of(tensor: torch.Tensor | Array) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor | Array) -> torch.Tensor:
     """Returns dense CPU memory as uint8 [bytes], or a copy if the tensor is otherwise."""
     if isinstance(tensor, np.ndarray):
         return torch.from_numpy(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8))

@@ -159,7 +159,6 @@ class Reducer:
         self.group, self.options = group, options
         self.times = times
         self.synchronise, self.replaced = True, False
-        self.after_backward: Callable[[], None] = lambda: None
         self.in_backward = False
         self._observed: list[int] | None = []  # None once the buckets are laid out anew
         self._used = bytearray(len(named))  # parameters that this backward reached here
@@ -348,7 +347,6 @@ class Reducer:
         self._tell_what_was_reached()
         self.in_backward = False
         self.times.steps += 1
-        self.after_backward()
         for bucket in [bucket for bucket in self.buckets if self._defers(bucket)]:
             flight = self._flights[bucket.number] = BucketReduction(self, bucket)
             deferred.defer(bucket.parameters, flight)
