@@ -16,6 +16,9 @@
 The locks are open-file-description locks: the kernel drops them with the process, and a query for
 the holder does not take the lock. `server.json` is trusted only while `server.lock` is held, so a
 stale file never sends the token to another process.
+
+A server owns its home by the inode of `server.lock`. It ends when the path no longer leads to that
+inode, and never removes a file of another server.
 """
 
 import fcntl
@@ -101,18 +104,38 @@ class Home:
     def take(self) -> int | None:
         """Takes the server's lock; returns the descriptor that holds it, None if another server
         holds it."""
-        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _request(fcntl.F_WRLCK))
-        except (BlockingIOError, PermissionError):
-            os.close(descriptor)
-            return None
+        while True:
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _request(fcntl.F_WRLCK))
+            except (BlockingIOError, PermissionError):
+                os.close(descriptor)
+                return None
+            if self.owned_by(descriptor):
+                break
+            os.close(descriptor)  # the home was replaced between open and lock
         os.pwrite(descriptor, b"%-20d\n" % os.getpid(), 0)
         self.server.unlink(missing_ok=True)
         for file in (self.server, self.token, self.engine, self.policy):
             for partial in self.path.glob(f".{file.name}.*"):  # of a server that was killed
                 partial.unlink(missing_ok=True)
         return descriptor
+
+    def owned_by(self, lock: int) -> bool:
+        """Returns whether this descriptor is of the home's lock.
+
+        False once the folder or the lock was removed or replaced: then another server may own the
+        home, and every file in it.
+        """
+        try:
+            return os.path.samestat(os.fstat(lock), os.stat(self.lock))
+        except OSError:
+            return False
+
+    def leave(self, lock: int) -> None:
+        """Removes server.json if the home still belongs to the holder of this lock."""
+        if self.owned_by(lock):
+            self.server.unlink(missing_ok=True)
 
     @contextmanager
     def starting(self) -> Iterator[None]:

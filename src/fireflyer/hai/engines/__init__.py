@@ -120,12 +120,15 @@ class RankExited(msgspec.Struct, frozen=True, kw_only=True, tag="rank_exited"):
     """True for a member of an elastic attempt that continues without it."""
 
 
+Outcome = Literal["finished", "failed", "stopped", "suspended", "lost"]
+
+
 class GangEnded(msgspec.Struct, frozen=True, kw_only=True, tag="gang_ended"):
     """End of an attempt: no process of it is left on any node."""
 
     task: str
     attempt: int
-    outcome: Literal["finished", "failed", "stopped", "suspended", "lost"]
+    outcome: Outcome
     """finished: every rank returned 0 (elastic: every remaining member); failed: a rank did not;
     stopped and suspended: as requested; lost: a supervisor died and took its ranks with it."""
     reason: str

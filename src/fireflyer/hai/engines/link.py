@@ -201,8 +201,11 @@ class Link:
         self._on_gone()
 
     async def _again(self) -> socket.socket | None:
-        """Returns a new connection after one that ended; None: nothing is left on the node."""
-        return connect(self.directory, self.node)
+        """Returns a new connection after one that ended; None: nothing is left on the node, or the
+        task's folder is gone, and with it the way to what is left."""
+        with contextlib.suppress(FileNotFoundError):
+            return connect(self.directory, self.node)
+        return None
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:

@@ -30,6 +30,7 @@ from fireflyer.hai.engines import (
     GangEnded,
     NodeObserved,
     NodesChanged,
+    Outcome,
 )
 from fireflyer.hai.faults.monitor import FaultMonitor
 from fireflyer.hai.faults.observations import Validator
@@ -134,6 +135,12 @@ class Controller:
             await asyncio.wait({call})
         await self._engine.close()
         self.logs.close()
+
+    async def abandon(self) -> None:
+        """Ends all processes of all tasks, and writes nothing: the home is gone."""
+        tasks = list(self._tasks)
+        self._tasks.clear()  # events find no task from now on
+        await asyncio.gather(*(self._engine.release(id, self._home.tasks / id) for id in tasks))
 
     def _take_up(self) -> None:
         histories = self._store.of_live(RECALLED)
@@ -519,16 +526,7 @@ class Controller:
                 return
             await self._engine.launch(gang)
         except (FireflyerError, OSError) as error:
-            when = now()
-            ended = GangEnded(
-                task=action.task,
-                attempt=action.attempt,
-                outcome="failed",
-                reason=f"cannot start: {error}",
-                monotonic_ns=when.monotonic_ns,
-                wall=when.wall,
-            )
-            self._observe(ended)
+            self._never_started(action, "failed", f"cannot start: {error}")
             return
         self._store.launched(action.task, action.attempt)
 
@@ -549,17 +547,17 @@ class Controller:
         if await finish_unless(prepare(), unwanted, lambda: self._news.wait()):
             return True
         if not self._closing:  # otherwise the next server reports the attempt as lost
-            when = now()
-            ended = GangEnded(
-                task=action.task,
-                attempt=action.attempt,
-                outcome="stopped" if self._tasks[action.task].stopping else "suspended",
-                reason="before its ranks were started",
-                monotonic_ns=when.monotonic_ns,
-                wall=when.wall,
-            )
-            self._observe(ended)
+            outcome: Outcome = "stopped" if self._tasks[action.task].stopping else "suspended"
+            self._never_started(action, outcome, "before its ranks were started")
         return False
+
+    def _never_started(self, launch: Launch, outcome: Outcome, reason: str) -> None:
+        when = now()
+        ended = GangEnded(
+            task=launch.task, attempt=launch.attempt, outcome=outcome, reason=reason,
+            monotonic_ns=when.monotonic_ns, wall=when.wall,
+        )  # fmt: skip
+        self._observe(ended)
 
     def _live_specs(self) -> list[TaskSpec]:
         return [row.spec for row in self._store.rows(live=True)]

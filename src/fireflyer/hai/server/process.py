@@ -7,7 +7,8 @@ a client.
 
 SIGINT, SIGTERM or the shutdown call ends the server: tasks are stopped with their grace period
 (unless kept), waiting requests are answered, server.json is removed. A second signal ends the grace
-period of running ranks.
+period of running ranks. A server whose home was removed or replaced ends the processes of its tasks
+and leaves.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from pathlib import Path
 import msgspec
 
 from fireflyer import log
-from fireflyer.errors import ConfigError, Corrupted, FireflyerError
+from fireflyer.errors import ConfigError, Corrupted, FireflyerError, StorageError
 from fireflyer.hai.dashboard import routes
 from fireflyer.hai.dashboard.auth_middleware import AuthMiddleware
 from fireflyer.hai.dashboard.sessions import Sessions
@@ -48,6 +49,9 @@ DEFAULT_NODES = 2
 
 LOG_POLL_S = 1.0
 """Poll interval in seconds for logs that other machines write."""
+
+HOME_POLL_S = 1.0
+"""Poll interval in seconds for a home that was removed or replaced."""
 
 _log = log.get_logger("hai")
 
@@ -145,7 +149,7 @@ def serve(
         _settle_engine(options, store)
         options = msgspec.structs.replace(options, policy=_settle_policy(options))
         allow_descriptors()
-        parts = _Parts(store, accounts, leader, listeners)
+        parts = _Parts(store, accounts, leader, listeners, lock)
         asyncio.run(_serve(options, parts, make_engine, ready))
 
 
@@ -157,6 +161,8 @@ class _Parts(msgspec.Struct, frozen=True):
     leader: Leader | None
     listeners: list[socket.socket]
     """The loopback listener, then the public one if there is one."""
+    lock: int
+    """Descriptor that holds the home's lock."""
 
 
 def _take_home(home: Home, patience_s: float) -> int:
@@ -288,13 +294,14 @@ async def _serve(
     end = _End(controller, options.keep)
     token = secrets.token_urlsafe(32)
     webs = _webs(options.public, controller, parts, token, end.ask)
+    port = parts.listeners[0].getsockname()[1]
+    content = ServerFile(pid=os.getpid(), port=port, token_file=str(home.token))
+    answers = asyncio.Event()
 
     def started() -> None:
-        write_private(home.token, token.encode())
-        port = parts.listeners[0].getsockname()[1]
-        content = ServerFile(pid=os.getpid(), port=port, token_file=str(home.token))
-        home.write_server(content)
+        _publish(home, content, token)
         ready(content)
+        answers.set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -306,14 +313,23 @@ async def _serve(
     ending = asyncio.create_task(end.wait())
     waking = asyncio.create_task(_wake_log_readers(controller, options))
     trimming = asyncio.create_task(room.keep(controller.writing))
+    owning = asyncio.create_task(_watch_home(home, parts.lock, content, token, answers))
     try:
-        watched = {running, ending, lost, trimming, *answering}
+        watched = {running, ending, lost, trimming, owning, *answering}
         await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        if not home.owned_by(parts.lock):
+            raise StorageError(
+                f"{home.path} was removed or replaced while this server (pid {os.getpid()}) used "
+                "it; the processes of its tasks are ended, and what they wrote there is gone"
+            )
         for task in (lost, running, trimming, *answering):
             if task.done():
                 task.result()
     finally:
-        home.server.unlink(missing_ok=True)
+        home.leave(parts.lock)
+        owning.cancel()
+        if not home.owned_by(parts.lock):
+            await controller.abandon()
         await controller.close()
         for web in webs:
             web.should_exit = True
@@ -342,6 +358,24 @@ def _webs(
         auth = AuthMiddleware(gate, pages, sessions, home=False, secure=public.secure)
         webs.append(Web(web_config(auth, public)))
     return webs
+
+
+def _publish(home: Home, content: ServerFile, token: str) -> None:
+    write_private(home.token, token.encode())
+    home.write_server(content)
+
+
+async def _watch_home(
+    home: Home, lock: int, content: ServerFile, token: str, answers: asyncio.Event
+) -> None:
+    """Returns once the home was removed or replaced; writes server.json again if only that is
+    gone."""
+    await answers.wait()
+    while home.owned_by(lock):
+        if not home.server.exists() or not home.token.exists():
+            with contextlib.suppress(OSError):  # also if the folder was removed just now
+                _publish(home, content, token)
+        await asyncio.sleep(HOME_POLL_S)
 
 
 def _watch_database(parts: _Parts) -> "asyncio.Future[None]":
