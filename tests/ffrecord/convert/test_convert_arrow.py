@@ -205,7 +205,10 @@ def test_none_elsewhere(tmp_path: Path, capsysbinary: Any) -> None:
 def test_what_parquet_cannot_hold_is_refused(tmp_path: Path, capsysbinary: Any) -> None:
     cases: list[tuple[str, list[Any], str]] = [
         ("complex64", [1j], "complex64, which Parquet does not support"),
-        ("msgpack", [[1], "text"], "cannot convert it to Parquet"),
+        ("msgpack", [[1], "text"], "column 'x' has no type in Parquet"),
+        ("msgpack", [[["k", 1]]], "column 'x' has no type in Parquet"),
+        ("msgpack", [[2**53 + 1, 0.5]], "column 'x' h"),
+        ("msgpack", [1 << 63], "column 'x' "),
     ]
     for number, (column, values, told) in enumerate(cases):
         path = tmp_path / f"{number}.ffr"

@@ -65,6 +65,14 @@ Format = Annotated[
 Compression = Annotated[
     str | None, typer.Option("--compression", metavar="zstd", help="Compress samples; implies v2.")
 ]
+Nan = Annotated[
+    str | None,
+    typer.Option(
+        "--nan",
+        metavar="NaN|null",
+        help="Write NaN and infinity in JSON as NaN and Infinity (default), or as null.",
+    ),
+]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Threads that read ahead.")]
 
 
@@ -163,6 +171,7 @@ def cat(
         ),
     ] = "",
     column: Annotated[str | None, typer.Option(metavar="NAME", help="Only this column.")] = None,
+    nan: Nan = None,
 ) -> None:
     """Print samples.
 
@@ -172,7 +181,7 @@ def cat(
     """
     from fireflyer.cli.record import impl
 
-    impl.cat(file, index, form=form, column=column)
+    impl.cat(file, index, form=form, column=column, nan=nan)
 
 
 @record.command()
@@ -267,6 +276,7 @@ def convert(
     columns: Columns = None,
     version: Format = "auto",
     compression: Compression = None,
+    nan: Nan = None,
     jobs: Jobs = 4,
     force: Force = False,
     json: Json = False,
@@ -281,5 +291,5 @@ def convert(
 
     impl.convert(
         source, out, to=to, kind=kind, columns=columns,
-        form=impl.form_of(version, compression), jobs=jobs, force=force, json=json,
+        form=impl.form_of(version, compression), nan=nan, jobs=jobs, force=force, json=json,
     )  # fmt: skip

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import typer
 
 from fireflyer.cli.printing import as_json, table
@@ -18,6 +17,7 @@ from fireflyer.ffrecord.convert.atomic_output import refuse_existing, write_atom
 from fireflyer.ffrecord.convert.detect import open_source
 from fireflyer.ffrecord.convert.formats.folder import FolderSource
 from fireflyer.ffrecord.convert.formats.records import RecordSource, file_names
+from fireflyer.ffrecord.convert.json_text import NAN_FORMS, JsonEncoder
 from fireflyer.ffrecord.convert.preview import as_text, page
 from fireflyer.ffrecord.convert.record_writer import Form, Plan, Written
 from fireflyer.ffrecord.convert.source import Row, as_array
@@ -93,7 +93,8 @@ def ls(files: list[str], *, json: bool, html: Path | None, samples: int, force: 
         sys.stdout.write(f"written: {plain(str(html))}\n")
 
 
-def cat(file: str, indices: list[int], *, form: str, column: str | None) -> None:
+def cat(file: str, indices: list[int], *, form: str, column: str | None, nan: str | None) -> None:
+    nan = _nan(nan)
     if form and form not in FORMS:
         raise typer.BadParameter(f"--as {form!r}: expected one of {', '.join(FORMS)}")
     with _notes():
@@ -110,7 +111,7 @@ def cat(file: str, indices: list[int], *, form: str, column: str | None) -> None
     out = sys.stdout.buffer
     for row in source.rows_at(indices):
         shown = row if column is None else {column: row[column]}
-        out.write(_shown(shown, chosen))
+        out.write(_shown(shown, chosen, nan))
     out.flush()
 
 
@@ -186,6 +187,7 @@ def convert(
     kind: str | None,
     columns: str | None,
     form: Form,
+    nan: str | None,
     jobs: int,
     force: bool,
     json: bool,
@@ -196,6 +198,9 @@ def convert(
         raise typer.BadParameter(f"--to {target!r}: expected one of ffr, {known}")
     if target != "ffr" and form != Form():
         raise typer.BadParameter(f"--format and --compression require --to ffr, not {target}")
+    if nan is not None and target != "jsonl":
+        raise typer.BadParameter(f"--nan requires --to jsonl, not {target}")
+    nan = _nan(nan)
     with _notes():
         source = open_source(paths, kind, _names(columns))
     with _progress(f"converting {source.name}", source.length) as advance:
@@ -203,7 +208,7 @@ def convert(
             plan = Plan(out=out, form=form, force=force)
             written = repack.pack(source, plan, jobs, advance)
         else:
-            written = exporters.export(source, target, out, force, advance)
+            written = exporters.export(source, target, out, force, advance, nan)
     _done(written, json=json)
 
 
@@ -250,6 +255,14 @@ def _check_compression(compression: str | None) -> None:
         raise typer.BadParameter(f"--compression {compression!r}: expected zstd")
 
 
+def _nan(given: str | None) -> str:
+    """Returns the form of NaN that --nan selects."""
+    nan = NAN_FORMS[0] if given is None else given
+    if nan not in NAN_FORMS:
+        raise typer.BadParameter(f"--nan {nan!r}: expected one of {', '.join(NAN_FORMS)}")
+    return nan
+
+
 def parse_size(text: str) -> int:
     """Returns the bytes of "64K", "256M", "1G" or "1000".
 
@@ -273,12 +286,12 @@ def _fractions(text: str) -> list[float]:
         raise typer.BadParameter(f"--fractions {text!r}: expected numbers, e.g. 0.9,0.1") from None
 
 
-def _shown(row: Row, form: str) -> bytes:
+def _shown(row: Row, form: str, nan: str) -> bytes:
     if form == "json":
-        return msgspec.json.encode(exporters.as_plain(row)) + b"\n"
+        return JsonEncoder(nan).row(row) + b"\n"
     parts = []
     for name, value in row.items():
-        data = _raw(value)
+        data = _raw(name, value, nan)
         if form == "hex":
             data = _hex(data).encode()
         elif form == "text":
@@ -290,13 +303,13 @@ def _shown(row: Row, form: str) -> bytes:
     return b"".join(parts)
 
 
-def _raw(value: Any) -> bytes:
+def _raw(name: str, value: Any, nan: str) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if isinstance(value, list | dict):
-        return exporters.json_text("", value)
+        return JsonEncoder(nan).value(name, value)
     array = as_array(value)
     return b"" if array is None else array.tobytes()
 

@@ -18,25 +18,21 @@ from fireflyer.ffrecord.convert.formats.torch_dataset import DatasetSource
 from fireflyer.ffrecord.convert.source import Chain, Selected, Source
 from fireflyer.ffrecord.paths import is_url
 
-_WHOLE: dict[str, Callable[[str], Source]] = {
-    "folder": FolderSource,
-    "text": TextSource,
-    "jsonl": JsonLinesSource,
-    "records": RecordSource,
-}
-"""Formats whose columns never fail one by one."""
+_Opener = Callable[[str, Sequence[str] | None], Source]
+"""Opens a path; formats that may hold a column that cannot be read look only at those asked for."""
 
-_SELECTIVE: dict[str, Callable[[str, Sequence[str] | None], Source]] = {
+KINDS: dict[str, _Opener] = {
+    "folder": lambda path, _: FolderSource(path),
     "tar": TarSource,
     "parquet": ParquetSource,
     "huggingface": open_saved,
     "mds": MdsSource,
+    "text": lambda path, _: TextSource(path),
+    "jsonl": lambda path, _: JsonLinesSource(path),
     "numpy": ArraySource,
     "torch": DatasetSource,
+    "records": lambda path, _: RecordSource(path),
 }
-"""Formats that may hold a column that cannot be read; they read only the columns that are asked for."""
-
-KINDS = (*_SELECTIVE, *_WHOLE)
 
 _SUFFIXES = {
     ".tar": "tar",
@@ -84,14 +80,11 @@ def open_source(
             )
     if set(kinds) == {"records"}:
         return _selected(RecordSource(paths), columns)
-    sources = [_opened(each, path, columns) for each, path in zip(kinds, paths, strict=True)]
+    sources = [
+        _selected(KINDS[each](path, columns), columns)
+        for each, path in zip(kinds, paths, strict=True)
+    ]
     return sources[0] if len(sources) == 1 else Chain(sources)
-
-
-def _opened(kind: str, path: str, columns: Sequence[str] | None) -> Source:
-    selective = _SELECTIVE.get(kind)
-    source = _WHOLE[kind](path) if selective is None else selective(path, columns)
-    return _selected(source, columns)
 
 
 def _selected(source: Source, columns: Sequence[str] | None) -> Source:

@@ -1,32 +1,41 @@
-"""Export of rows: to a tar, JSON lines, Parquet, or an `.npy` for each column."""
+"""Export of rows: to a tar, JSON lines, Parquet, or an `.npy` for each column.
 
-import io
-import math
+An export is read back before it gets its name.
+"""
+
 import os
-import tarfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
 import numpy as np
 
-from fireflyer.errors import ConfigError
+from fireflyer.errors import ConfigError, StorageError
 from fireflyer.ffrecord.convert.atomic_output import NewFolder, refuse_existing, write_atomically
 from fireflyer.ffrecord.convert.formats.to_parquet import to_parquet
+from fireflyer.ffrecord.convert.formats.to_tar import to_tar
+from fireflyer.ffrecord.convert.json_text import JsonEncoder, decoded_object
 from fireflyer.ffrecord.convert.record_writer import Advance, Written, row_bytes
 from fireflyer.ffrecord.convert.repack import closable
 from fireflyer.ffrecord.convert.source import NESTED, Column, Row, Source
 from fireflyer.ffrecord.output import BLOCK
 
+EXPORTS = ("tar", "jsonl", "parquet", "npy")
 
-def export(source: Source, kind: str, out: Path, force: bool, advance: Advance) -> Written:
+
+def export(
+    source: Source, kind: str, out: Path, force: bool, advance: Advance, nan: str = "NaN"
+) -> Written:
     """Writes all rows to a tar, JSON lines, Parquet, or a folder with an `.npy` for each column.
+
+    Args:
+        nan: form of NaN and infinity in JSON lines, as for `JsonEncoder`.
 
     Raises:
         ConfigError: the format cannot hold a column or value, or the target exists.
-        NoSpace, StorageError: the result cannot be written.
+        NoSpace, StorageError: the result cannot be written, or read back.
     """
     if kind != "npy":
         refuse_existing(out, force=force)
@@ -42,119 +51,39 @@ def export(source: Source, kind: str, out: Path, force: bool, advance: Advance) 
 
         def fill(path: Path) -> None:
             nonlocal count
-            count = _WRITERS[kind](counted, source, path)
+            if kind == "jsonl":
+                count = _to_jsonl(counted, source, path, nan)
+            else:
+                count = (to_tar if kind == "tar" else to_parquet)(counted, source, path)
 
         write_atomically(out, fill)
     return Written([str(out)], count, out.stat().st_size)
 
 
-def _to_tar(rows: Iterable[Row], source: Source, path: Path) -> int:
-    """Writes a tar; a text column `key` names the samples' files, otherwise their numbers do."""
-    keyed = Column("key", "str") in source.columns and len(source.columns) > 1
-    count, before = 0, ""
-    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
-        for row in rows:
-            where = f"{source.name}, row {count}"
-            key = row["key"] if keyed else f"{count:09d}"
-            if keyed:
-                _check_key(key, before, where)
-            for name, value in row.items():
-                if keyed and name == "key":
-                    continue
-                suffix, data = _tar_member(name, value, where)
-                info = tarfile.TarInfo(f"{key}.{suffix}")
-                info.size, info.mode = len(data), 0o644
-                archive.addfile(info, io.BytesIO(data))
-            count, before = count + 1, key
-    return count
-
-
-def _check_key(key: str, before: str, where: str) -> None:
-    """Checks the key of a row.
-
-    Raises:
-        ConfigError: readers of the tar would see another key, or merge the row with the previous
-            row.
-    """
-    parts = key.split("/")
-    if (
-        key == before
-        or "." in parts[-1]
-        or any(part in ("", ".", "..") for part in parts)
-        or "\0" in key
-    ):
-        why = "equals that of the previous row" if key == before else "cannot name files in a tar"
-        raise ConfigError(
-            f"{where}: the key {key[:100]!r} {why}: select the other columns with --columns to "
-            "number the rows"
-        )
-
-
-def _tar_member(name: str, value: Any, where: str) -> tuple[str, bytes]:
-    """Returns suffix and bytes of one value, in the form that `TarSource` reads."""
-    if value is None:
-        raise ConfigError(
-            f"{where}: column {name!r} is None, which a tar cannot store: "
-            "select other columns with --columns, or another format"
-        )
-    if name in ("", "key") or "/" in name or "\0" in name:
-        name = f"field_{name.replace('/', '_')}".replace("\0", "_")
-    last = name.rpartition(".")[2].lower()
-    if isinstance(value, str):
-        return (name if last in ("txt", "json") else f"{name}.txt"), value.encode()
-    if isinstance(value, bytes | bytearray | memoryview):
-        return (f"{name}.bin" if last in ("txt", "json", "cls", "npy") else name), bytes(value)
-    if not isinstance(value, np.ndarray | np.generic):
-        return (name if last == "json" else f"{name}.json"), json_text(name, value)
-    array = np.asarray(value)
-    if not array.shape and array.dtype.kind in "iu":
-        return (name if last == "cls" else f"{name}.cls"), str(int(array)).encode()
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, array, allow_pickle=False)
-    return (name if last == "npy" else f"{name}.npy"), buffer.getvalue()
-
-
-def _to_jsonl(rows: Iterable[Row], source: Source, path: Path) -> int:
-    count = 0
+def _to_jsonl(rows: Iterable[Row], source: Source, path: Path, nan: str) -> int:
+    encoder, count, crc = JsonEncoder(nan), 0, 0
     with open(path, "wb") as file:
         for row in rows:
-            file.write(msgspec.json.encode(as_plain(row)) + b"\n")
-            count += 1
+            line = encoder.row(row) + b"\n"
+            file.write(line)
+            count, crc = count + 1, zlib.crc32(line, crc)
+    again = read = 0
+    with open(path, "rb") as file:
+        for read, line in enumerate(file, 1):
+            again = zlib.crc32(line, again)
+            try:
+                decoded_object(line)
+            except ValueError as error:
+                raise _unread(source, f"line {read}: {error}") from error
+    if (read, again) != (count, crc):
+        raise _unread(
+            source, f"it holds {read} other lines than the {count} lines that were written"
+        )
     return count
 
 
-_WRITERS = {"tar": _to_tar, "jsonl": _to_jsonl, "parquet": to_parquet}
-EXPORTS = (*_WRITERS, "npy")
-
-
-def as_plain(row: Row) -> dict[str, Any]:
-    """Converts a row for JSON: bytes to base64, arrays to lists.
-
-    Raises:
-        ConfigError: a number that JSON cannot express.
-    """
-    return {name: _plain(name, value) for name, value in row.items()}
-
-
-def json_text(name: str, value: Any) -> bytes:
-    """Returns a value of column `name` as JSON; raises what `as_plain` does."""
-    return msgspec.json.encode(_plain(name, value))
-
-
-def _plain(name: str, value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_plain(name, item) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(name, item) for key, item in value.items()}
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value)
-    if isinstance(value, np.ndarray | np.generic):
-        if value.dtype.kind in "biu" or (value.dtype.kind == "f" and np.isfinite(value).all()):
-            return value.tolist()
-    elif not isinstance(value, float) or math.isfinite(value):
-        return value
-    shown = value.ravel()[:3] if isinstance(value, np.ndarray | np.generic) else value
-    raise ConfigError(f"column {name!r}: JSON cannot represent {shown}")
+def _unread(source: Source, reason: str) -> StorageError:
+    return StorageError(f"{source.name}: the new file cannot be read back: {reason}; it is deleted")
 
 
 def _to_npy(rows: Iterable[Row], source: Source, folder: Path) -> int:
@@ -176,6 +105,8 @@ def _to_npy(rows: Iterable[Row], source: Source, folder: Path) -> int:
             for array in arrays:
                 array.add(row[array.column.name])
             count += 1
+    for array in arrays:
+        array.check_read(source)
     return count
 
 
@@ -183,7 +114,7 @@ class _ArrayFile:
     """Growing `.npy`, written without a mapping, because a full disk would kill the process."""
 
     def __init__(self, path: Path, column: Column) -> None:
-        self.column = column
+        self.column, self._path, self._crc = column, path, 0
         self._shape = tuple(size for size in column.shape if size is not None)
         self._rows = 0
         self._file = open(path, "wb", buffering=BLOCK)  # noqa: SIM115
@@ -199,8 +130,21 @@ class _ArrayFile:
                 f"row {self._rows}: column {self.column.name!r} has shape {list(np.shape(value))}, "
                 f"not {list(self._shape)}"
             )
-        self._file.write(array.tobytes())
-        self._rows += 1
+        data = array.tobytes()
+        self._file.write(data)
+        self._rows, self._crc = self._rows + 1, zlib.crc32(data, self._crc)
+
+    def check_read(self, source: Source) -> None:
+        """Reads the closed file back; raises StorageError if it does not hold what was added."""
+        crc = 0
+        try:
+            found = np.load(self._path, mmap_mode="r", allow_pickle=False)
+        except ValueError as error:
+            raise _unread(source, f"{self._path.name}: {error}") from error
+        for row in found:
+            crc = zlib.crc32(row.tobytes(), crc)
+        if (found.shape, crc) != ((self._rows, *self._shape), self._crc):
+            raise _unread(source, f"{self._path.name} holds {list(found.shape)} other numbers")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._file as file:

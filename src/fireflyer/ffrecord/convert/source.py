@@ -207,11 +207,18 @@ def value_of(value: Any, column: Column, where: str) -> Any:
     else:
         array = as_array(value)
         target = np.dtype(column.dtype)
+        if array is not None and not array.size and isinstance(value, list | tuple):
+            array = array.astype(target)  # numpy takes a list without numbers for float64
         fits = array is not None and len(array.shape) == len(column.shape)
         if fits and array is not None and np.can_cast(array.dtype, target, "safe"):
             pairs = zip(array.shape, column.shape, strict=True)
             if all(asked is None or size == asked for size, asked in pairs):
-                return np.ascontiguousarray(array, target).reshape(array.shape)
+                made = np.ascontiguousarray(array, target).reshape(array.shape)
+                # numpy calls int64 to float64 safe, which rounds integers beyond 2**53.
+                if target.kind not in "fc" or array.dtype.kind not in "iu":
+                    return made
+                if np.array_equal(made.real.astype(array.dtype), array):
+                    return made
     raise ConfigError(
         f"{where}: column {column.name!r} is {column.text}, this value is {kind_of(value)}"
     )

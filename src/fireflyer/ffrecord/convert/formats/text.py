@@ -4,10 +4,10 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from fireflyer.errors import ConfigError, Corrupted
+from fireflyer.ffrecord.convert.json_text import JsonEncoder, decoded_object
 from fireflyer.ffrecord.convert.source import Column, Row, as_array, reading
 
 _EXACT = 1 << 53
@@ -61,19 +61,22 @@ class JsonLinesSource:
             raise ConfigError(f"{self.name}: no line holds an object with keys")
         self.length: int | None = count
         self._kinds = {
-            k: kind.replace("wide", "int64") if seen[k] == count else "json"
+            k: kind.replace("wide", "int64")
+            if seen[k] == count and not kind.startswith("empty")
+            else "json"
             for k, kind in kinds.items()
         }
         self.columns = tuple(_column(key, kind) for key, kind in self._kinds.items())
 
     def rows(self, jobs: int = 1) -> Iterator[Row]:
+        encoder = JsonEncoder()
         for number, found in self._objects():
             row: Row = {}
             for column in self.columns:
                 kind = self._kinds.get(column.name, "json")
                 value = found.get(column.name)
                 if kind == "json":
-                    row[column.name] = msgspec.json.encode(value).decode()
+                    row[column.name] = encoder.value(column.name, value).decode()
                 elif kind == "str":
                     row[column.name] = value
                 else:
@@ -81,13 +84,12 @@ class JsonLinesSource:
             yield row
 
     def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        decoder = msgspec.json.Decoder(dict[str, Any])
         for number, line in enumerate(_lines(self.name), 1):
             if not line.strip():
                 continue
             try:
-                yield number, decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                yield number, decoded_object(line)
+            except ValueError as error:
                 raise Corrupted(
                     f"{self.name}, line {number}: not a JSON object: {error}"
                 ) from error
@@ -112,7 +114,8 @@ def _decoded(line: bytes, path: str, number: int) -> str:
 def _kind(value: Any) -> str:
     """Returns bool, int64, float64, str or json; the first three with a "[]" for each list level.
 
-    "wide" is an int64 that float64 may round.
+    "wide" is an int64 that float64 may round. "empty[]" is a list without numbers, which fits lists
+    of any numbers with as many levels, or more.
     """
     if isinstance(value, bool):
         return "bool"
@@ -124,8 +127,10 @@ def _kind(value: Any) -> str:
         return "float64"
     if isinstance(value, str):
         return "str"
-    if isinstance(value, list) and value:
+    if isinstance(value, list):
         array = as_array(value)
+        if array is not None and not array.size:
+            return "empty" + "[]" * array.ndim
         if array is not None and array.dtype.name in ("bool", "int64", "float64"):
             kind = array.dtype.name
             # A float64 here may be an integer that was rounded to the bound.
@@ -150,6 +155,9 @@ def _holds(value: list[Any], test: Callable[[Any], bool]) -> bool:
 def _merged(one: str, other: str) -> str:
     if one == other:
         return one
+    for empty, full in ((one, other), (other, one)):
+        if empty.startswith("empty") and 0 < empty.count("[]") <= full.count("[]"):
+            return full
     levels = {kind.count("[]") for kind in (one, other)}
     plain = {kind.removesuffix("[]" * kind.count("[]")) for kind in (one, other)}
     if len(levels) == 1 and plain in ({"int64", "float64"}, {"int64", "wide"}):
@@ -165,6 +173,8 @@ def _column(key: str, kind: str) -> Column:
 
 def _number(value: Any, column: Column, where: str) -> np.ndarray[Any, Any]:
     array = np.array(value, column.dtype)
+    if not array.size and 0 < array.ndim < len(column.shape):
+        array = array.reshape(array.shape + (0,) * (len(column.shape) - array.ndim))
     if array.ndim != len(column.shape):
         raise ConfigError(f"{where}: the file changed while it was read")
     return array
