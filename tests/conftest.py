@@ -71,7 +71,8 @@ def _place(item: pytest.Item) -> None:
     definitions = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009
     services = [SERVICES[name] for name in definitions if name in SERVICES]
     if services:
-        item.add_marker("full")
+        if not item.get_closest_marker("quick"):
+            item.add_marker("full")
         item.add_marker(pytest.mark.xdist_group(services[0]))
     elif any(found[-1].scope == "module" for found in definitions.values()):
         item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))

@@ -26,6 +26,9 @@ LEAST = 24
 KEPT = 3
 """Columns that always stay on the row's line: what a row is of comes first in every table."""
 
+GAP = 2
+"""Blanks between columns."""
+
 INDENT = "    "
 
 
@@ -83,7 +86,7 @@ def wrap(text: str, width: int) -> list[str]:
 def _divide(heads: Sequence[str], natural: list[int], width: int) -> tuple[list[int], list[int]]:
     """Returns the width of each column, and the columns that move below their rows."""
     widths, below = list(natural), list[int]()
-    if sum(natural) + len(natural) - 1 <= width:
+    if sum(natural) + GAP * (len(natural) - 1) <= width:
         return widths, below
     flexible = [
         column for column, head in enumerate(heads) if head in WRAPPING and natural[column] > LEAST
@@ -92,7 +95,7 @@ def _divide(heads: Sequence[str], natural: list[int], width: int) -> tuple[list[
     while flexible:
         inline = [column for column in range(len(heads)) if column not in below]
         fixed = sum(natural[column] for column in inline if column not in flexible)
-        left = width - fixed - (len(inline) - 1)
+        left = width - fixed - GAP * (len(inline) - 1)
         if left >= LEAST * len(flexible):
             for done, column in enumerate(flexible):
                 widths[column] = min(natural[column], left // (len(flexible) - done))
@@ -100,7 +103,7 @@ def _divide(heads: Sequence[str], natural: list[int], width: int) -> tuple[list[
             break
         below.append(flexible.pop())
     inline = [column for column in range(len(heads)) if column not in below]
-    while len(inline) > KEPT and sum(widths[c] + 1 for c in inline) - 1 > width:
+    while len(inline) > KEPT and sum(widths[c] + GAP for c in inline) - GAP > width:
         below.append(inline.pop())
     return widths, sorted(below)
 
@@ -114,7 +117,7 @@ def _beside(row: Sequence[str], inline: Sequence[int], widths: Sequence[int]) ->
         for column, its in zip(inline, pieces, strict=True):
             text = its[at] if at < len(its) else ""
             last = column == inline[-1]
-            pad = 0 if last else widths[column] - cell_len(text) + 1
+            pad = 0 if last else widths[column] - cell_len(text) + GAP
             line.append(Cell(text + " " * pad, column))
         lines.append(line)
     return lines

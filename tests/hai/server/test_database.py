@@ -208,6 +208,7 @@ def test_commits_are_synchronous_whatever_the_servers_default_is(postgresql: Pos
         assert connection.execute(sa.text("SHOW synchronous_commit")).scalar_one() == "on"
 
 
+@pytest.mark.quick
 def test_what_was_acknowledged_survives_a_kill_of_the_database(own_postgres: Postgres) -> None:
     own_postgres.create("kept")
     where = PostgreSQL(url=own_postgres.url("kept"))

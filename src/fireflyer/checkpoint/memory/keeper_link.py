@@ -231,6 +231,8 @@ class KeeperLink:
             self.silent = True
             self.close()
             raise DeadlineExceeded(f"{self._who} did not answer in time") from error
+        except StorageError:  # of the keeper, some of which are OSErrors; the connection is whole
+            raise
         except OSError as error:
             self.close()
             raise PeerLost(f"{self._who} is gone: {error.strerror or error}") from error
