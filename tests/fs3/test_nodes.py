@@ -95,11 +95,14 @@ class Nodes:
         self.running[name] = self._node(name)
 
     def chain(self, serving: int) -> Chain:
-        """The chain, once so many of its members serve."""
+        """The chain, once so many of its members serve, all of them of nodes that run."""
+        addresses = {node.address for node in self.running.values()}
 
         def there() -> bool:
             chain = self.link.chain(1)
-            return chain is not None and len(chain.targets(Public.SERVING)) == serving
+            found = chain.targets(Public.SERVING) if chain is not None else []
+            known = {self.link.address(target // 256) for target in found}
+            return len(found) == serving and known <= addresses
 
         with self._news:
             assert self._news.wait_for(there, LIMIT_S), self.link.chain(1)
