@@ -30,6 +30,7 @@
     │   └── PermissionDenied   the token's scope or the user's groups do not allow the request
     ├── WorkspaceError         a workspace or environment cannot be shipped, received or created
     ├── TraceError             a job trace that cannot be read or replayed
+    ├── FabricError            a network that cannot be planned, read, routed or priced
     └── LabError               the lab cannot be set up on this machine
 
 A message says what happened, to which object, and what to do. Programming errors stay ValueError
@@ -298,6 +299,10 @@ class WorkspaceError(FireflyerError):
 
 class TraceError(FireflyerError):
     """A job trace cannot be read, or cannot be replayed on the requested cluster."""
+
+
+class FabricError(FireflyerError):
+    """A network cannot be planned, read, routed or priced as requested."""
 
 
 class LabError(FireflyerError):

@@ -16,7 +16,7 @@ VERBS = [
 ]  # fmt: skip
 HANDED_OVER = ["demo", "bench", "lab"]
 GROUPS = [
-    "user", "group", "token", "quota", "window", "record", "ckpt", "fs", "config", "workspace",
+    "user", "group", "token", "quota", "window", "record", "ckpt", "fs", "config", "net", "workspace",
 ]  # fmt: skip
 HEAVY = ["torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "rich", "asyncio"]
 

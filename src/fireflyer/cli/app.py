@@ -14,6 +14,7 @@ from fireflyer.cli.ckpt.commands import ckpt
 from fireflyer.cli.cluster.commands import cluster_verbs, window
 from fireflyer.cli.config.commands import config
 from fireflyer.cli.fs.commands import fs
+from fireflyer.cli.net.commands import net
 from fireflyer.cli.options import HomeOption, JsonOption, TaskArgument
 from fireflyer.cli.passthrough import hand_over
 from fireflyer.cli.record.commands import record
@@ -428,6 +429,7 @@ app.add_typer(record)
 app.add_typer(ckpt)
 app.add_typer(fs)
 app.add_typer(config)
+app.add_typer(net)
 app.add_typer(workspaces)
 
 hand_over(app, "demo", "Train a model, lose a worker, carry on.", "fireflyer.demo")

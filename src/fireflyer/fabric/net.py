@@ -1,0 +1,193 @@
+"""Networks as arrays: switches, endpoints, and the cable in every port.
+
+Ports of a switch are numbered from 1, as InfiniBand does; column 0 of a port table stays empty.
+An endpoint is one network port of a host. A host with two adapters has two endpoints.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fireflyer.errors import FabricError
+
+Ints = NDArray[np.int32]
+
+NOWHERE = -1
+"""Peer of a port without a cable; zone of a switch between zones."""
+
+MOST_PORTS = 254
+"""Ports of a switch at most: forwarding tables hold a byte, and 255 means no route."""
+
+
+@dataclass(frozen=True)
+class Net:
+    """Switches, endpoints and cables.
+
+    Attributes:
+        switches: name of each of the S switches.
+        levels: int32 (S,), 0 for switches with endpoints, 1 above them, and so on.
+        zones: int32 (S,), the zone of a switch, or NOWHERE for a switch that joins zones.
+        endpoints: name of each of the E endpoints, "host/port".
+        hosts: int32 (S, P + 1), the endpoint in a port, or NOWHERE.
+        peers: int32 (S, P + 1), the switch at the other end of a port's cable, or NOWHERE.
+        peer_ports: int32 (S, P + 1), the port at the other end of the cable, or 0.
+        radix: int32 (S,), number of ports of each switch; at most P.
+    """
+
+    switches: tuple[str, ...]
+    levels: Ints
+    zones: Ints
+    endpoints: tuple[str, ...]
+    hosts: Ints
+    peers: Ints
+    peer_ports: Ints
+    radix: Ints
+
+    @cached_property
+    def attached(self) -> tuple[Ints, Ints]:
+        """Switch and port of each endpoint; NOWHERE and 0 if its cable is missing."""
+        at = np.full(len(self.endpoints), NOWHERE, np.int32)
+        port = np.zeros(len(self.endpoints), np.int32)
+        rows, columns = np.nonzero(self.hosts >= 0)
+        found = self.hosts[rows, columns]
+        at[found], port[found] = rows, columns
+        return at, port
+
+    @cached_property
+    def endpoint_zones(self) -> Ints:
+        """Zone of each endpoint: that of its switch."""
+        at, _ = self.attached
+        return np.where(at >= 0, self.zones[at], NOWHERE).astype(np.int32)
+
+    @property
+    def cables(self) -> int:
+        """Number of cables between switches."""
+        return int(np.count_nonzero(self.peers >= 0)) // 2
+
+    def without(self, switches: Sequence[int] = (), links: Sequence[tuple[int, int]] = ()) -> "Net":
+        """Returns the network after failures. Indices and names stay; cables disappear.
+
+        Args:
+            switches: switches that failed; their endpoints lose their cable, too.
+            links: cables that failed, each as (switch, port) of one of its ends.
+        """
+        hosts, peers, ports = self.hosts.copy(), self.peers.copy(), self.peer_ports.copy()
+        ends = [(one, port) for one in switches for port in range(1, peers.shape[1])]
+        for one, port in [*ends, *links]:
+            other, other_port = int(peers[one, port]), int(ports[one, port])
+            hosts[one, port] = peers[one, port] = NOWHERE
+            ports[one, port] = 0
+            if other >= 0:
+                peers[other, other_port], ports[other, other_port] = NOWHERE, 0
+        return replace(self, hosts=hosts, peers=peers, peer_ports=ports)
+
+    def components(self) -> Ints:
+        """Labels the switches: two have the same label if cables connect them."""
+        labels = np.arange(len(self.switches), dtype=np.int32)
+        rows, columns = np.nonzero(self.peers >= 0)
+        others = self.peers[rows, columns]
+        while True:
+            lowest = labels.copy()
+            np.minimum.at(lowest, rows, labels[others])
+            lowest = lowest[lowest]
+            if np.array_equal(lowest, labels):
+                return labels
+            labels = lowest
+
+
+class Builder:
+    """Collects switches, endpoints and cables, takes the lowest free ports, and checks them."""
+
+    def __init__(self) -> None:
+        self._switches: dict[str, tuple[int, int, int]] = {}
+        self._names: list[str] = []
+        self._endpoints: dict[str, tuple[int, int]] = {}
+        self._links: dict[tuple[int, int], tuple[int, int]] = {}
+        self._used: list[set[int]] = []
+        self._next: list[int] = []
+
+    def switch(self, name: str, radix: int, level: int, zone: int) -> int:
+        """Adds a switch and returns its index.
+
+        Raises:
+            FabricError: the name is taken, or the number of ports is out of range.
+        """
+        if name in self._switches:
+            raise FabricError(f"switch {name!r} appears twice; give each switch one name or GUID")
+        if not 1 <= radix <= MOST_PORTS:
+            raise FabricError(f"switch {name!r} has {radix} ports; expected 1 to {MOST_PORTS}")
+        self._switches[name] = (radix, level, zone)
+        self._names.append(name)
+        self._used.append(set())
+        self._next.append(1)
+        return len(self._names) - 1
+
+    def endpoint(self, name: str, switch: int, port: int | None = None) -> None:
+        """Puts the cable of an endpoint into a port of a switch; default: the lowest free port.
+
+        Raises:
+            FabricError: the endpoint has a cable already, or no such port is free.
+        """
+        if name in self._endpoints:
+            raise FabricError(f"endpoint {name!r} appears twice; each port has one cable")
+        self._endpoints[name] = (switch, self._take(switch, port))
+
+    def link(
+        self, one: int, other: int, port: int | None = None, other_port: int | None = None
+    ) -> None:
+        """Joins two switches by a cable.
+
+        Raises:
+            FabricError: a port is taken, or does not exist.
+        """
+        near = (one, self._take(one, port))
+        far = (other, self._take(other, other_port))
+        self._links[near], self._links[far] = far, near
+
+    def free(self, switch: int) -> int:
+        """Returns the number of free ports of a switch."""
+        return self._switches[self._names[switch]][0] - len(self._used[switch])
+
+    def build(self) -> Net:
+        """Returns the network.
+
+        Raises:
+            FabricError: it has no switch.
+        """
+        if not self._names:
+            raise FabricError("the network has no switch; expected at least one")
+        kept = np.array([self._switches[name] for name in self._names], np.int32)
+        shape = (len(kept), int(kept[:, 0].max()) + 1)
+        hosts, peers = np.full(shape, NOWHERE, np.int32), np.full(shape, NOWHERE, np.int32)
+        ports = np.zeros(shape, np.int32)
+        if self._endpoints:
+            at = np.array(list(self._endpoints.values()))
+            hosts[at[:, 0], at[:, 1]] = np.arange(len(at))
+        if self._links:
+            near, far = np.array(list(self._links)), np.array(list(self._links.values()))
+            peers[near[:, 0], near[:, 1]] = far[:, 0]
+            ports[near[:, 0], near[:, 1]] = far[:, 1]
+        return Net(
+            switches=tuple(self._names), radix=kept[:, 0], levels=kept[:, 1], zones=kept[:, 2],
+            endpoints=tuple(self._endpoints), hosts=hosts, peers=peers, peer_ports=ports,
+        )  # fmt: skip
+
+    def _take(self, switch: int, port: int | None) -> int:
+        used, name = self._used[switch], self._names[switch]
+        radix = self._switches[name][0]
+        if port is None:
+            port = self._next[switch]
+            while port in used:
+                port += 1
+            self._next[switch] = port + 1
+            if port > radix:
+                raise FabricError(f"switch {name!r} has no free port of {radix}; use more switches")
+        if not 1 <= port <= radix:
+            raise FabricError(f"switch {name!r} has no port {port}; expected 1 to {radix}")
+        if port in used:
+            raise FabricError(f"port {port} of switch {name!r} has two cables; expected one")
+        used.add(port)
+        return port
