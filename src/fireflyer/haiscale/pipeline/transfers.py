@@ -1,0 +1,124 @@
+"""Messages between stages: shapes are learnt from the first micro-batch, receives posted ahead."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from fireflyer import hfreduce
+from fireflyer.errors import ConfigError
+
+HEADER_BYTES = 1024
+AHEAD = 2
+"""Number of messages of a boundary whose receives are posted before they are needed."""
+
+Layout = list[tuple[tuple[int, ...], str, bool]]
+"""Shape, dtype and "needs a gradient" of each tensor of a message."""
+
+
+def layout_of(tensors: Sequence[torch.Tensor]) -> Layout:
+    return [(tuple(t.shape), str(t.dtype).removeprefix("torch."), t.requires_grad) for t in tensors]
+
+
+class Incoming:
+    """The messages of one kind for one stage in a step, in the order in which it uses them.
+
+    Args:
+        post: starts the receive of tensors under a tag.
+        tags: tags of the messages to come.
+    """
+
+    def __init__(
+        self,
+        post: Callable[[torch.Tensor, int], dist.Work],
+        tags: Iterator[int],
+        layout: Layout,
+    ) -> None:
+        self._post, self._tags, self._layout = post, tags, layout
+        self._posted: deque[tuple[list[torch.Tensor], list[dist.Work]]] = deque()
+        for _ in range(AHEAD):
+            self._post_next()
+
+    def _post_next(self) -> None:
+        tag = next(self._tags, None)
+        if tag is None:
+            return
+        tensors = [
+            torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype, _ in self._layout
+        ]
+        works = [self._post(tensor, tag) for tensor in tensors]
+        self._posted.append((tensors, works))
+
+    def take(self) -> list[torch.Tensor]:
+        """Waits for the next message."""
+        tensors, works = self._posted.popleft()
+        for work in works:
+            work.wait()
+        self._post_next()
+        return tensors
+
+
+class Mail:
+    """Point-to-point messages of one rank with the ranks of its pipeline.
+
+    Attributes:
+        sent_bytes: bytes of tensors sent since the creation, without headers.
+    """
+
+    def __init__(self, group: hfreduce.ProcessGroupHFReduce) -> None:
+        self._group = group
+        self._under_way: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self.sent_bytes = 0
+
+    def send(self, tensors: Sequence[torch.Tensor], rank: int, tag: int) -> None:
+        """Starts a send; the tensors must not change before it ends."""
+        while self._under_way and self._under_way[0][0].is_completed():
+            self._under_way.popleft()[0].wait()
+        for tensor in tensors:
+            value = tensor.detach().contiguous()
+            self.sent_bytes += value.nbytes
+            self._under_way.append((self._group.send([value], rank, tag), value))
+
+    def post(self, tensor: torch.Tensor, rank: int, tag: int) -> dist.Work:
+        return self._group.recv([tensor], rank, tag)
+
+    def send_layout(self, layout: Layout, rank: int, tag: int) -> None:
+        text = msgspec.json.encode(layout)
+        if len(text) > HEADER_BYTES:
+            raise ConfigError(
+                f"the output of a stage has too many tensors or dimensions: {len(layout)} tensors"
+            )
+        header = torch.zeros(HEADER_BYTES, dtype=torch.uint8)
+        header[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self._under_way.append((self._group.send([header], rank, tag), header))
+
+    def receive_layout(self, rank: int, tag: int) -> Layout:
+        header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
+        self.post(header, rank, tag).wait()
+        text = bytes(header.numpy()).rstrip(b"\0")
+        return msgspec.json.decode(text, type=Layout)
+
+    def finish(self) -> None:
+        """Waits until all sends have ended."""
+        while self._under_way:
+            self._under_way.popleft()[0].wait()
+
+    def exchange(self, tensor: torch.Tensor, ranks: Sequence[int], tag: int) -> None:
+        """Sums `tensor` over `ranks` in place, in their order, with equal bits on all of them."""
+        first, *others = ranks
+        me = self._group.rank()
+        if me == first:
+            for rank in others:
+                part: Any = torch.empty_like(tensor)
+                self.post(part, rank, tag).wait()
+                tensor.add_(part)
+            for rank in others:
+                self.send([tensor], rank, tag)
+        else:
+            self.send([tensor], first, tag)
+            self.finish()
+            self.post(tensor, first, tag).wait()
+        self.finish()
