@@ -1,10 +1,16 @@
-"""Shared entry of the command lines: an error is one line on standard error and an exit code."""
+"""Shared entry of the command lines: an error is one line on standard error and an exit code.
 
+A program may start with standard descriptors closed (cron, systemd, `>&-`), with a pipe whose reader
+is gone, or in a locale whose encoding lacks most characters. None of that ends it in a traceback.
+"""
+
+import contextlib
+import io
 import os
 import resource
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from fireflyer.errors import FireflyerError
 
@@ -35,6 +41,7 @@ def in_one_line(act: Callable[[], int]) -> int:
     """
     from typer.exceptions import Abort, TyperException
 
+    open_standard_streams()
     try:
         code = act()
         sys.stdout.flush()
@@ -44,10 +51,60 @@ def in_one_line(act: Callable[[], int]) -> int:
     except (KeyboardInterrupt, Abort):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (OSError, FireflyerError) as error:
         return _fail(described(error), 1)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            _settle(stream)
+
+
+def open_standard_streams() -> None:
+    """Opens /dev/null for standard descriptors that are closed, so that no other file gets their
+    number; characters that the encoding of stdout and stderr lacks become `\\u5b66` from now on.
+
+    REQUIRES: no file that this process has opened has a number below 3.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # An open takes the lowest free number.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            mode = "r" if number == 0 else "w"
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115  # until the exit
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def write_json(document: bytes) -> None:
+    """Writes a JSON document and a newline to stdout, in UTF-8 whatever the locale."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(document + b"\n")
+
+
+def encodable(text: str) -> bool:
+    """Returns whether the encoding of stdout has all of these characters."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _settle(stream: TextIO) -> None:
+    """Leaves nothing for the interpreter to write at its exit, where a failure prints a traceback."""
+    try:
+        stream.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
+            stream.flush()
 
 
 def described(error: OSError | FireflyerError) -> str:
@@ -83,5 +140,6 @@ def plain(words: str) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"fireflyer: {plain(' '.join(message.split()))}\n")
+    with contextlib.suppress(OSError):  # stderr is a pipe without a reader
+        sys.stderr.write(f"fireflyer: {plain(' '.join(message.split()))}\n")
     return code

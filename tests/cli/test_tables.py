@@ -14,7 +14,7 @@ from fireflyer.cli import printing
 from fireflyer.cli.accounts import impl as accounts
 from fireflyer.cli.cluster import impl as cluster
 from fireflyer.cli.ledger import impl as ledger
-from fireflyer.cli.tables import INDENT, LEAST, WRAPPING, lay_out
+from fireflyer.cli.tables import GAP, INDENT, LEAST, WRAPPING, lay_out
 from fireflyer.hai.identity import Group, TokenView, User
 from fireflyer.hai.ledger import Account, LedgerView
 from fireflyer.hai.model import Event, NodeView, TaskSpec, TaskView, WindowView
@@ -148,7 +148,7 @@ def test_layouts_keep_every_character_and_no_name_is_divided(seed: int) -> None:
         shown = "".join(pieces).replace(f"{head}  ", "")
         assert "".join(shown.split()) == "".join("".join(wanted).split())
     fixed = [column for column, head in enumerate(heads) if head not in WRAPPING]
-    alone = sum(max(cell_len(row[c]) for row in [heads, *rows]) + 1 for c in fixed)
-    short = (LEAST + 1) * (len(heads) - len(fixed))
+    alone = sum(max(cell_len(row[c]) for row in [heads, *rows]) + GAP for c in fixed)
+    short = (LEAST + GAP) * (len(heads) - len(fixed))
     bound = max(width, alone + short, len(INDENT + "REASON  ") + LEAST)
     assert max((cell_len("".join(text for text, _ in line)) for line in lines), default=0) <= bound

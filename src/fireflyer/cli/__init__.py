@@ -9,6 +9,9 @@ def main() -> None:
     An interrupt before the command begins exits with 130 and prints nothing.
     """
     try:
+        from fireflyer.program import open_standard_streams
+
+        open_standard_streams()  # before an import opens a file
         from fireflyer.cli.app import run_line
 
         code = run_line(sys.argv[1:])

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from fireflyer.hai.model import Event, RankView, TaskView
-from fireflyer.program import plain
+from fireflyer.program import plain, write_json
 
 STYLES = {
     "running": "green",
@@ -30,7 +30,7 @@ UNLIMITED = 1 << 30
 
 def as_json(value: Any) -> None:
     """Writes one line of JSON to stdout."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    write_json(msgspec.json.encode(value))
 
 
 def tasks(found: list[TaskView], *, json: bool) -> None:

@@ -11,6 +11,9 @@ def main() -> int:
     """
     try:
         _leave_at_once_when_interrupted()
+        from fireflyer.program import open_standard_streams
+
+        open_standard_streams()
         from fireflyer.demo.command import run_line
 
         return run_line(sys.argv[1:])

@@ -19,6 +19,7 @@ from fireflyer.demo.machine import describe
 from fireflyer.demo.processes import Interrupts
 from fireflyer.demo.progress import TerminalScreen, summary
 from fireflyer.errors import ConfigError, FireflyerError
+from fireflyer.program import write_json
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -137,7 +138,7 @@ def _tell(outcome: Outcome, as_json: bool, console: Console) -> None:
             )
             console.print(Panel(code, title="written by the model", title_align="left"))
         if as_json:
-            sys.stdout.write(msgspec.json.encode(outcome.figures).decode() + "\n")
+            write_json(msgspec.json.encode(outcome.figures))
     for problem in outcome.problems:
         console.print(
             f"not reached: {problem}", style="red", markup=False, highlight=False, soft_wrap=True

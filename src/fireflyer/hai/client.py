@@ -6,6 +6,7 @@ names a server, calls go there, with the token of FIREFLYER_TOKEN_FILE. A `Clien
 connection; several threads may use it.
 """
 
+import fcntl
 import http.client
 import os
 import re
@@ -456,7 +457,11 @@ def _error_of(data: bytes, status: int) -> FireflyerError:
 
 def _start_server(home: Home, nodes: int | None) -> None:
     """Starts a server in its own session and waits until it reports that it is ready."""
-    reader, writer = os.pipe()
+    # A program may lack standard descriptors: the pipe must not get a number that the server's own
+    # standard streams will have.
+    reader, low = os.pipe()
+    writer = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(low)
     command = [sys.executable, "-P", "-m", "fireflyer.hai.server.process", "--home", str(home.path)]
     command += ["--ready-fd", str(writer)]
     if nodes is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from fireflyer import _native
+from fireflyer.program import write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -200,7 +201,7 @@ def emit(report: Report, json_to: str | None) -> None:
     if json_to is not None:
         text = msgspec.json.format(msgspec.json.encode(report), indent=1)
         if json_to == "-":
-            sys.stdout.write(text.decode() + "\n")
+            write_json(text)
             return
         Path(json_to).write_bytes(text + b"\n")
     _print_tables(report)

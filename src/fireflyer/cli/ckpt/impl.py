@@ -25,10 +25,11 @@ from fireflyer.cli.printing import age, as_json, progress, table
 from fireflyer.errors import CheckpointError, ConfigError
 from fireflyer.ffrecord.convert.atomic_output import NewFolder, refuse_existing
 from fireflyer.ffrecord.convert.statistics import size_text
-from fireflyer.program import plain
+from fireflyer.program import encodable, plain
 from fireflyer.storage import open_storage
 
 _BARS = " ▁▂▃▄▅▆▇█"
+_ASCII_BARS = " .:-=+*#@"
 _UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SHOWN_CHARACTERS = 60
 
@@ -147,8 +148,8 @@ def _stats_text(stats: compare.Statistics) -> str:
     ]
     most = max(stats.histogram, default=0)
     if most:
-        bars = (_BARS[-(-count * (len(_BARS) - 1) // most)] for count in stats.histogram)
-        parts.append("".join(bars))
+        bars = _BARS if encodable(_BARS) else _ASCII_BARS
+        parts.append("".join(bars[-(-n * (len(bars) - 1) // most)] for n in stats.histogram))
     return ", ".join(parts) or "no elements"
 
 

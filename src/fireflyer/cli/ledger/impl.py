@@ -9,6 +9,7 @@ from fireflyer.cli import printing
 from fireflyer.cli.durations import seconds
 from fireflyer.hai.client import Client
 from fireflyer.hai.ledger import CAUSES, IDLE, Account, LedgerView
+from fireflyer.program import encodable
 
 BAR = 50
 """Width of a bar in characters, where the terminal has that many."""
@@ -95,8 +96,10 @@ def _all(view: LedgerView, hours: str) -> None:
         (name, _hours(one.whole), f"{100 * one.ettr:.1f} %", f"{100 * one.goodput:.1f} %")
         for name, one in found
     ]
+    from fireflyer.cli.tables import GAP
+
     left = printing.width() - sum(
-        max(map(len, cells)) + 1 for cells in zip(heads, *rows, strict=True)
+        max(map(len, cells)) + GAP for cells in zip(heads, *rows, strict=True)
     )
     wide = max(min(BAR, left), LEAST_BAR)
     bars = [(*row, bar(one, wide)) for row, (_, one) in zip(rows, found, strict=True)]
@@ -110,7 +113,7 @@ def _hours(amount: int) -> str:
 
 def _legend(one: Account) -> str:
     found = [cause for cause, amount in one.parts.items() if amount]
-    return "  ".join(f"{MARKS[cause]} {cause}" for cause in found if cause != IDLE)
+    return "  ".join(f"{_mark(cause)} {cause}" for cause in found if cause != IDLE)
 
 
 def bar(one: Account, width: int = BAR) -> str:
@@ -123,4 +126,9 @@ def bar(one: Account, width: int = BAR) -> str:
     left = width - sum(cells.values())
     for cause in sorted(order, key=lambda cause: -(exact[cause] % one.whole))[:left]:
         cells[cause] += 1
-    return "".join(MARKS[cause] * cells[cause] for cause in order)
+    return "".join(_mark(cause) * cells[cause] for cause in order)
+
+
+def _mark(cause: str) -> str:
+    """Returns the mark of a cause, in ASCII where stdout has no other."""
+    return MARKS[cause] if encodable(MARKS[cause]) else "#"

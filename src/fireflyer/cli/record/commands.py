@@ -1,6 +1,5 @@
 """Verbs and options of `fireflyer record`. Implementations are imported when a verb runs."""
 
-import os
 import signal
 import sys
 import threading
@@ -9,8 +8,6 @@ from types import FrameType
 from typing import Annotated
 
 import typer
-
-from fireflyer.errors import ConfigError
 
 record = typer.Typer(
     name="record",
@@ -78,10 +75,6 @@ Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Threads 
 
 @record.callback()
 def prepare(context: typer.Context) -> None:
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    if sys.stdout is None:
-        raise ConfigError("standard output is closed: redirect it to /dev/null if it is not needed")
     _unwind_on_sigterm(context)
 
 

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-import msgspec
-
 from fireflyer.cli import printing
 from fireflyer.errors import FireflyerError
 from fireflyer.hai.client import Client
@@ -204,6 +202,8 @@ def print_events(
 
 def _stream(found: list[Event], *, json: bool) -> None:
     for event in found:
-        line = msgspec.json.encode(event).decode() if json else printing.event_line(event)
-        sys.stdout.write(line + "\n")
+        if json:
+            printing.as_json(event)
+        else:
+            sys.stdout.write(printing.event_line(event) + "\n")
     sys.stdout.flush()

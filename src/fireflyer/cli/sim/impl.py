@@ -213,7 +213,8 @@ def _print(results: list[Result]) -> None:
 def _write(path: Path, data: bytes) -> None:
     """Writes the file atomically; "-" is stdout."""
     if str(path) == "-":
-        sys.stdout.write(data.decode())
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
         return
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -43,7 +43,7 @@ from fireflyer.hai.server.auth import Authenticator
 from fireflyer.hai.server.controller import Controller
 from fireflyer.hai.server.listeners import Public, Web, listen, web_config
 from fireflyer.hai.server.log_quota import LIMIT_BYTES, LogQuota
-from fireflyer.program import allow_descriptors
+from fireflyer.program import allow_descriptors, open_standard_streams
 
 DEFAULT_NODES = 2
 
@@ -453,6 +453,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=DEFAULT_NODES)
     parser.add_argument("--ready-fd", type=int, required=True)
     options = parser.parse_args(arguments)
+    open_standard_streams()
     log.configure(logging.INFO)
     ready = os.fdopen(options.ready_fd, "wb")
     os.set_inheritable(options.ready_fd, False)
