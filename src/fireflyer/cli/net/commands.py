@@ -63,3 +63,18 @@ def plan(
         preset, nodes, storage, cross, compare=compare, dollars=dollars, catalogue=catalogue,
         json=json,
     )  # fmt: skip
+
+
+@net.command()
+def verify(
+    preset: PresetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check that routes reach every pair, form no credit loop, and spread over the links.
+
+    \b
+      fireflyer net verify --preset fire-flyer2
+    """
+    from fireflyer.cli.net import impl
+
+    raise typer.Exit(impl.verify(preset, json=json))

@@ -1,6 +1,7 @@
 """Implementation of `fireflyer net`."""
 
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,10 @@ from typing import Any
 from fireflyer.cli.printing import as_json, table
 from fireflyer.errors import ConfigError
 from fireflyer.fabric import plan as plans
+from fireflyer.fabric import topologies
 from fireflyer.fabric.catalogue import Catalogue
+from fireflyer.fabric.findings import checked
+from fireflyer.fabric.routing import route
 from fireflyer.program import plain
 
 
@@ -32,6 +36,17 @@ def plan(
     else:
         result = plans.planned_zones(nodes or 0, storage, cross, parts)
     _show(result, json=json)
+
+
+def verify(preset: str | None, *, json: bool) -> int:
+    """Prints what a check found; returns 1 if a connected pair is unreachable or a loop exists."""
+    if preset is None:
+        raise ConfigError("net verify needs --preset NAME")
+    begin = time.perf_counter()
+    result = checked([(net, route(net)) for net in topologies.preset(preset)])
+    result["wall_s"] = round(time.perf_counter() - begin, 4)
+    _show(result, json=json)
+    return 1 if result["unreachable"] or result["credit_loops"] else 0
 
 
 def _compare(parts: Catalogue, *, json: bool) -> None:
@@ -63,9 +78,11 @@ def _show(result: Mapping[str, Any], *, json: bool) -> None:
         as_json(result)
         return
     for name, value in result.items():
-        if name == "notes" or value is None:
+        if name in ("notes", "loops") or value is None:
             continue
         text = f"{value:,.10g}" if isinstance(value, int | float) else str(value)
         sys.stdout.write(f"{name:<20} {plain(text)}\n")
     for note in result.get("notes", ()):
         sys.stdout.write(f"note: {plain(note)}\n")
+    for loop in result.get("loops", ()):
+        sys.stdout.write(f"credit loop on {plain(loop)}\n")
