@@ -51,7 +51,7 @@ def test_their_message_is_never_replaced_by_that_of_another_file(
         with _naming("/asked", "/asked.part"):
             fail()
 
-    acts: tuple[Callable[[], None], ...] = (
+    acts: tuple[Callable[[], object], ...] = (
         lambda: write_atomically(tmp_path / "out", fail),
         lambda: open_storage(str(tmp_path)).write("out", chunks()),
         lambda: open_storage(f"memory://{tmp_path}").write("out", chunks()),

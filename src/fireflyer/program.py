@@ -47,13 +47,13 @@ def in_one_line(act: Callable[[], int]) -> int:
         sys.stdout.flush()
         return code
     except TyperException as error:
-        return _fail(error.format_message(), error.exit_code)
+        return report(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, Abort):
-        return _fail("interrupted", INTERRUPTED)
+        return report("interrupted", INTERRUPTED)
     except BrokenPipeError:
         return 1
     except (OSError, FireflyerError) as error:
-        return _fail(described(error), 1)
+        return report(described(error), 1)
     finally:
         for stream in (sys.stdout, sys.stderr):
             _settle(stream)
@@ -139,7 +139,8 @@ def plain(words: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text(words))
 
 
-def _fail(message: str, code: int) -> int:
+def report(message: str, code: int = 1) -> int:
+    """Writes an error as one line to stderr; returns the exit code."""
     with contextlib.suppress(OSError):  # stderr is a pipe without a reader
         sys.stderr.write(f"fireflyer: {plain(' '.join(message.split()))}\n")
     return code

@@ -16,7 +16,7 @@ import pytest
 
 from fireflyer.cli.app import run_line
 from fireflyer.errors import Corrupted, StorageError
-from fireflyer.fs3 import survey, transfer
+from fireflyer.fs3 import survey
 from fireflyer.fs3.client import Client, File
 from fireflyer.fs3.config import embed
 from fireflyer.fs3.discovery import VARIABLE, announce, attach
@@ -131,16 +131,6 @@ def test_a_copy_that_fails_leaves_what_was_there(
         assert "became shorter" in ran(capsys, "get /a b", 1)
     assert Path("b").read_text() == "before"
     assert sorted(os.listdir()) == ["a", "b"]
-
-
-def test_a_device_is_not_replaced(fs: Client) -> None:
-    with fs.open("/a", "wb") as file:
-        file.write(b"x")
-    with pytest.raises(Exception, match="is not a file"):
-        transfer.plan(transfer.Remote(fs), "/a", transfer.Local(), "/dev/null", recursive=False)
-    os.mkfifo("pipe")
-    assert run_line(["fs", "put", "pipe", "/pipe"]) == 1
-    assert fs.listdir("/") == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from fireflyer.demo.driver import Options
 from fireflyer.demo.figures import Figures
 from fireflyer.demo.story import Story
 from fireflyer.errors import ConfigError, StorageError
+from fireflyer.storage.targets import final_path
 
 Row = tuple[str, str, str]
 """Table row (name, value, meaning)."""
@@ -143,15 +144,15 @@ def save(page: str, path: Path) -> None:
     """Writes the page atomically.
 
     Raises:
-        StorageError: the page cannot be written.
+        ConfigError: a pipe or a device is there. StorageError: the page cannot be written.
     """
-    partial = None
+    partial, place = None, Path(final_path(path))
     try:
-        descriptor, partial = tempfile.mkstemp(dir=path.absolute().parent, prefix=".demo-report-")
+        descriptor, partial = tempfile.mkstemp(dir=place.parent, prefix=".demo-report-")
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(page)
             os.fchmod(descriptor, 0o644)
-        os.replace(partial, path)
+        os.replace(partial, place)
     except OSError as error:
         if partial:
             Path(partial).unlink(missing_ok=True)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fireflyer.errors import NoSpace, StorageError
+from fireflyer.storage.targets import final_path
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -139,7 +140,12 @@ class Output:
 
     @classmethod
     def temporary(cls, target: str) -> "Output":
-        """Creates a file in the directory of `target`."""
+        """Creates a file beside `target`, or beside the file that a link of this name leads to.
+
+        Raises:
+            ConfigError: a pipe or a device is there.
+        """
+        target = final_path(target)
         path, fd = reserve(target, new_file)
         return cls(target, path, fd)
 

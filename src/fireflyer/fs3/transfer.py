@@ -2,8 +2,9 @@
 time.
 
 A file is written under a temporary name beside its own and renamed when it is whole. So no
-requested name ever has a partial copy, and an interrupted copy leaves the old file. Holes stay
-holes.
+requested name ever has a partial copy, and an interrupted copy leaves the old file. A link that is
+named as target stays, and the file behind it is replaced. Holes stay holes. Pipes, FIFOs and
+devices of this machine are read to their end, or written, in order.
 """
 
 import contextlib
@@ -20,9 +21,11 @@ from typing import Protocol
 from fireflyer.errors import ConfigError, FireflyerError, NoSpace, StorageError, Unavailable
 from fireflyer.fs3.client import Client
 from fireflyer.fs3.client.file import pieces
+from fireflyer.storage import targets
 
 PIECE = 4 << 20
 THREADS = 6
+_MOST_LINKS = 40
 AHEAD = 2 * THREADS
 """Maximum number of pieces that are given to the threads at a time."""
 
@@ -52,7 +55,17 @@ class Handle(Protocol):
 class End(Protocol):
     """Source or target of a copy. Thread-safe. Errors are OSErrors or FireflyerErrors."""
 
+    def stat(self, path: str) -> os.stat_result: ...
+
     def lstat(self, path: str) -> os.stat_result: ...
+
+    def followed(self, path: str) -> str:
+        """Returns the path behind the links that `path` names; no file needs to be there."""
+        ...
+
+    def is_stream(self, path: str) -> bool:
+        """Returns whether the path is an open descriptor, pipe, FIFO or device."""
+        ...
 
     def isdir(self, path: str) -> bool: ...
 
@@ -127,13 +140,18 @@ class LocalHandle:
 class Local:
     """Files of this machine."""
 
+    stat = staticmethod(os.stat)
     lstat = staticmethod(os.lstat)
+    is_stream = staticmethod(targets.is_stream)
     isdir = staticmethod(os.path.isdir)
     readlink = staticmethod(os.readlink)
     symlink = staticmethod(os.symlink)
     mkdir = staticmethod(os.mkdir)
     rename = staticmethod(os.replace)
     unlink = staticmethod(os.unlink)
+
+    def followed(self, path: str) -> str:
+        return os.path.realpath(path)
 
     def listdir(self, path: str) -> list[str]:
         return sorted(os.listdir(path))
@@ -150,6 +168,7 @@ class Remote:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self.stat = client.stat
         self.lstat = client.lstat
         self.isdir = client.isdir
         self.listdir = client.listdir
@@ -158,6 +177,19 @@ class Remote:
         self.mkdir = client.mkdir
         self.rename = client.replace
         self.unlink = client.unlink
+
+    def followed(self, path: str) -> str:
+        for _ in range(_MOST_LINKS):
+            try:
+                if not stat.S_ISLNK(self.lstat(path).st_mode):
+                    return path
+            except FileNotFoundError:
+                return path
+            path = os.path.join(os.path.dirname(path), self.readlink(path))
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+
+    def is_stream(self, path: str) -> bool:
+        return False
 
     def reader(self, path: str) -> Handle:
         return self._client.open(path, "rb")
@@ -173,14 +205,23 @@ class Item:
     """File, symlink or directory of a copy.
 
     Attributes:
+        target: name in errors.
         size: bytes of a file.
         mode: as in `os.lstat`.
+        place: path behind the links of `target`; "" if `target` is none that a file goes through.
+        stream: source or target is a pipe, FIFO or device, so the bytes go in order.
     """
 
     source: str
     target: str
     size: int
     mode: int
+    place: str = ""
+    stream: bool = False
+
+    @property
+    def renamed_to(self) -> str:
+        return self.place or self.target
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,49 +238,38 @@ def plan(source: End, path: str, target: End, to: str, *, recursive: bool) -> li
     Changes nothing. If `to` is a directory, the copy goes into it under its own name.
 
     Raises:
-        ConfigError: a directory without `recursive`; neither file, directory nor symlink.
+        ConfigError: a directory without `recursive`; a FIFO, socket or device in a directory.
         OSError: there is no such path.
     """
     if target.isdir(to):
         name = os.path.basename(os.path.normpath(path))
         to = os.path.join(to, name) if name not in ("", ".", "..") else to
-    _refuse_devices(target, to)
     items: list[Item] = []
     waiting = [(path, to)]
     while waiting:
         one, its = waiting.pop()
-        found = source.lstat(one)
+        found = source.stat(one) if one == path else source.lstat(one)
         kind = stat.S_IFMT(found.st_mode)
-        if kind == stat.S_IFLNK and one == path:
-            found = source.lstat(_followed(source, one))
-            kind = stat.S_IFMT(found.st_mode)
         if kind == stat.S_IFDIR:
             if not recursive:
                 raise ConfigError(f"{one} is a directory: copy it with --recursive")
             names = source.listdir(one)
             waiting.extend((os.path.join(one, n), os.path.join(its, n)) for n in reversed(names))
-        elif kind not in (stat.S_IFREG, stat.S_IFLNK):
+            items.append(Item(one, its, 0, found.st_mode))
+            continue
+        if kind == stat.S_IFLNK:
+            items.append(Item(one, its, 0, found.st_mode))
+            continue
+        if kind != stat.S_IFREG and (one != path or kind == stat.S_IFSOCK):
             raise ConfigError(f"{one} is neither a file nor a directory nor a symlink")
-        items.append(Item(one, its, found.st_size if kind == stat.S_IFREG else 0, found.st_mode))
+        out = target.is_stream(its)
+        # A lookup per file costs a file system more than this machine.
+        follow = not out and (one == path or isinstance(target, Local))
+        place = target.followed(its) if follow else ""
+        given = one == path and source.is_stream(one)
+        stream = out or given or kind != stat.S_IFREG
+        items.append(Item(one, its, found.st_size, found.st_mode, place, stream))
     return items
-
-
-def _refuse_devices(target: End, to: str) -> None:
-    """Refuses a device or socket as target, because a rename would replace it by a file."""
-    try:
-        kind = stat.S_IFMT(target.lstat(to).st_mode)
-    except FileNotFoundError:
-        return
-    if kind not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR):
-        raise ConfigError(f"{to} is not a file: use `fs cat` to write to pipes and devices")
-
-
-def _followed(source: End, path: str) -> str:
-    for _ in range(40):
-        if not stat.S_ISLNK(source.lstat(path).st_mode):
-            return path
-        path = os.path.join(os.path.dirname(path), source.readlink(path))
-    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 
 def copy(source: End, target: End, items: list[Item], advance: Callable[[int], None]) -> Copied:
@@ -298,11 +328,49 @@ def _work(
             with _naming(item.target, beside):
                 target.symlink(source.readlink(item.source), beside)
                 target.rename(beside, item.target)
+        elif item.stream:
+            # In this thread, because a pipe may keep its reader waiting, and Ctrl-C must end that.
+            _copy_stream(source, target, item, advance)
         else:
             file = _Copy(source, target, item, advance)
             files[:] = [one for one in files if not one.finished]
             files.append(file)
             yield file.begin
+
+
+def _copy_stream(source: End, target: End, item: Item, advance: Callable[[int], None]) -> None:
+    """Copies a file to a stream, or a stream to its end into a file."""
+    memory = memoryview(bytearray(PIECE))
+    if target.is_stream(item.target):
+        with (
+            contextlib.closing(source.reader(item.source)) as reader,
+            _naming(item.target, ""),
+            open(targets.open_stream(item.target), "wb", buffering=0) as out,
+        ):
+            for offset in range(0, reader.size, PIECE):
+                got = memory[: reader.pread_into(memory, offset)]
+                advance(len(got))
+                while got:
+                    got = got[out.write(got) :]
+        return
+    beside = beside_of(item.renamed_to)
+    stream = targets.open_stream(item.source, os.O_RDONLY)
+    with open(stream, "rb", buffering=0) as pipe, _naming(item.target, beside):
+        writer = target.writer(beside, 0o666, item.target)
+        try:
+            offset = 0
+            while count := pipe.readinto(memory):
+                writer.pwrite(memory[:count], offset)
+                offset += count
+                advance(count)
+            writer.close()
+            target.rename(beside, item.renamed_to)
+        except BaseException:
+            with contextlib.suppress(FireflyerError, OSError):  # the first error matters more
+                writer.close()
+            with contextlib.suppress(FireflyerError, OSError):
+                target.unlink(beside)
+            raise
 
 
 def beside_of(path: str) -> str:
@@ -337,7 +405,7 @@ class _Copy:
     ) -> None:
         self.finished = False
         self._source, self._target, self._item, self._advance = source, target, item, advance
-        self._beside = beside_of(item.target)
+        self._beside = beside_of(item.renamed_to)
         self._lock = threading.Lock()  # guards the attributes below
         self._ends: tuple[Handle, Handle] | None = None
         self._made = False
@@ -416,7 +484,7 @@ class _Copy:
         self._ends = None
         with contextlib.closing(reader):
             writer.close()
-        self._target.rename(self._beside, self._item.target)
+        self._target.rename(self._beside, self._item.renamed_to)
         self.finished = True
         self._advance(self._item.size - self._copied)
 

@@ -16,6 +16,7 @@ from fireflyer.checkpoint.state.contents import Contents, InMemory, at
 from fireflyer.checkpoint.state.tree import Container, Node, Path, Tensor, path_name
 from fireflyer.errors import CheckpointError, ConfigError, NoSpace, StorageError
 from fireflyer.storage import DirectoryStorage
+from fireflyer.storage.targets import final_path
 
 Kind = Literal["safetensors", "dcp", "torch"]
 KINDS: tuple[Kind, ...] = ("safetensors", "dcp", "torch")
@@ -80,9 +81,12 @@ def export(
 
     Raises:
         CheckpointError: if the format cannot hold the contents.
+        ConfigError: if a pipe or a device is at `out`.
         StorageError: if the contents cannot be read or written.
     """
-    path = FilePath(out)
+    path, place = FilePath(out), final_path(out)
+    if path.is_symlink():  # stays: the file behind it is replaced
+        path = FilePath(place)
     if kind == "safetensors":
         return safetensors.write(contents, path, shard_bytes=shard_bytes, advance=advance)
     if kind == "dcp":

@@ -149,7 +149,7 @@ def cat(paths: Paths, where: Where = None) -> None:
     """Write files to stdout. The CRC of every byte is checked first."""
     from fireflyer.cli.fs import impl_changes
 
-    impl_changes.cat(where, paths)
+    raise typer.Exit(impl_changes.cat(where, paths))
 
 
 @fs.command()
@@ -161,13 +161,17 @@ def put(
     \b
       fireflyer fs put model.bin /models/
       fireflyer fs put -r photos /photos
+      tar c photos | fireflyer fs put - /photos.tar
+
+    A source of - is standard input. Pipes, FIFOs and devices are read to their end. A symlink at
+    the target stays: the file behind it is replaced.
 
     An existing file at the target is replaced once its copy is complete. An interrupted copy leaves
     the existing file, and perhaps a file named .NAME.xxxxxxxx.part beside it.
     """
     from fireflyer.cli.fs import impl_changes
 
-    impl_changes.put(where, sources, target, recursive=recursive)
+    raise typer.Exit(impl_changes.put(where, sources, target, recursive=recursive))
 
 
 @fs.command()
@@ -179,12 +183,16 @@ def get(
     \b
       fireflyer fs get /models/model.bin .
       fireflyer fs get -r /photos copy
+      fireflyer fs get /photos.tar - | tar x
+
+    A target of - is standard output. Pipes, FIFOs and devices are written to. A symlink at the
+    target stays: the file behind it is replaced.
 
     An existing file at the target is replaced once its copy is complete, as with `fs put`.
     """
     from fireflyer.cli.fs import impl_changes
 
-    impl_changes.get(where, sources, target, recursive=recursive)
+    raise typer.Exit(impl_changes.get(where, sources, target, recursive=recursive))
 
 
 @fs.command()
@@ -200,7 +208,7 @@ def cp(sources: Sources, target: Target, recursive: Recursive = False, where: Wh
     """
     from fireflyer.cli.fs import impl_changes
 
-    impl_changes.cp(where, sources, target, recursive=recursive)
+    raise typer.Exit(impl_changes.cp(where, sources, target, recursive=recursive))
 
 
 @fs.command()
@@ -228,7 +236,7 @@ def mv(
     """
     from fireflyer.cli.fs import impl_changes
 
-    impl_changes.mv(where, sources, target)
+    raise typer.Exit(impl_changes.mv(where, sources, target))
 
 
 @fs.command()
@@ -240,10 +248,13 @@ def rm(
     ] = False,
     where: Where = None,
 ) -> None:
-    """Remove files; with --recursive also directories and their contents."""
+    """Remove files; with --recursive also directories and their contents.
+
+    A path that cannot be removed is reported; the others are removed, and the exit code is 1.
+    """
     from fireflyer.cli.fs import impl_changes
 
-    impl_changes.rm(where, paths, recursive=recursive, force=force)
+    raise typer.Exit(impl_changes.rm(where, paths, recursive=recursive, force=force))
 
 
 @fs.command()
@@ -262,7 +273,7 @@ def mkdir(
     """Create directories."""
     from fireflyer.cli.fs import impl_changes
 
-    impl_changes.mkdir(where, paths, parents=parents)
+    raise typer.Exit(impl_changes.mkdir(where, paths, parents=parents))
 
 
 @fs.command(name="stat")
@@ -270,7 +281,7 @@ def stat_(paths: Paths, json: Json = False, where: Where = None) -> None:
     """Show attributes of files and the layout of their chunks. Symlinks are not followed."""
     from fireflyer.cli.fs import impl_queries
 
-    impl_queries.stat_files(where, paths, json=json)
+    raise typer.Exit(impl_queries.stat_files(where, paths, json=json))
 
 
 @fs.command()

@@ -4,50 +4,62 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import typer
 
 from fireflyer.cli.printing import progress
-from fireflyer.errors import ConfigError, FileError
+from fireflyer.errors import ConfigError, FileError, StorageError
 from fireflyer.fs3 import survey, transfer
 from fireflyer.fs3.client import Client
 from fireflyer.fs3.discovery import attach
+from fireflyer.program import described, report
 
 PIECE = 4 << 20
 THREADS = 16
+STDIN, STDOUT = "/dev/stdin", "/dev/stdout"
 
 
-def cat(where: str | None, paths: list[str]) -> None:
+def cat(where: str | None, paths: list[str]) -> int:
     out = sys.stdout.buffer
+
+    def show(path: str) -> None:
+        with fs.open(path, "rb") as file:
+            memory = memoryview(bytearray(min(PIECE, file.size)))
+            for offset in range(0, file.size, PIECE):
+                out.write(memory[: file.pread_into(memory, offset)])
+
     with attach(where) as fs:
-        for path in paths:
-            with fs.open(path, "rb") as file:
-                memory = memoryview(bytearray(min(PIECE, file.size)))
-                for offset in range(0, file.size, PIECE):
-                    out.write(memory[: file.pread_into(memory, offset)])
+        code = each(paths, show)
     out.flush()
+    return code
 
 
-def put(where: str | None, sources: list[str], target: str, *, recursive: bool) -> None:
+def put(where: str | None, sources: list[str], target: str, *, recursive: bool) -> int:
+    to = _rooted(target)
     with attach(where) as fs:
-        _copy(transfer.Local(), transfer.Remote(fs), sources, _rooted(target), recursive)
+        end = transfer.Remote(fs)
+        if "-" in sources and (to.endswith("/") or fs.isdir(to)):
+            raise ConfigError(f"standard input has no name: give that of its file in {to}")
+        paths = [STDIN if source == "-" else source for source in sources]
+        return _copy(transfer.Local(), end, paths, to, recursive)
 
 
-def get(where: str | None, sources: list[str], target: str, *, recursive: bool) -> None:
+def get(where: str | None, sources: list[str], target: str, *, recursive: bool) -> int:
     with attach(where) as fs:
-        paths = [_rooted(source) for source in sources]
-        _copy(transfer.Remote(fs), transfer.Local(), paths, target, recursive)
+        paths, to = [_rooted(source) for source in sources], STDOUT if target == "-" else target
+        return _copy(transfer.Remote(fs), transfer.Local(), paths, to, recursive)
 
 
-def cp(where: str | None, sources: list[str], target: str, *, recursive: bool) -> None:
+def cp(where: str | None, sources: list[str], target: str, *, recursive: bool) -> int:
     with attach(where) as fs:
         end, paths = transfer.Remote(fs), [_rooted(source) for source in sources]
         inside = fs.isdir(_rooted(target))
         for path in paths:
             _refuse_itself(path, _within(_rooted(target), path) if inside else _rooted(target))
-        _copy(end, end, paths, _rooted(target), recursive)
+        return _copy(end, end, paths, _rooted(target), recursive)
 
 
 def _copy(
@@ -56,28 +68,49 @@ def _copy(
     paths: list[str],
     to: str,
     recursive: bool,
-) -> None:
+) -> int:
     if (len(paths) > 1 or to.endswith("/")) and not target.isdir(to):
         raise ConfigError(f"{to} is not a directory")
-    items = [
-        item
-        for path in paths
-        for item in transfer.plan(source, path, target, to, recursive=recursive)
-    ]
+    items: list[transfer.Item] = []
+    code = each(
+        paths,
+        lambda path: items.extend(transfer.plan(source, path, target, to, recursive=recursive)),
+    )
     with progress("copying", sum(item.size for item in items)) as advance:
         transfer.copy(source, target, items, advance)
+    return code
 
 
-def mv(where: str | None, sources: list[str], target: str) -> None:
+def each(paths: list[str], act: Callable[[str], object]) -> int:
+    """Applies `act` to every path; reports paths that it fails for on stderr, and goes on.
+
+    Returns:
+        The exit code.
+    """
+    code = 0
+    for path in paths:
+        try:
+            act(path)
+        except BrokenPipeError:  # the reader of the output is gone
+            raise
+        except (FileError, StorageError, ConfigError, OSError) as error:
+            code = report(described(error))
+    return code
+
+
+def mv(where: str | None, sources: list[str], target: str) -> int:
     to = _rooted(target)
     with attach(where) as fs:
         inside = fs.isdir(to)
         if (len(sources) > 1 or to.endswith("/")) and not inside:
             raise ConfigError(f"{to} is not a directory")
-        for source in sources:
+
+        def move(source: str) -> None:
             name = _within(to, source) if inside else to
             _refuse_itself(_rooted(source), name)
             fs.rename(_rooted(source), name)
+
+        return each(sources, move)
 
 
 def _within(folder: str, path: str) -> str:
@@ -93,15 +126,15 @@ def _refuse_itself(source: str, target: str) -> None:
         raise ConfigError(f"{source} cannot go into itself, {target}")
 
 
-def rm(where: str | None, paths: list[str], *, recursive: bool, force: bool) -> None:
+def rm(where: str | None, paths: list[str], *, recursive: bool, force: bool) -> int:
+    def remove(path: str) -> None:
+        if os.path.normpath(path) in ("/", "//"):
+            raise ConfigError("the root cannot be moved or removed; give the paths of its entries")
+        with contextlib.suppress(*([FileNotFoundError] if force else [])):
+            _remove(fs, path, recursive=recursive)
+
     with attach(where) as fs:
-        for path in map(_rooted, paths):
-            if os.path.normpath(path) in ("/", "//"):
-                raise ConfigError(
-                    "the root cannot be moved or removed; give the paths of its entries"
-                )
-            with contextlib.suppress(*([FileNotFoundError] if force else [])):
-                _remove(fs, path, recursive=recursive)
+        return each(list(map(_rooted, paths)), remove)
 
 
 def _remove(fs: Client, path: str, *, recursive: bool) -> None:
@@ -135,13 +168,10 @@ def _remove_one(fs: Client, one: survey.Found) -> None:
         raise FileError(error.errno or errno.EIO, one.path) from error
 
 
-def mkdir(where: str | None, paths: list[str], *, parents: bool) -> None:
+def mkdir(where: str | None, paths: list[str], *, parents: bool) -> int:
     with attach(where) as fs:
-        for path in map(_rooted, paths):
-            if parents:
-                fs.makedirs(path, exist_ok=True)
-            else:
-                fs.mkdir(path)
+        make = partial(fs.makedirs, exist_ok=True) if parents else fs.mkdir
+        return each(list(map(_rooted, paths)), make)
 
 
 def _rooted(path: str) -> str:

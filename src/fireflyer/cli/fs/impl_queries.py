@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import typer
 
+from fireflyer.cli.fs.impl_changes import each
 from fireflyer.cli.printing import age, as_json, progress, table
 from fireflyer.errors import FileError, FireflyerError
 from fireflyer.ffrecord.convert.statistics import size_text
@@ -21,6 +22,7 @@ from fireflyer.fs3.client import Settings
 from fireflyer.fs3.discovery import attach
 from fireflyer.fs3.discovery import find as find_place
 from fireflyer.fs3.manager.routing import SLOTS
+from fireflyer.fs3.meta import Inode
 from fireflyer.fs3.meta.messages import Counts
 from fireflyer.fs3.scrub import Scrubbed
 from fireflyer.program import plain, text
@@ -84,12 +86,15 @@ def _row(one: survey.Found) -> dict[str, Any]:
     }
 
 
-def stat_files(where: str | None, paths: list[str], *, json: bool) -> None:
+def stat_files(where: str | None, paths: list[str], *, json: bool) -> int:
+    found: list[tuple[survey.Found, Inode]] = []
+
+    def look(path: str) -> None:
+        one = survey.Found(path, fs.lstat(path))
+        found.append((one, fs.inode(path, follow_symlinks=False)))
+
     with attach(where) as fs:
-        found = [
-            (survey.Found(path, fs.lstat(path)), fs.inode(path, follow_symlinks=False))
-            for path in paths
-        ]
+        code = each(paths, look)
     rows = []
     for one, inode in found:
         row = _row(one)
@@ -111,12 +116,13 @@ def stat_files(where: str | None, paths: list[str], *, json: bool) -> None:
         rows.append(row)
     if json:
         as_json(rows)
-        return
+        return code
     for at, row in enumerate(rows):
         if at:
             sys.stdout.write("\n")
         for key, value in row.items():
             sys.stdout.write(f"{key.removesuffix('_ns'):<9} {plain(_shown(key, value))}\n")
+    return code
 
 
 def _shown(key: str, value: Any) -> str:
@@ -139,16 +145,19 @@ class Usage(msgspec.Struct):
 
 
 def du(where: str | None, paths: list[str], *, json: bool) -> int:
-    rows = []
+    rows: list[Usage] = []
     missed: list[FileError] = []
+
+    def count(path: str) -> None:
+        usage = Usage(path)
+        for one in survey.tree(fs, path, missed.append):
+            usage.directories += one.is_dir
+            usage.files += not one.is_dir
+            usage.bytes += one.status.st_size if one.is_file else 0
+        rows.append(usage)
+
     with attach(where) as fs:
-        for path in paths or [one.path for one in survey.listing(fs, "/")]:
-            usage = Usage(path)
-            for one in survey.tree(fs, path, missed.append):
-                usage.directories += one.is_dir
-                usage.files += not one.is_dir
-                usage.bytes += one.status.st_size if one.is_file else 0
-            rows.append(usage)
+        code = each(paths or [one.path for one in survey.listing(fs, "/")], count)
     if json:
         as_json([{**msgspec.structs.asdict(row), **_named(row.path)} for row in rows])
     else:
@@ -156,7 +165,7 @@ def du(where: str | None, paths: list[str], *, json: bool) -> int:
             ("SIZE", "FILES", "DIRECTORIES", "PATH"),
             [(size_text(r.bytes), f"{r.files:,}", f"{r.directories:,}", r.path) for r in rows],
         )
-    return _tell_missed(missed)
+    return _tell_missed(missed) or code
 
 
 def _tell_missed(missed: list[FileError]) -> int:

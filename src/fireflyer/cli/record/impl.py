@@ -22,6 +22,7 @@ from fireflyer.ffrecord.convert.preview import as_text, page
 from fireflyer.ffrecord.convert.record_writer import Form, Plan, Written
 from fireflyer.ffrecord.convert.source import Row, as_array
 from fireflyer.program import plain
+from fireflyer.storage.targets import is_stream
 
 FORMS = ("raw", "text", "json", "hex")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -63,6 +64,8 @@ def ls(files: list[str], *, json: bool, html: Path | None, samples: int, force: 
             refuse_existing(html, force=force)
             text = page(names, samples)
             write_atomically(html, lambda path: _write_text(path, text))
+            if is_stream(html):
+                return  # stdout may have the page
         found = [statistics.describe_file(name) for name in names]
     if json:
         as_json(found)
@@ -329,6 +332,8 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _done(written: Written, *, json: bool) -> None:
+    if is_stream(written.files[0]):
+        return  # stdout may have the bytes
     if json:
         as_json({"files": written.files, "samples": written.samples, "bytes": written.bytes})
         return

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +14,10 @@ from typing import Self
 
 from fireflyer.errors import ConfigError, FireflyerError, NoSpace, StorageError
 from fireflyer.ffrecord.output import new_file, reserve, sweep, sync_directory
+from fireflyer.storage import targets
 
+_URL = re.compile("[a-z][a-z0-9+.-]+:/")
+"""Begin of a URL; `Path` makes one slash of two."""
 PART = re.compile(r"PART_\d{5,}\.ffr")
 
 _AT_FDCWD = -100
@@ -26,13 +30,15 @@ def is_part(name: str) -> bool:
 
 
 def refuse_existing(out: Path, *, force: bool) -> None:
-    """Checks that a file may be written at `out`.
+    """Checks that a file may be written at `out`; a pipe or a device may.
 
     Raises:
         ConfigError: a folder exists there, a file exists and `force` is not set, or the parent is
             missing.
     """
-    _refuse_without_parent(out, out.absolute().parent)
+    if targets.is_stream(out):
+        return
+    _refuse_without_parent(out, Path(os.path.realpath(out)).parent)
     if out.is_dir():
         raise ConfigError(f"{out} exists and is not a file: use another name")
     if out.exists() and not force:
@@ -188,32 +194,59 @@ def exchange(one: Path, other: Path) -> bool:
     raise OSError(code, os.strerror(code), str(other))
 
 
-def write_atomically(out: Path, fill: Callable[[Path], None]) -> None:
+def write_atomically(out: Path, fill: Callable[[Path], None]) -> int:
     """Lets `fill` write a file beside `out`, then syncs it and renames it to `out`; or deletes it.
+
+    A link stays: the file behind it is replaced. If `out` is a pipe or a device, `fill` writes a
+    temporary file, whose bytes then go there.
+
+    Returns:
+        The number of bytes.
 
     Raises:
         NoSpace, StorageError: the file cannot be written.
     """
-    placed = False
     try:
-        path, lock = reserve(str(out.absolute()), new_file)
+        if targets.is_stream(out):
+            return _write_stream(out, fill)
+        place = os.path.realpath(out)
+        path, lock = reserve(place, new_file)
+        placed = False
         try:
             fill(Path(path))
             os.fsync(lock)
-            os.replace(path, out)
+            size = os.fstat(lock).st_size
+            os.replace(path, place)
             placed = True
-            sync_directory(out.absolute().parent)
+            sync_directory(os.path.dirname(place))
+            return size
         finally:
             if not placed:
                 Path(path).unlink(missing_ok=True)
             os.close(lock)
     except FireflyerError:  # some are OSErrors
         raise
+    except BrokenPipeError:  # the reader has seen enough
+        raise
     except OSError as error:
         raise _cannot_write(out, error) from error
 
 
+def _write_stream(out: Path, fill: Callable[[Path], None]) -> int:
+    with tempfile.TemporaryDirectory(prefix="fireflyer-") as folder:
+        path = Path(folder, "whole")
+        fill(path)
+        with open(path, "rb") as whole, open(targets.open_stream(out), "wb") as stream:
+            shutil.copyfileobj(whole, stream)
+            return whole.tell()
+
+
 def _refuse_without_parent(out: Path, parent: Path) -> None:
+    if _URL.match(str(out)):
+        raise ConfigError(
+            f"{out} is a URL, and results are files of this machine: write a local file, then copy "
+            "it, e.g. with `fireflyer fs put`"
+        )
     if not parent.is_dir():
         raise ConfigError(f"{out}: its folder does not exist; create it or use another name")
 

@@ -56,8 +56,8 @@ def export(
             else:
                 count = (to_tar if kind == "tar" else to_parquet)(counted, source, path)
 
-        write_atomically(out, fill)
-    return Written([str(out)], count, out.stat().st_size)
+        size = write_atomically(out, fill)
+    return Written([str(out)], count, size)
 
 
 def _to_jsonl(rows: Iterable[Row], source: Source, path: Path, nan: str) -> int:

@@ -438,7 +438,8 @@ class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
         size = reader.size
         reader.close()
         callback.set_size(size)
-        item = Item(path, to, size, stat.S_IFREG | 0o666)
+        place, stream = target.followed(to), target.is_stream(to)
+        item = Item(path, to, size, stat.S_IFREG | 0o666, place, stream)
         self._with_parents(to, lambda: copy(source, target, [item], callback.relative_update))
 
     # Asynchronous
@@ -474,14 +475,15 @@ class _Uncommitted(io.BufferedWriter):
     """
 
     def __init__(self, fs: Fs3FileSystem, path: str, size: int) -> None:
-        self._fs, self._path, self.beside = fs, path, beside_of(path)
+        self._fs, self._place = fs, Remote(fs.client).followed(path)
+        self.beside = beside_of(self._place)
         file = fs._created(self.beside, "xb")
         file.name = path
         super().__init__(file, size)
 
     def commit(self) -> None:
         self.close()
-        self._fs.client.rename(self.beside, self._path)
+        self._fs.client.rename(self.beside, self._place)
 
     def discard(self) -> None:
         self.close()

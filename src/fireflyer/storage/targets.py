@@ -1,0 +1,64 @@
+"""Paths that a user names as output: links, and what is no file.
+
+A writer that renames a finished file to its target would replace a link, a FIFO or a device by that
+file. It writes to `final_path` instead, or into the stream of `open_stream`.
+"""
+
+import os
+import stat
+
+from fireflyer.errors import ConfigError
+
+_MOST_LINKS = 40
+
+
+def final_path(path: str | os.PathLike[str]) -> str:
+    """Returns the path behind all links, whose file may be replaced.
+
+    Raises:
+        ConfigError: a pipe, FIFO, socket or device is there.
+    """
+    if is_stream(path):
+        raise ConfigError(
+            f"{os.fspath(path)} is a pipe or a device, not a file: write a file, then copy it there"
+        )
+    return os.path.realpath(path)
+
+
+def is_stream(path: str | os.PathLike[str]) -> bool:
+    """Returns whether the path is an open descriptor, or something that is no file or directory."""
+    if _descriptor(path) is not None:
+        return True
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def open_stream(path: str | os.PathLike[str], flags: int = os.O_WRONLY) -> int:
+    """Opens a stream; a descriptor of this process (/dev/stdout) goes on where it is.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    own = _descriptor(path)
+    return os.dup(own) if own is not None else os.open(path, flags | os.O_CLOEXEC)
+
+
+def _descriptor(path: str | os.PathLike[str]) -> int | None:
+    """Returns the descriptor of this process that the path leads to, or None.
+
+    Such a link leads on to a name, but the descriptor has a position that another opening lacks.
+    """
+    path = os.path.abspath(path)
+    for _ in range(_MOST_LINKS):
+        folder, name = os.path.split(path)
+        folder = os.path.realpath(folder)
+        if folder == f"/proc/{os.getpid()}/fd" and name.isdigit():
+            return int(name)
+        try:
+            path = os.path.join(folder, os.readlink(os.path.join(folder, name)))
+        except OSError:  # no link
+            return None
+    return None
