@@ -53,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all is collected: tests are kept, and a search among them finds nothing to free
     guard.start()
     os.environ[draws.FULL] = "1" if config.option.full else "0"
     settings.register_profile("fireflyer", max_examples=draws.cases(100), deadline=None)
@@ -120,6 +121,7 @@ def pytest_collection_finish() -> None:
     """Keeps the garbage collector, here and in forked children, away from the thousands of tests."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

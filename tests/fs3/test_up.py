@@ -227,6 +227,7 @@ def test_three_nodes_in_three_processes(tmp_path: Path, start: Start) -> None:
         assert service.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.full  # tests/fs3/manager fails over in one process
 def test_a_standby_takes_the_place_of_a_killed_manager(tmp_path: Path, start: Start) -> None:
     config = write_cluster(tmp_path)
     managing = ("--config", config, "--role", "manager,meta")

@@ -53,7 +53,7 @@ def with_fsdp(rank: int, world: int, defers: bool, levels: Any) -> dict[str, Any
 
 @pytest.mark.sample(1, 1)
 @pytest.mark.parametrize("defers", [False, True])
-@pytest.mark.parametrize("trained", [with_ddp, with_fsdp])
+@pytest.mark.parametrize("trained", [with_ddp, pytest.param(with_fsdp, marks=pytest.mark.full)])
 def test_one_hierarchy_gives_the_same_bits_on_one_host_and_on_two(
     start_gang: Callable[..., Any],
     store_path: str,

@@ -187,6 +187,7 @@ def test_equals_one_process_with_the_global_batch(
             assert wrong == {}, way
 
 
+@pytest.mark.full  # the quick test of two hosts also replicates
 @pytest.mark.sample(1, 2)
 @pytest.mark.parametrize(("reshard", "defers"), [(True, True), (False, False), (2, True)])
 def test_four_ranks_on_two_hosts(

@@ -263,6 +263,7 @@ def lose_a_rank(
     default.reform(MINUTE, quorum=4 - len(victims))
 
 
+@pytest.mark.full  # the quick test is in elastic/test_elastic_shards.py
 @pytest.mark.sample(1, 1)
 @pytest.mark.parametrize(("defers", "where"), [(False, "forward"), (True, "backward")])
 def test_a_lost_host_whose_shards_have_replicas(
@@ -293,6 +294,7 @@ def test_a_lost_host_whose_shards_have_replicas(
         assert wrong(found, reference) == {}
 
 
+@pytest.mark.full  # the quick test is in elastic/test_elastic_shards.py
 def test_lost_shards_come_from_the_newest_checkpoint(
     start_gang: Callable[..., Any], store_path: str, tmp_path: Path, reference: nn.Module
 ) -> None:
@@ -385,6 +387,7 @@ def test_updates_that_were_lost_under_way(start_gang: Callable[..., Any], store_
     assert start_gang(body, 2).results() == [(0, 1)] * 2
 
 
+@pytest.mark.full  # the quick test, of a newcomer, is in elastic/test_elastic_shards.py
 def test_who_is_behind_gets_all_and_who_is_ahead_gives(
     start_gang: Callable[..., Any], store_path: str
 ) -> None:

@@ -43,6 +43,7 @@ def test_a_rank_that_is_lost_in_a_backward_of_ddp_is_an_error(play: Play) -> Non
     play(body, "AAB", leave=False)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("static", [False, True])
 def test_a_compiled_ddp_trains_as_one_that_is_not(play: Play, static: bool) -> None:
     """Its forward broadcasts the buffers: torch.compile must not trace into that."""

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests import draws
 from tests.hfreduce.conftest import init
 
 import fireflyer.hfreduce as hfreduce
 
-OPERATIONS = int(os.environ.get("FIREFLYER_SOAK_OPERATIONS", "20000"))
+OPERATIONS = int(os.environ.get("FIREFLYER_SOAK_OPERATIONS", draws.cases(40_000)))
 MIB = 1 << 20
 
 
@@ -71,7 +72,7 @@ def test_operations_leave_nothing_behind(
             dist.all_reduce(large.fill_(1))
             gc.collect()
 
-        some(4_000)
+        some(2_000)
         before, private = held(), private_bytes()
         some(OPERATIONS)
         after = held()
