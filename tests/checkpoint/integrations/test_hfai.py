@@ -32,7 +32,7 @@ class Training:
         np.random.seed(seed)
         self.model: Any = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, gamma=0.5)
+        self.scheduler: Any = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, gamma=0.5)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
         self.losses: list[float] = []
 
@@ -67,6 +67,29 @@ class Training:
 
     def _leave(self) -> None:
         raise Left
+
+
+def test_types_of_other_libraries_are_saved_as_plain_ones(tmp_path: Path) -> None:
+    """MultiStepLR's state has a Counter; a rate computed with numpy is no float."""
+
+    def training(seed: int) -> Training:
+        made = Training(seed)
+        rate = np.float64(0.1)
+        made.optimizer = torch.optim.AdamW(made.model.parameters(), lr=rate)
+        made.scheduler = torch.optim.lr_scheduler.MultiStepLR(made.optimizer, [2, 2, 5], gamma=0.5)
+        return made
+
+    expected = training(1)
+    expected.run(tmp_path / "whole")
+    first = training(1)
+    with pytest.raises(Left):
+        first.run(tmp_path / "cut", 2)
+    again = training(2)
+    again.run(tmp_path / "cut")
+    assert first.losses + again.losses == expected.losses
+    assert again.scheduler.state_dict() == expected.scheduler.state_dict()
+    again.model.try_save(9, 0, {"best": np.float64(0.5), "at": tmp_path}, force=True)
+    assert training(3).run(tmp_path / "cut") == {"best": 0.5, "at": str(tmp_path)}
 
 
 @pytest.mark.parametrize("leave_after", [1, 2])

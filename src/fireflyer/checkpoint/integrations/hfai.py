@@ -11,6 +11,7 @@ from fireflyer.checkpoint.integrations.origin import check_origin
 from fireflyer.checkpoint.manager import CheckpointManager
 from fireflyer.checkpoint.memory.manager_tier import InMemory
 from fireflyer.checkpoint.retention import Keep
+from fireflyer.checkpoint.state.plain_types import plain
 from fireflyer.errors import ConfigError
 from fireflyer.storage import Storage
 
@@ -71,10 +72,10 @@ class _Saver:
         if not (asked or force):
             return False
         state = {
-            "parts": {name: part.state_dict() for name, part in self._parts.items()},
+            "parts": {name: plain(part.state_dict()) for name, part in self._parts.items()},
             "epoch": epoch,
             "step": step,
-            "others": others,
+            "others": plain(others),
             "calls": self._calls,
         }
         self._manager.save(self._calls, state, per_rank=rng.capture()).wait()

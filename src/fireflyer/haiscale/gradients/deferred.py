@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from fireflyer.haiscale.gradients.unseen_reads import UnseenReads
+
 
 class GradientOwner(Protocol):
     """Object that can wait for a parameter's gradient."""
@@ -129,6 +131,16 @@ def _call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     return func(*args, **kwargs)
 
 
+def _arrive(arguments: Any) -> None:
+    """Makes the pending parameters among these arguments arrive; None: all pending parameters."""
+    found = [_owners[id(p)] for p in _pending(arguments) if id(p) in _owners]
+    for owner in list(_owners.values()) if arguments is None else found:
+        owner.arrive()
+
+
+_unseen = UnseenReads(_arrive)
+
+
 def can_be(parameter: nn.Parameter) -> bool:
     """Returns whether a parameter can be made pending; a parameter of a custom class cannot."""
     return type(parameter) in CLASSES
@@ -139,6 +151,8 @@ def defer(parameters: Iterable[nn.Parameter], owner: GradientOwner) -> None:
     for parameter in parameters:
         _owners[id(parameter)] = owner
         parameter.__class__ = CLASSES[type(parameter)]
+    if _owners:
+        _unseen.watch()
 
 
 def restore(parameters: Iterable[nn.Parameter]) -> None:
@@ -146,6 +160,8 @@ def restore(parameters: Iterable[nn.Parameter]) -> None:
     for parameter in parameters:
         if _owners.pop(id(parameter), None) is not None:
             parameter.__class__ = _ordinary(type(parameter))
+    if not _owners:
+        _unseen.end()
 
 
 def _ordinary(kind: type) -> type:

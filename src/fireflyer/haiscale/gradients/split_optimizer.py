@@ -1,7 +1,9 @@
 """Splits an optimizer's step into one step per bucket.
 
 Works for every optimizer that updates each parameter from its own gradient and state: all of
-`torch.optim` except LBFGS.
+`torch.optim` except LBFGS. An optimizer of another origin makes its first step at once, which shows
+whether a step writes values that parameters share, such as a counter in a group. Then no step of it
+is split.
 """
 
 import functools
@@ -16,9 +18,12 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from fireflyer.errors import ConfigError
+from fireflyer.log import get_logger
 
 Settings = list[dict[str, Any]]
 """Settings of the optimizer's groups (learning rates and others) at the time of `step()`."""
+_log = get_logger("haiscale")
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _cut: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
@@ -72,6 +77,9 @@ class SplitOptimizer:
         self.optimizer = optimizer
         own = type(optimizer).step
         self._apply: Callable[..., Any] = getattr(own, "__wrapped__", own)
+        self._torchs = f"{type(optimizer).__module__}.".startswith("torch.optim.")
+        self._splits: bool | None = True if self._torchs else None  # None: no step has shown it yet
+        self._whole_next = False
         self._before = optimizer.__dict__.get("step")
         self._hooks = [
             optimizer.register_state_dict_pre_hook(lambda _: settle()),
@@ -104,18 +112,62 @@ class SplitOptimizer:
         ]
 
     def apply(self, parameters: Iterable[nn.Parameter], settings: Settings) -> None:
-        """Steps only these parameters, from their gradients, with the given settings."""
+        """Steps only these parameters, from their gradients, with the given settings.
+
+        Steps all parameters, with the present settings, if `later` has found that the step is not
+        split. Parts of an earlier step stay parts.
+        """
+        if self._whole_next:
+            self._whole_next = False
+            self._apply_whole()
+            return
         wanted = {id(p) for p in parameters}
         whole = self.optimizer.param_groups
         parts = [
-            {**kept, "params": [p for p in group["params"] if id(p) in wanted]}
+            {
+                **{name: _copied(value) for name, value in kept.items()},
+                "params": [p for p in group["params"] if id(p) in wanted],
+            }
             for kept, group in zip(settings, whole, strict=False)
         ]
+        before = [] if self._torchs else [_marks(part) for part in parts]
         self.optimizer.param_groups = [part for part in parts if part["params"]]
         try:
             self._apply(self.optimizer)
         finally:
             self.optimizer.param_groups = whole
+        for part, marks, group in zip(parts, before, whole, strict=False):
+            for name in [name for name, mark in _marks(part).items() if marks.get(name) != mark]:
+                group[name] = part[name]
+                self._end_splitting()
+
+    def _apply_whole(self) -> None:
+        before = self._shared()
+        self._apply(self.optimizer)
+        if self._splits is None and before == self._shared():
+            self._splits = True
+        elif self._splits is None:
+            self._end_splitting()
+
+    def _shared(self) -> list[dict[str, Any]]:
+        """Returns marks of the values that the steps of all parameters share."""
+        held = self.held()
+        common = {
+            str(key): value for key, value in self.optimizer.state.items() if id(key) not in held
+        }
+        apart = ("param_groups", "state", "step")
+        own = {name: value for name, value in vars(self.optimizer).items() if name not in apart}
+        return [_marks(values) for values in (*self.optimizer.param_groups, common, own)]
+
+    def _end_splitting(self) -> None:
+        if self._splits is not False:
+            self._splits = False
+            name = type(self.optimizer).__name__
+            _log.warning(
+                "a step of %s writes values that its parameters share: optimizer.step() waits for all "
+                "gradients from now on",
+                name,
+            )
 
     def others(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """Returns the optimizer's other parameters."""
@@ -131,8 +183,13 @@ class SplitOptimizer:
         """Returns reductions to step on arrival: the optimizer holds all their parameters.
 
         It waits here for a reduction of which the optimizer holds only some parameters. It ignores
-        one of which the optimizer holds none.
+        one of which the optimizer holds none. It waits for all if the step is not split.
         """
+        if not self._splits:
+            for one in away:
+                one.arrive()
+            self._whole_next = True
+            return []
         held, wholly = self.held(), []
         for one in away:
             inside = [id(p) in held for p in one.parameters]
@@ -154,6 +211,21 @@ class SplitOptimizer:
             del self.optimizer.step
         else:
             self.optimizer.step = self._before  # type: ignore[method-assign]
+
+
+def _marks(values: dict[str, Any]) -> dict[str, list[Any]]:
+    """Returns, by name, what differs if a value was changed: plain leaves, versions of tensors."""
+    return {
+        name: [_mark(leaf) for leaf in pytree.tree_leaves(value)]
+        for name, value in values.items()
+        if name != "params"
+    }
+
+
+def _mark(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return id(leaf), leaf._version
+    return (type(leaf), repr(leaf)) if isinstance(leaf, _PLAIN) else id(leaf)
 
 
 def _copied(setting: Any) -> Any:
