@@ -38,9 +38,14 @@ class Keep:
                 raise ConfigError(
                     f"invalid Keep {name} {value!r}: expected a whole number of at least 1"
                 )
-        if (self.best is None) != (self.metric is None):
+        if self.metric is None and self.best is not None:
             raise ConfigError(
-                f'Keep(best={self.best}, metric={self.metric!r}): give both, e.g. best=2, metric="loss"'
+                f"Keep(best={self.best}) lacks the name of the metric that decides: add "
+                "metric='loss', or the name that you give to save(metrics=...)"
+            )
+        if self.best is None and self.metric is not None:
+            raise ConfigError(
+                f"Keep(metric={self.metric!r}) lacks the number of checkpoints to keep: add best=2"
             )
         if self.metric is not None and (not isinstance(self.metric, str) or not self.metric):
             raise ConfigError(f'invalid Keep metric {self.metric!r}: expected a name, e.g. "loss"')

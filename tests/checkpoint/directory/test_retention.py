@@ -105,6 +105,14 @@ def test_what_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
         Keep(**wrong)
 
 
+def test_half_of_a_rule_names_the_other_half() -> None:
+    """And nothing that the caller has not written."""
+    with pytest.raises(ConfigError, match=r"^Keep\(best=1\) lacks the name of the metric"):
+        Keep(best=1)
+    with pytest.raises(ConfigError, match=r"^Keep\(metric='loss'\) lacks the number"):
+        Keep(metric="loss")
+
+
 def test_a_number_is_the_last_so_many() -> None:
     assert Keep.of(3) == Keep(last=3)
     assert Keep.of(None) is None

@@ -300,6 +300,11 @@ def prune(
     dry_run: bool,
     json: bool,
 ) -> None:
+    if (best is None) != (metric is None):
+        given, lacking = ("--best", "--metric NAME") if metric is None else ("--metric", "--best N")
+        raise typer.BadParameter(
+            f"{given} requires {lacking}: give both, e.g. --best 2 --metric loss"
+        )
     try:
         policy = Keep(last=keep, every=every, best=best, metric=metric, mode=mode)
     except ConfigError as error:
