@@ -14,7 +14,12 @@ VERBS = [
     "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume", "why", "top",
     "nodes", "drain", "undrain", "dashboard", "faults", "ledger", "sim", "audit",
 ]  # fmt: skip
-HANDED_OVER = ["demo", "bench", "lab"]
+HANDED_OVER = {
+    "demo": "fireflyer.demo",
+    "bench": "fireflyer.bench",
+    "plan": "fireflyer.haiscale.planner",
+    "lab": "fireflyer.lab",
+}
 GROUPS = [
     "user", "group", "token", "quota", "window", "record", "ckpt", "fs", "config", "net", "workspace",
 ]  # fmt: skip
@@ -59,7 +64,7 @@ def test_the_overview_imports_not_even_what_typer_parses_options_with() -> None:
 
 def test_the_overview_names_every_verb(helped: Any) -> None:
     listed = helped["texts"][""].partition("Commands:")[2]
-    assert [line.split()[0] for line in listed.strip().splitlines()] == VERBS + HANDED_OVER + GROUPS
+    assert [line.split()[0] for line in listed.strip().splitlines()] == VERBS + [*HANDED_OVER] + GROUPS
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -108,7 +113,7 @@ def test_programs_of_their_own_get_all_that_follows(
     commands: list[list[str]] = []
     monkeypatch.setattr(passthrough, "_become", commands.append)
     assert app.run_line([verb, *arguments]) == 0
-    assert commands == [[sys.executable, "-P", "-m", f"fireflyer.{verb}", *arguments]]
+    assert commands == [[sys.executable, "-P", "-m", HANDED_OVER[verb], *arguments]]
 
 
 def test_the_benchmark_of_the_file_system_is_among_its_verbs(

@@ -434,6 +434,12 @@ app.add_typer(workspaces)
 
 hand_over(app, "demo", "Train a model, lose a worker, carry on.", "fireflyer.demo")
 hand_over(app, "bench", "Measure against peers: fireflyer bench NAME --help.", "fireflyer.bench")
+hand_over(
+    app,
+    "plan",
+    "Predict a training run: fireflyer plan train --help.",
+    "fireflyer.haiscale.planner",
+)
 hand_over(app, "lab", "Run a command on several hosts of one machine.", "fireflyer.lab")
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale.pipeline import partition
-from fireflyer.haiscale.pipeline.groups import grid
+from fireflyer.haiscale.pipeline.placement import grid
 from fireflyer.haiscale.pipeline.stages import even
 
 

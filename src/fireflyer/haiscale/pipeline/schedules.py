@@ -7,7 +7,7 @@ ICLR 2024.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -82,6 +82,20 @@ def schedule(kind: str, ranks: int, microbatches: int, chunks: int = 1) -> Sched
         ConfigError: the kind is unknown, a number is below 1, or the published conditions do not
             hold.
     """
+    found = outline(kind, ranks, microbatches, chunks)
+    programs = (
+        tuple(_with_messages(_computations(kind, rank, ranks, microbatches, chunks), ranks, chunks))
+        for rank in range(ranks)
+    )
+    return replace(found, programs=tuple(programs))
+
+
+def outline(kind: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
+    """Returns the schedule without programs, for the published formulas.
+
+    Raises:
+        ConfigError: as for `schedule`.
+    """
     if kind not in KINDS:
         raise ConfigError(f"invalid schedule {kind!r}: expected one of {', '.join(KINDS)}")
     for name, number in (("stages", ranks), ("chunks", microbatches), ("num_model_chunks", chunks)):
@@ -104,11 +118,7 @@ def schedule(kind: str, ranks: int, microbatches: int, chunks: int = 1) -> Sched
             f"invalid chunks {microbatches}: {kind} needs at least as many micro-batches as its "
             f"{ranks} stages"
         )
-    programs = (
-        tuple(_with_messages(_computations(kind, rank, ranks, microbatches, chunks), ranks, chunks))
-        for rank in range(ranks)
-    )
-    return Schedule(kind, ranks, microbatches, chunks, tuple(programs))
+    return Schedule(kind, ranks, microbatches, chunks, ())
 
 
 def _computations(

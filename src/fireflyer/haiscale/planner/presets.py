@@ -1,0 +1,149 @@
+"""Models, clusters and layouts that a plan is about, and the paper's measured points."""
+
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from fireflyer.errors import ConfigError
+from fireflyer.haiscale.pipeline import schedules
+
+
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A transformer and its global batch.
+
+    Attributes:
+        active: parameters that a token passes; fewer than `parameters` for a mixture of experts.
+        batch: sequences a step.
+        efficiency: share of the GPUs' `flops` that a stage reaches while it computes.
+        pp: number of pipeline stages if a layout does not say.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    parameters: float
+    active: float
+    sequence: int
+    batch: int
+    efficiency: float
+    pp: int = 1
+
+
+class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nodes with one network card.
+
+    Attributes:
+        flops: peak of a GPU, in operations a second.
+        memory: bytes of a GPU.
+        card: bytes a second on the card, each way.
+        allreduce: bytes of gradients that an allreduce between nodes completes a second.
+    """
+
+    gpus_per_node: int
+    flops: float
+    memory: float
+    card: float
+    allreduce: float
+
+
+class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Division of a run over its GPUs.
+
+    Attributes:
+        micro: sequences in a micro-batch.
+        chunks: stages a rank.
+    """
+
+    pp: int
+    dp: int
+    micro: int = 1
+    schedule: str = schedules.PIPEDREAM
+    chunks: int = 1
+    placement: str = "staggered"
+
+    def text(self) -> str:
+        extra = f",chunks={self.chunks}" if self.chunks > 1 else ""
+        return f"pp={self.pp},dp={self.dp},micro={self.micro},schedule={self.schedule}{extra}"
+
+
+CLUSTERS = {
+    "fire-flyer": Cluster(gpus_per_node=8, flops=220e12, memory=40e9, card=25e9, allreduce=6.3e9)
+}
+"""The paper's nodes: 8 A100 (PCIe, 40 GB), one 200 Gbit/s card; the lower end of HFReduce's range."""
+
+MODELS = {
+    "llama-13b": Model(40, 5120, 40, 13.02e9, 13.02e9, 2048, 4096, 0.0, 4),
+    "deepseek-moe-16b": Model(28, 2048, 16, 16.4e9, 2.8e9, 4096, 4608, 0.0, 10),
+    "gpt2-medium": Model(24, 1024, 16, 0.355e9, 0.355e9, 1024, 512, 0.45, 1),
+}
+"""An efficiency of 0 is calibrated: it is what the first of the model's points says."""
+
+PAPER = {
+    "llama-13b": ((64, 64.118), (256, 17.448), (512, 9.717)),
+    "deepseek-moe-16b": ((40, 79.615), (320, 10.71), (640, 6.535)),
+}
+"""(GPUs, seconds a step), from the paper's Figures 9a and 9b."""
+
+Read = TypeVar("Read", Model, Cluster)
+
+
+def read(option: str, name: str, known: dict[str, Read], kind: type[Read]) -> Read:
+    """Returns a preset, or the contents of a TOML file with the fields of `kind`.
+
+    Raises:
+        ConfigError: no preset and no file has this name, or the file is invalid.
+    """
+    if name in known:
+        return known[name]
+    try:
+        found = msgspec.convert(tomllib.loads(Path(name).read_text()), kind)
+    except OSError as error:
+        raise ConfigError(
+            f"invalid {option} {name!r}: expected {', '.join(known)} or a readable file ({error})"
+        ) from None
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"invalid {option} {name!r}: expected TOML with "
+            f"{', '.join(kind.__struct_fields__)}: {error}"
+        ) from None
+    for field in kind.__struct_fields__:
+        if not getattr(found, field) > 0:
+            raise ConfigError(
+                f"invalid {option} {name!r}: expected {field} above 0, got {getattr(found, field)}"
+            )
+    return found
+
+
+def layout_of(text: str, model: Model, gpus: int) -> Layout:
+    """Parses "pp=4,dp=16"; what is absent follows from the model and the number of GPUs.
+
+    Raises:
+        ConfigError: the text is invalid, or the layout needs another number of GPUs.
+    """
+    fields: dict[str, Any] = {}
+    for item in filter(None, text.split(",")):
+        key, _, value = item.partition("=")
+        if key not in Layout.__struct_fields__ or not value or key in fields:
+            raise ConfigError(
+                f"invalid --layout '{text}': expected KEY=VALUE,... with each of "
+                f"{', '.join(Layout.__struct_fields__)} at most once"
+            )
+        fields[key] = int(value) if value.isdecimal() else value
+    fields.setdefault("pp", gpus // fields["dp"] if _positive(fields.get("dp")) else model.pp)
+    if _positive(fields["pp"]):
+        fields.setdefault("dp", gpus // fields["pp"])
+    try:
+        layout = msgspec.convert(fields, Layout)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"invalid --layout '{text}': {error}") from None
+    if layout.pp * layout.dp != gpus or gpus < 1:
+        raise ConfigError(
+            f"invalid --layout '{text}': pp {layout.pp} times dp {layout.dp} is not {gpus} GPUs"
+        )
+    return layout
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, int) and value > 0
