@@ -106,7 +106,10 @@ def test_a_whole_run_names_what_is_over_budget(
     kv = tmp_path / "tests" / "kv"
     kv.mkdir(parents=True)
     (kv / "test_it.py").write_text(
-        "import time\ndef test_it():\n    while time.thread_time() < 1.1: pass\n"
+        "import time\n"
+        "def test_it():\n"
+        "    end = time.thread_time() + 1.2\n"
+        "    while time.thread_time() < end: pass\n"
     )
     command = [sys.executable, "-m", "pytest", "-p", "xdist", *options]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
