@@ -39,21 +39,18 @@ class ShardedLayer(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name, dim in self.split_dims.items():
+        for name in self.split_dims:
             if (key := prefix + name) in destination:
-                destination[key] = whole_view(destination[key], self.mesh, dim)
+                destination[key] = self.whole_of(name, destination[key])
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         errors: list[str] = args[-1]
-        for name, dim in self.split_dims.items():
+        for name in self.split_dims:
             given, own = state_dict.get(prefix + name), self._parameters.get(name)
             if given is None or own is None:
                 continue
-            shape = torch.Size(
-                n * self.group.size() if d == dim else n for d, n in enumerate(own.shape)
-            )
-            if given.shape == shape:
-                state_dict[prefix + name] = local_piece(given, self.mesh, dim)
+            if given.shape == (shape := self.whole_shape(name)):
+                state_dict[prefix + name] = self.piece_of(name, given)
             else:
                 state_dict[prefix + name] = own.detach()
                 errors.append(
@@ -62,22 +59,32 @@ class ShardedLayer(nn.Module):
                 )
         super()._load_from_state_dict(state_dict, prefix, *args)
 
+    def whole_shape(self, name: str) -> torch.Size:
+        """Returns the shape of a whole split parameter."""
+        shape = list(getattr(self, name).shape)
+        shape[self.split_dims[name]] *= self.group.size()
+        return torch.Size(shape)
 
-def whole_view(piece: torch.Tensor, mesh: DeviceMesh, dim: int) -> DTensor:
-    """Returns a DTensor of the whole tensor's shape over this rank's piece. Not collective."""
-    return DTensor.from_local(piece.detach(), mesh, [Shard(dim)], run_check=False)
+    def whole_of(self, name: str, piece: torch.Tensor) -> DTensor:
+        """Returns a tensor of the whole parameter's shape over this rank's piece.
 
+        Args:
+            piece: the parameter, or a tensor of its shape that belongs to it.
+        """
+        where = [Shard(self.split_dims[name])]
+        return DTensor.from_local(piece.detach(), self.mesh, where, run_check=False)
 
-def local_piece(whole: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
-    """Returns this rank's piece of a DTensor or of a plain whole tensor.
+    def piece_of(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """Returns this rank's piece of a DTensor or of a plain whole tensor.
 
-    Collective if the DTensor is laid out in another way.
-    """
-    if isinstance(whole, DTensor):
-        if whole.device_mesh == mesh and whole.placements == (Shard(dim),):
-            return whole.to_local()
-        whole = whole.full_tensor()
-    return exchanges.piece_of(whole, dim, mesh.get_local_rank(), mesh.size())
+        Collective if the DTensor is laid out in another way.
+        """
+        dim = self.split_dims[name]
+        if isinstance(whole, DTensor):
+            if whole.device_mesh == self.mesh and whole.placements == (Shard(dim),):
+                return whole.to_local()
+            whole = whole.full_tensor()
+        return exchanges.piece_of(whole, dim, self.group.rank(), self.group.size())
 
 
 class ColumnParallelLinear(ShardedLayer):

@@ -5,37 +5,30 @@ from typing import Any
 import torch
 from torch import nn
 
-from fireflyer.haiscale.tensor.layers import ShardedLayer, local_piece, whole_view
+from fireflyer.haiscale.tensor.layers import ShardedLayer
 
 
 def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Returns `optimizer.state_dict()` with DTensors for state of split parameters."""
     state = optimizer.state_dict()
-    return _mapped(state, module, optimizer, lambda piece, at: whole_view(piece, at.mesh, at.dim))
+    return _mapped(state, module, optimizer, ShardedLayer.whole_of.__name__)
 
 
 def load_optimizer_state(
     module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
 ) -> None:
     """Loads a state of whole tensors: of `optimizer_state`, or of the model on one process."""
-    optimizer.load_state_dict(
-        _mapped(state, module, optimizer, lambda whole, at: local_piece(whole, at.mesh, at.dim))
-    )
-
-
-class _Place:
-    def __init__(self, layer: ShardedLayer, dim: int) -> None:
-        self.mesh, self.dim = layer.mesh, dim
+    optimizer.load_state_dict(_mapped(state, module, optimizer, ShardedLayer.piece_of.__name__))
 
 
 def _mapped(
-    state: dict[str, Any], module: nn.Module, optimizer: torch.optim.Optimizer, convert: Any
+    state: dict[str, Any], module: nn.Module, optimizer: torch.optim.Optimizer, method: str
 ) -> dict[str, Any]:
     places = {
-        parameter: _Place(layer, dim)
+        parameter: (layer, name)
         for layer in module.modules()
         if isinstance(layer, ShardedLayer)
-        for name, dim in layer.split_dims.items()
+        for name in layer.split_dims
         if (parameter := layer._parameters.get(name)) is not None
     }
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -44,10 +37,12 @@ def _mapped(
     for number, parameter in zip(numbers, parameters, strict=True):
         if (place := places.get(parameter)) is None or number not in found:
             continue
+        layer, name = place
+        convert = getattr(layer, method)
         found[number] = {
-            name: convert(value, place)
+            key: convert(name, value)
             if isinstance(value, torch.Tensor) and value.ndim == parameter.ndim
             else value
-            for name, value in found[number].items()
+            for key, value in found[number].items()
         }
     return {**state, "state": found}

@@ -1,0 +1,128 @@
+"""Groups of an expert-parallel mesh, and the differentiable exchange of rows inside one of them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from fireflyer import hfreduce
+from fireflyer.errors import CollectiveError, ConfigError
+from fireflyer.haiscale.elastic.group_creation import GroupFactory
+from fireflyer.haiscale.mesh import EXPERT, checked
+
+
+def expert_mesh(mesh: DeviceMesh | None) -> DeviceMesh:
+    """Returns the expert-parallel dimension of a mesh. Collective without a mesh."""
+    if mesh is None:
+        return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=(EXPERT,))
+    if mesh.ndim == 1:
+        return mesh
+    if EXPERT not in (mesh.mesh_dim_names or ()):
+        raise ConfigError(
+            f"invalid mesh of {mesh.ndim} dimensions: expected one, or one named '{EXPERT}'"
+        )
+    return mesh[EXPERT]
+
+
+class ExpertGroups:
+    """Ranks that share experts, their hosts, and the two groups on a row's way.
+
+    An error in one group aborts all of them, so that no rank waits for a rank that has given up.
+
+    Attributes:
+        everyone: all ranks of the mesh.
+        rail: ranks with this rank's place on their hosts, one a host, in the order of hosts.
+        node: ranks of this host.
+        host_of, place_of: host and place on it, by rank of `everyone`.
+    """
+
+    def __init__(self, everyone: ProcessGroup) -> None:
+        self.everyone = checked(everyone)
+        hosts = self.everyone.hosts
+        if len({len(ranks) for ranks in hosts}) > 1:
+            counts = ", ".join(str(len(ranks)) for ranks in hosts)
+            raise ConfigError(
+                f"expert parallelism needs equal numbers of ranks on all hosts, not {counts}"
+            )
+        self.host_of = torch.empty(self.everyone.size(), dtype=torch.int64)
+        self.place_of = torch.empty_like(self.host_of)
+        for host, ranks in enumerate(hosts):
+            for place, rank in enumerate(ranks):
+                self.host_of[rank], self.place_of[rank] = host, place
+        me = self.everyone.rank()
+        mine = hosts[int(self.host_of[me])]
+        column = [ranks[mine.index(me)] for ranks in hosts]
+        with GroupFactory(self.everyone) as founder:
+            self.node = founder.group("experts-node", self._named(mine))
+            self.rail = founder.group("experts-rail", self._named(column))
+
+    def _named(self, ranks: Sequence[int]) -> list[int]:
+        return [dist.get_global_rank(self.everyone, rank) for rank in ranks]
+
+    def run(self, operation: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Runs a collective; if it fails, aborts all groups and raises the error."""
+        try:
+            return operation(*args, **options)
+        except CollectiveError:
+            for group in (self.everyone, self.rail, self.node):
+                group.abort()
+            raise
+
+    def swap(
+        self,
+        rows: torch.Tensor,
+        sent: list[int],
+        received: list[int],
+        group: hfreduce.ProcessGroupHFReduce,
+    ) -> torch.Tensor:
+        """Sends the first `sent[0]` rows to rank 0, the next to rank 1, ... Collective.
+
+        Not differentiable.
+        """
+        if group.size() == 1:
+            return rows
+        result = rows.new_empty(sum(received), *rows.shape[1:])
+        source = rows.contiguous()
+        self.run(dist.all_to_all_single, result, source, list(received), list(sent), group=group)
+        return result
+
+    def exchange(
+        self,
+        rows: torch.Tensor,
+        sent: list[int],
+        received: list[int],
+        group: hfreduce.ProcessGroupHFReduce,
+        wire: torch.dtype | None,
+    ) -> torch.Tensor:
+        """Does `swap` differentiably; rows and their gradients travel in the dtype `wire`."""
+        if group.size() == 1:
+            return rows
+        result: torch.Tensor = _Exchange.apply(  # type: ignore[no-untyped-call]
+            rows, self, sent, received, group, wire
+        )
+        return result
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: torch.Tensor,
+        groups: ExpertGroups,
+        sent: list[int],
+        received: list[int],
+        group: hfreduce.ProcessGroupHFReduce,
+        wire: torch.dtype | None,
+    ) -> torch.Tensor:
+        ctx.way = (groups, received, sent, group, wire)
+        return groups.swap(rows.to(wire or rows.dtype), sent, received, group).to(rows.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        groups, sent, received, group, wire = ctx.way
+        (rows,) = grads
+        back = groups.swap(rows.to(wire or rows.dtype), sent, received, group).to(rows.dtype)
+        return back, None, None, None, None, None
