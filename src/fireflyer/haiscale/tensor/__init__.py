@@ -12,10 +12,12 @@ from fireflyer.haiscale.tensor.layers import (
 from fireflyer.haiscale.tensor.loss import cross_entropy
 from fireflyer.haiscale.tensor.optimizer_state import load_optimizer_state, optimizer_state
 from fireflyer.haiscale.tensor.plan import Column, Row, Sequence, Vocabulary, parallelize
+from fireflyer.haiscale.tensor.quantized import QuantizedPair
 
 __all__ = [
     "Column",
     "ColumnParallelLinear",
+    "QuantizedPair",
     "Row",
     "RowParallelLinear",
     "Sequence",

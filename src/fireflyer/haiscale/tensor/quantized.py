@@ -1,0 +1,72 @@
+"""A column and a row layer in 4 bits on tensor-parallel ranks: no gather between them."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional
+
+from fireflyer.errors import ConfigError
+from fireflyer.haiscale.consistency import tell_all
+from fireflyer.haiscale.tensor import exchanges
+from fireflyer.haiscale.tensor.plan import tensor_mesh
+from fireflyer.nn.quant import Quantized, shards
+
+
+class QuantizedPair(nn.Module):
+    """Column layers, a function of single features, and a row layer, with weights in 4 bits.
+
+    The naive form exists for comparison: it gathers and reorders between the layers.
+
+    Args:
+        columns: whole column layers with one input, for example gate and up; equal on all ranks.
+        row: the whole row layer behind them.
+        between: takes the outputs of `columns`, for example `lambda g, u: silu(g) * u`.
+        biases: (features,) of each column layer, or None.
+        bias: of the row layer, or None.
+        mesh: one dimension, or several of which one is named "tp"; default: all ranks.
+
+    Raises:
+        ConfigError: on all ranks: layers do not fit, or ranks or groups do not divide them.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[Quantized],
+        row: Quantized,
+        between: Callable[..., torch.Tensor],
+        *,
+        biases: Sequence[torch.Tensor | None] | None = None,
+        bias: torch.Tensor | None = None,
+        mesh: DeviceMesh | None = None,
+        aware: bool = True,
+    ) -> None:
+        super().__init__()
+        self.group = tensor_mesh(mesh).get_group()
+        parts, fault = [], ""
+        try:
+            parts = shards(columns, row, self.group.size(), aware)
+        except ConfigError as error:
+            fault = str(error)
+        for rank, said in enumerate(tell_all(fault, self.group)):
+            if said:
+                raise ConfigError(said if said == fault else f"rank {rank}: {said}")
+        self.shard, self.between, self.bias = parts[self.group.rank()], between, bias
+        self.order = row.order
+        whole = biases if biases is not None else [None] * len(columns)
+        self.biases = [b if b is None else b[self.shard.outputs] for b in whole]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the row layer's output, equal on all ranks. Collective."""
+        x = exchanges.enter(x, self.group)
+        outputs = [
+            column.linear(x, bias)
+            for column, bias in zip(self.shard.columns, self.biases, strict=True)
+        ]
+        hidden = self.between(*outputs)
+        if not self.shard.aware:
+            whole = exchanges.gather(hidden, -1, self.group)[..., self.order]
+            hidden = exchanges.split(whole, -1, self.group)
+        y = exchanges.reduce(functional.linear(hidden, self.shard.row.stored()), self.group)
+        return y if self.bias is None else y + self.bias

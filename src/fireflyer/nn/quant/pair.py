@@ -1,0 +1,62 @@
+"""Cuts of a column and a row layer for tensor parallelism, with act-order in both.
+
+The row layer stores its inputs in act-order, so rank r holds the weights of *some* features, not of
+the r-th piece. The naive form gives rank r the r-th piece of the column layer's outputs: between the
+layers all outputs are gathered and reordered. The aware form permutes the column layer's outputs
+offline in the row layer's order: each rank computes just the features whose weights it holds.
+(arXiv 2402.04925)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fireflyer.errors import ConfigError
+from fireflyer.nn.quant.groups import Quantized
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank's part of a pair of layers.
+
+    Attributes:
+        columns: column layers with one input, for example gate and up.
+        row: the row layer behind them.
+        outputs: (features / ranks,) outputs of the whole column layers that this rank computes.
+        aware: these are the inputs of `row`, in its stored order.
+    """
+
+    columns: tuple[Quantized, ...]
+    row: Quantized
+    outputs: torch.Tensor
+    aware: bool
+
+
+def shards(
+    columns: Sequence[Quantized], row: Quantized, ranks: int, aware: bool = True
+) -> list[Shard]:
+    """Cuts column layers and the row layer behind them among ranks.
+
+    Only functions of single features may stand between the layers.
+
+    Raises:
+        ConfigError: shapes do not fit, or ranks or groups do not divide the features.
+    """
+    features = row.order.numel()
+    for column in columns:
+        if column.packed.shape[0] != features:
+            raise ConfigError(
+                f"a column layer with {column.packed.shape[0]} outputs does not fit a row layer "
+                f"with {features} inputs"
+            )
+    if ranks < 1 or features % ranks:
+        raise ConfigError(f"{ranks} ranks do not divide {features} features")
+    count = features // ranks
+    order = row.order if aware else torch.arange(features)
+    made = []
+    for first in range(0, features, count):
+        outputs = order[first : first + count]
+        parts = tuple(column.rows(outputs) for column in columns)
+        made.append(Shard(parts, row.places(first, count), outputs, aware))
+    return made
