@@ -89,6 +89,12 @@ def route(net: Net, previous: Routes | None = None) -> Routes:
     return Routes(tables, np.zeros_like(lanes), np.full_like(exits, NOWHERE), fallback=True)
 
 
+def on_one_lane(tables: Table) -> Routes:
+    """Wraps tables of another program, whose routes all use lane 0 of one zone."""
+    exits = np.full((1, tables.shape[1]), NOWHERE, np.int32)
+    return Routes(tables, np.zeros((1, 1), np.int32), exits, fallback=False)
+
+
 def _where(mask: NDArray[np.bool_]) -> Ints:
     """Returns the indices of the true elements."""
     return np.flatnonzero(mask).astype(np.int32)

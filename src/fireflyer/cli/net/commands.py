@@ -18,6 +18,10 @@ PresetOption = Annotated[
     ),
 ]
 
+IbnetdiscoverOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Output of `ibnetdiscover` instead of --preset.")
+]
+
 
 @net.callback(invoke_without_command=True)
 def show_help(context: typer.Context) -> None:
@@ -68,13 +72,66 @@ def plan(
 @net.command()
 def verify(
     preset: PresetOption = None,
+    ibnetdiscover: IbnetdiscoverOption = None,
+    lfts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="opensm-lfts.dump of --ibnetdiscover; default: own routes."
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Check that routes reach every pair, form no credit loop, and spread over the links.
 
+    Exits with 1 if a pair is unreachable or a loop exists.
+
     \b
       fireflyer net verify --preset fire-flyer2
+      fireflyer net verify --ibnetdiscover net.txt --lfts opensm-lfts.dump
     """
     from fireflyer.cli.net import impl
 
-    raise typer.Exit(impl.verify(preset, json=json))
+    raise typer.Exit(impl.verify(preset, ibnetdiscover, lfts, json=json))
+
+
+@net.command()
+def export(
+    preset: PresetOption = None,
+    to: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the files; made if missing.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Write a network and its routes as files for other programs.
+
+    Writes `ibnetdiscover.txt` (also read by ibsim), `opensm-lfts.dump` (for `opensm -R file -U`),
+    `topology.conf` and `topology.yaml` (Slurm). Several planes get a folder each.
+
+    \b
+      fireflyer net export --preset fire-flyer2 --to net
+    """
+    from fireflyer.cli.net import impl
+
+    impl.export(preset, to, json=json)
+
+
+@net.command()
+def order(
+    job: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Names of the job's hosts, one a line.")
+    ] = None,
+    preset: PresetOption = None,
+    ibnetdiscover: IbnetdiscoverOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Print the hosts of a job in the order in which ranks should be numbered.
+
+    Hosts of one zone follow each other, then hosts of one leaf. With --json, `zones` has the label
+    that HFReduce takes as FIREFLYER_ZONE on each host.
+
+    \b
+      fireflyer net order --preset fire-flyer2 --job hosts.txt
+    """
+    from fireflyer.cli.net import impl
+
+    impl.order(job, preset, ibnetdiscover, json=json)

@@ -8,11 +8,12 @@ from typing import Any
 
 from fireflyer.cli.printing import as_json, table
 from fireflyer.errors import ConfigError
+from fireflyer.fabric import infiniband, slurm, topologies
 from fireflyer.fabric import plan as plans
-from fireflyer.fabric import topologies
 from fireflyer.fabric.catalogue import Catalogue
 from fireflyer.fabric.findings import checked
-from fireflyer.fabric.routing import route
+from fireflyer.fabric.job_order import job_order
+from fireflyer.fabric.routing import on_one_lane, route
 from fireflyer.program import plain
 
 
@@ -38,15 +39,77 @@ def plan(
     _show(result, json=json)
 
 
-def verify(preset: str | None, *, json: bool) -> int:
-    """Prints what a check found; returns 1 if a connected pair is unreachable or a loop exists."""
-    if preset is None:
-        raise ConfigError("net verify needs --preset NAME")
+def verify(preset: str | None, ibnetdiscover: Path | None, lfts: Path | None, *, json: bool) -> int:
+    """Prints what a check found; returns 1 if a pair is unreachable or a loop exists."""
+    if lfts is not None and ibnetdiscover is None:
+        raise ConfigError("--lfts needs the network, --ibnetdiscover FILE")
     begin = time.perf_counter()
-    result = checked([(net, route(net)) for net in topologies.preset(preset)])
+    planes = []
+    for whole in _sites(preset, ibnetdiscover):
+        if lfts is None:
+            planes.append((whole.net, route(whole.net)))
+        else:
+            tables = infiniband.read_tables(_text(lfts), whole, str(lfts))
+            planes.append((whole.net, on_one_lane(tables)))
+    result = checked(planes)
     result["wall_s"] = round(time.perf_counter() - begin, 4)
     _show(result, json=json)
     return 1 if result["unreachable"] or result["credit_loops"] else 0
+
+
+def export(preset: str | None, to: Path | None, *, json: bool) -> None:
+    """Writes the files of a network and prints their paths."""
+    if preset is None or to is None:
+        raise ConfigError("net export needs --preset NAME and --to DIR")
+    written: list[str] = []
+    planes = topologies.preset(preset)
+    for number, net in enumerate(planes):
+        folder = to if len(planes) == 1 else to / f"plane{number}"
+        folder.mkdir(parents=True, exist_ok=True)
+        whole = infiniband.site(net)
+        texts = {
+            "ibnetdiscover.txt": infiniband.write_net(whole),
+            "opensm-lfts.dump": infiniband.write_tables(whole, route(net).tables),
+            "topology.conf": slurm.topology_conf(net),
+            "topology.yaml": slurm.topology_yaml(net),
+        }
+        for name, text in texts.items():
+            (folder / name).write_text(text)
+            written.append(str(folder / name))
+    if json:
+        as_json({"files": written})
+        return
+    for path in written:
+        sys.stdout.write(f"{plain(path)}\n")
+
+
+def order(job: Path | None, preset: str | None, ibnetdiscover: Path | None, *, json: bool) -> None:
+    """Prints the hosts of a job in rank order."""
+    if job is None:
+        raise ConfigError("net order needs --job FILE, the names of the hosts")
+    hosts = [line.strip() for line in _text(job).splitlines() if line.strip()]
+    result = job_order([whole.net for whole in _sites(preset, ibnetdiscover)], hosts)
+    if json:
+        as_json(result)
+        return
+    for host in result["hosts"]:
+        sys.stdout.write(f"{plain(host)}\n")
+
+
+def _sites(preset: str | None, ibnetdiscover: Path | None) -> list[infiniband.Site]:
+    """Planes of a preset, or the network of a file."""
+    if (preset is None) == (ibnetdiscover is None):
+        raise ConfigError("give one of --preset NAME and --ibnetdiscover FILE")
+    if ibnetdiscover is not None:
+        return [infiniband.read_net(_text(ibnetdiscover), str(ibnetdiscover))]
+    return [infiniband.site(net) for net in topologies.preset(preset or "")]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
 
 
 def _compare(parts: Catalogue, *, json: bool) -> None:
