@@ -1,8 +1,8 @@
 """One connection to the platform's database, SQLite or PostgreSQL. Opens it, migrates it to the
 newest version, and runs transactions whose errors are translated.
 
-    SQLite       a file in the home, mode 0600; write-ahead log, every commit synced. The home's
-                 lock keeps other servers away.
+    SQLite       a file in the home, mode 0600; write-ahead log, every commit synced; `reserve.py`
+                 keeps space for a full disk. The home's lock keeps other servers away.
     PostgreSQL   through psycopg; synchronous_commit=on. `leader.py` keeps other servers away.
 
 A write consists, in order, of: fence (the leader's lease holds), the caller's statements, the
@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.pool import NullPool, StaticPool
 
 from fireflyer.errors import ConfigError, Corrupted, NoSpace, StorageError, Unavailable
+from fireflyer.hai.database import reserve
 from fireflyer.hai.database.schema import PRODUCT, VERSION, schema_version
 
 CONNECT_S = 10
@@ -85,6 +86,7 @@ class Database:
         """Called once the connection is lost."""
         self._pending: dict[str, Any] | None = None
         self._pending_table: sa.Table | None = None
+        self._writes = 0
         if isinstance(where, Path):
             self.name = str(where)
             self._engine = _open_sqlite(where)
@@ -96,14 +98,34 @@ class Database:
                 self.connection = self._engine.connect()
             self._migrate()
             if isinstance(where, Path):
-                driver = self.connection.connection.driver_connection
-                assert driver is not None
+                driver = self._driver()
                 driver.execute(
                     "PRAGMA journal_mode=WAL"
                 )  # only now: a foreign file is left as it is
+                reserve.hold(driver)
         except BaseException:
             self._engine.dispose()
             raise
+
+    def _driver(self) -> Any:
+        driver = self.connection.connection.driver_connection
+        assert driver is not None
+        return driver
+
+    def check_space(self) -> None:
+        """Keeps new tasks from the space that is held ready for the end of others.
+
+        Raises:
+            NoSpace: the disk of a SQLite database is nearly full.
+        """
+        if self.shared:
+            return
+        left = _left(self.name)
+        if left < reserve.NEW_TASK_BYTES:
+            raise NoSpace(
+                f"the disk of {self.name} has {left} bytes left, too few for a new task: free some "
+                "space; running tasks can be stopped without"
+            )
 
     @property
     def shared(self) -> bool:
@@ -138,6 +160,10 @@ class Database:
             if self._pending_table is not None and self._pending is not None:
                 self.connection.execute(self._pending_table.insert(), self._pending)
         self._pending = None
+        if not self.shared:
+            self._writes += 1
+            if self._writes % reserve.LOOK_EVERY == 0 and reserve.short(self._driver()):
+                reserve.hold(self._driver())
 
     @contextmanager
     def along(self, table: sa.Table, row: dict[str, Any]) -> Iterator[Callable[[], bool]]:
@@ -180,7 +206,7 @@ class Database:
                     "them again once the database answers"
                 )
             return StorageError(f"{self.name}: {text}")
-        if "full" in text:
+        if "full" in text or ("I/O error" in text and _left(self.name) < 1 << 16):
             return NoSpace(f"cannot write {self.name}: {text}; free some space")
         if "malformed" in text or "not a database" in text:
             return Corrupted(
@@ -216,6 +242,12 @@ class Database:
                 f"{self.name} is a database of another program; move it away or choose another home"
             )
         return int(found.version)
+
+
+def _left(path: str) -> int:
+    """Returns the bytes left on the disk of a file."""
+    found = os.statvfs(os.path.dirname(path))
+    return found.f_bavail * found.f_frsize
 
 
 def _open_sqlite(path: Path) -> sa.Engine:

@@ -137,7 +137,7 @@ class Controller:
         self.logs.close()
 
     async def abandon(self) -> None:
-        """Ends all processes of all tasks, and writes nothing: the home is gone."""
+        """Ends all processes of all tasks without writing: the home is gone, or cannot be written."""
         tasks = list(self._tasks)
         self._tasks.clear()  # events find no task from now on
         await asyncio.gather(*(self._engine.release(id, self._home.tasks / id) for id in tasks))

@@ -433,6 +433,13 @@ class _End:
         if self._keep:
             return
         _log.info("stopping all tasks; a second signal ends their grace period")
+        try:
+            await self._stop()
+        except StorageError as error:
+            _log.error("ending all processes, because their stop cannot be written: %s", error)
+            await self._controller.abandon()
+
+    async def _stop(self) -> None:
         stopping = asyncio.create_task(self._controller.stop_all())
         hurried = asyncio.create_task(self._hurried.wait())
         await asyncio.wait({stopping, hurried}, return_when=asyncio.FIRST_COMPLETED)

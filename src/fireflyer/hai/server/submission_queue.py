@@ -74,6 +74,7 @@ class SubmissionQueue:
             ConfigError: a field of the spec is invalid.
             TaskError: the task requests more than there is or the user's quota ever allows, or the
                 server is shutting down.
+            NoSpace: the disk is nearly full.
             StorageError: the task cannot be written.
         """
         loop = asyncio.get_running_loop()
@@ -109,6 +110,7 @@ class SubmissionQueue:
     def _admit(self, arrival: _Arrival) -> Fresh:
         spec, user = arrival.spec, arrival.user
         check(spec)
+        self._store.database.check_space()
         self._workspaces.admit(spec, user)
         if self.closed:
             raise TaskError("the server is shutting down and accepts no more tasks")
