@@ -111,7 +111,17 @@ def described(error: OSError | FireflyerError) -> str:
     """Returns the message of an error for users: an error number becomes its words."""
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
+    if isinstance(error, FileNotFoundError) and not error.filename and not _inside_a_directory():
+        return "the current directory was deleted: change to one that exists"
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+
+
+def _inside_a_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def allow_descriptors() -> None:

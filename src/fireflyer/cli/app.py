@@ -15,7 +15,7 @@ from fireflyer.cli.cluster.commands import cluster_verbs, window
 from fireflyer.cli.config.commands import config
 from fireflyer.cli.fs.commands import fs
 from fireflyer.cli.net.commands import net
-from fireflyer.cli.options import HomeOption, JsonOption, TaskArgument
+from fireflyer.cli.options import HomeOption, JsonOption, TaskArgument, TasksArgument
 from fireflyer.cli.passthrough import hand_over
 from fireflyer.cli.record.commands import record
 from fireflyer.cli.run.options import (
@@ -212,6 +212,9 @@ def run(
     group: GroupOption = "",
     label: LabelOption = None,
     expect: ExpectOption = "",
+    module: Annotated[
+        bool, typer.Option("--module", "-m", help="SCRIPT is a module, as for `python -m`.")
+    ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Print the task's id and return.")
     ] = False,
@@ -229,6 +232,10 @@ def run(
       fireflyer run --nodes 2 train.py --lr 0.1
       fireflyer run train.py --lr 0.1 -- --nodes 2
 
+    Ranks run with the Python that the server was started with: that of the `fireflyer` whose `up`
+    or first `run` started it. An environment that is activated later has no effect; start the
+    server from it, or use --venv-lock. SCRIPT is a Python file; start other programs from one.
+
     Prints rank 0's output; state changes go to stderr. Exits with 0 if the task finished, otherwise
     with 1. Ctrl-C stops the task; a second Ctrl-C returns at once while the task goes on stopping.
     With --json the output goes to stderr and the task's last state to stdout. If no server answers,
@@ -242,7 +249,7 @@ def run(
         grace_s=grace, max_node_faults=max_node_faults, watchdog=watchdog,
         workspace=workspace, workspace_limit=workspace_limit << 20, venv_lock=venv_lock,
         gpus=gpus, memory=memory, priority=priority, group=group,
-        labels=tuple(label or ()), expect=expect,
+        labels=tuple(label or ()), expect=expect, module=module,
     )  # fmt: skip
     if rehearse is not None:
         from fireflyer.cli.run.rehearsal import rehearsed
@@ -319,31 +326,31 @@ def events(
 
 def _steering(verb: str, goal: str, text: str, example: str) -> None:
     def steer(
-        task: TaskArgument,
+        tasks: TasksArgument,
         wait: Annotated[
-            bool, typer.Option("--wait", "-w", help=f"Return once the task is {goal}.")
+            bool, typer.Option("--wait", "-w", help=f"Return once each task is {goal}.")
         ] = False,
         json: JsonOption = False,
         home: HomeOption = None,
     ) -> None:
         from fireflyer.cli.run.impl import steer
 
-        steer(home, verb, task, goal if wait else None, json=json)
+        raise typer.Exit(steer(home, verb, tasks, goal if wait else None, json=json))
 
     app.command(name=verb, help=f"{text}\n\n\b\n  {example}")(steer)
 
 
 _steering(
     "stop", "stopped",
-    "Stop a task: SIGTERM to its ranks, SIGKILL after its grace.", "fireflyer stop --wait t1",
+    "Stop tasks: SIGTERM to their ranks, SIGKILL after their grace.", "fireflyer stop --wait t1 t2",
 )  # fmt: skip
 _steering(
     "suspend", "suspended",
-    "Ask a task to save and leave; it waits for `resume`.", "fireflyer suspend --wait t1",
+    "Ask tasks to save and leave; they wait for `resume`.", "fireflyer suspend --wait t1",
 )  # fmt: skip
 _steering(
     "resume", "running",
-    "Put a suspended task back into the queue.", "fireflyer resume t1",
+    "Put suspended tasks back into the queue.", "fireflyer resume t1",
 )  # fmt: skip
 
 

@@ -14,4 +14,5 @@ HomeOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
+TasksArgument = Annotated[list[str], typer.Argument(metavar="TASK", help="Task ids, e.g. t1.")]
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Task id, e.g. t1.")]

@@ -2,6 +2,7 @@
 calls it, too."""
 
 import os
+import shutil
 import unicodedata
 
 from fireflyer.errors import ConfigError
@@ -11,6 +12,8 @@ RESERVED = frozenset(
     {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 )
 """Environment names that the platform sets for every rank."""
+
+_OTHER_PROGRAMS = "start other programs from a Python script, e.g. with subprocess.run"
 
 MAX_NAME = 200
 MAX_REASON = 500
@@ -85,11 +88,21 @@ def _check_paths(spec: TaskSpec) -> None:
     if os.path.isdir(script):
         raise ConfigError(f"script {script} is a directory; name a Python file")
     if not os.path.isfile(script):
-        raise ConfigError(f"script {script} does not exist")
+        name = os.path.basename(script)
+        hint = f"; {name} is a program: {_OTHER_PROGRAMS}" if shutil.which(name) else ""
+        raise ConfigError(f"script {script} does not exist{hint}")
     if not os.access(script, os.R_OK):
         raise ConfigError(f"script {script} cannot be read")
+    if _is_binary(script):
+        raise ConfigError(f"script {script} is no Python file: {_OTHER_PROGRAMS}")
     if not os.path.isdir(spec.cwd):
         raise ConfigError(f"working directory {spec.cwd} does not exist")
+
+
+def _is_binary(path: str) -> bool:
+    """Returns whether a file begins as a program of Linux does."""
+    with open(path, "rb") as file:
+        return file.read(4) == b"\x7fELF"
 
 
 def check_text(spec: TaskSpec) -> None:

@@ -8,11 +8,12 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import msgspec
 from msgspec.structs import replace
 
+import fireflyer.hai
 from fireflyer.cli import printing
 from fireflyer.cli.cluster.impl import size_mib
 from fireflyer.cli.durations import seconds
 from fireflyer.cli.run.follow import Tail, follow
-from fireflyer.errors import ConfigError
+from fireflyer.errors import ConfigError, FireflyerError
 from fireflyer.hai.admission import check
 from fireflyer.hai.client import Client
 from fireflyer.hai.home import locate
@@ -26,6 +27,8 @@ from fireflyer.program import INTERRUPTED, plain
 
 Start = Literal["auto", "fork", "exec"]
 STARTS = get_args(Start)
+RUN_MODULE = str(Path(fireflyer.hai.__file__).with_name("run_module.py"))
+"""Script that runs the module that its first argument names."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +59,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...]
     """Entries "K=V"."""
     expect: str
+    module: bool = False
+    """True if `script` is the name of a module."""
 
 
 def launch(request: Launch, home: Path | None, *, detach: bool, all_ranks: bool, json: bool) -> int:
@@ -101,20 +106,36 @@ def prepare(request: Launch, home: Path | None) -> tuple[TaskSpec, Client]:
     return spec, client
 
 
-def steer(home: Path | None, verb: str, task: str, goal: str | None, *, json: bool) -> None:
-    """Stops, suspends or resumes a task; waits for the state `goal` if it is given."""
+def steer(home: Path | None, verb: str, tasks: list[str], goal: str | None, *, json: bool) -> int:
+    """Stops, suspends or resumes tasks; waits for the state `goal` of each if it is given.
+
+    A task that refuses keeps no other from the request; the exit code is 1 then.
+    """
     client = Client(home)
     call: dict[str, Any] = {"stop": client.stop, "suspend": client.suspend, "resume": client.resume}
-    view = call[verb](task)
-    if goal is not None:
-        view = client.wait(task, {cast(TaskState, goal)})
-    if json:
-        printing.as_json(view)
-    elif verb == "stop" and view.state != "stopped":
-        sys.stdout.write(f"{view.id} stopping\n")
-    else:
-        reason = f": {plain(view.reason)}" if view.reason else ""
-        sys.stdout.write(f"{view.id} {view.state}{reason}\n")
+    views: list[View] = []
+    refused: list[FireflyerError] = []
+    for task in tasks:
+        try:
+            views.append(call[verb](task))
+        except FireflyerError as error:
+            if len(tasks) == 1:
+                raise
+            refused.append(error)
+    for asked in views:
+        view = asked
+        if goal is not None:
+            view = client.wait(asked.id, {cast(TaskState, goal)})
+        if json:
+            printing.as_json(view)
+        elif verb == "stop" and view.state != "stopped":
+            sys.stdout.write(f"{view.id} stopping\n")
+        else:
+            reason = f": {plain(view.reason)}" if view.reason else ""
+            sys.stdout.write(f"{view.id} {view.state}{reason}\n")
+    for refusal in refused:
+        note(plain(str(refusal)))
+    return int(bool(refused))
 
 
 def _spec(request: Launch) -> TaskSpec:
@@ -137,10 +158,13 @@ def _spec(request: Launch) -> TaskSpec:
     if priority not in ("auto", *PRIORITIES):
         known = ", ".join(PRIORITIES)
         raise ConfigError(f"invalid --priority {priority!r}: expected one of auto, {known}")
+    if request.module and request.workspace is not None:
+        raise ConfigError("-m and --workspace exclude each other: name a script of the workspace")
+    args = (request.script, *request.args) if request.module else request.args
     return TaskSpec(
-        script=os.path.abspath(request.script),
-        args=request.args,
-        name=request.name,
+        script=RUN_MODULE if request.module else os.path.abspath(request.script),
+        args=args,
+        name=request.name or (request.script if request.module else ""),
         cwd=os.getcwd(),
         env=env,
         nodes=request.nodes,
