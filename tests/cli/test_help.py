@@ -64,7 +64,11 @@ def test_the_overview_imports_not_even_what_typer_parses_options_with() -> None:
 
 def test_the_overview_names_every_verb(helped: Any) -> None:
     listed = helped["texts"][""].partition("Commands:")[2]
-    assert [line.split()[0] for line in listed.strip().splitlines()] == [*VERBS, *HANDED_OVER, *GROUPS]
+    assert [line.split()[0] for line in listed.strip().splitlines()] == [
+        *VERBS,
+        *HANDED_OVER,
+        *GROUPS,
+    ]
 
 
 @pytest.mark.parametrize("verb", VERBS)
