@@ -20,6 +20,7 @@ from fireflyer.bench.harness.command_line import (
     teller,
 )
 from fireflyer.bench.harness.report import Machine
+from fireflyer.bench.parallel import commands as parallel_commands
 from fireflyer.bench.train import commands as train_commands
 from fireflyer.errors import CollectiveError
 from fireflyer.program import run_app
@@ -554,7 +555,13 @@ def _collective(name: str, asked: Asked) -> None:
         raise CollectiveError(f"bench {name}: {wrong} elements are wrong, see #wrong")
 
 
-for _command_of_training in (train_commands.train, train_commands.wire, train_commands.scaling):
+for _command_of_training in (
+    train_commands.train,
+    train_commands.wire,
+    train_commands.scaling,
+    parallel_commands.experts,
+    parallel_commands.tensor,
+):
     app.command()(_command_of_training)
 
 

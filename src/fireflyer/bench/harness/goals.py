@@ -198,3 +198,10 @@ HAI_DEATH_MS = 100.0
 """Maximum time until a dead rank is detected."""
 HAI_SUSPEND_MS = {"local": 1000.0, "slurm": 2000.0}
 """Maximum time from the request to free nodes, without the task's own save."""
+
+EXPERT_BYTES = (1 / 1.02, 1 / 1.005)
+"""Required ratio and aim: a token once to each host, over the bytes that a host sends."""
+EXPERT_TIME = (2.0, 2.5)
+EXPERT_LOAD = (1 / 1.1, 1 / 1.05)
+TENSOR_SAVED = 1.0
+TENSOR_TIME = (1.5, 1.8)

@@ -1,0 +1,1 @@
+"""Benchmarks of tensor and expert parallelism."""

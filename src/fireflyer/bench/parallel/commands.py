@@ -1,0 +1,64 @@
+"""Commands of `fireflyer bench` for tensor and expert parallelism."""
+
+from typing import Annotated
+
+import typer
+
+from fireflyer.bench.harness.command_line import JsonTo, Rounds, report
+from fireflyer.bench.harness.report import Machine
+
+Rate = Annotated[str, typer.Option(help="Speed of each cable, e.g. 1gbit.")]
+
+
+def experts(
+    hosts: Annotated[int, typer.Option(min=2, max=32, help="Number of hosts of the lab.")] = 4,
+    ranks_per_host: Annotated[int, typer.Option(min=1, max=16, help="Processes per host.")] = 2,
+    rate: Rate = "200mbit",
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each rank.")] = 256,
+    features: Annotated[int, typer.Option(min=1, help="Width of a token.")] = 2048,
+    rounds: Rounds = 5,
+    json_to: JsonTo = None,
+) -> None:
+    """Measure dispatch and combine of experts between the hosts of a lab. Needs root.
+
+    Top 8 of 64 experts in bfloat16; the number of ranks must divide 64. The peer moves one copy per
+    token and expert by all_to_all_single over gloo. Also shows loads after rebalancing.
+
+    \b
+    fireflyer bench experts --json experts.json
+    """
+    machine = Machine.here()
+    if 64 % (hosts * ranks_per_host):
+        raise typer.BadParameter(f"{hosts} x {ranks_per_host} ranks do not divide 64 experts")
+    from fireflyer.bench.parallel import experts as bench
+
+    spec = bench.Spec(
+        hosts=hosts,
+        ranks_per_host=ranks_per_host,
+        rate=rate,
+        tokens=tokens,
+        features=features,
+        rounds=rounds,
+    )
+    report("experts", machine, bench.run(spec), [], json_to)
+
+
+def tensor(
+    rate: Rate = "200mbit",
+    tokens: Annotated[int, typer.Option(min=1, help="Rows of the input.")] = 256,
+    rounds: Rounds = 5,
+    json_to: JsonTo = None,
+) -> None:
+    """Measure MLPs in 4 bits on tensor-parallel ranks between the hosts of a lab. Needs root.
+
+    The layers have the shapes of Llama-70B and Granite-20B, widths divided by 16. The peer gathers
+    and reorders activations between the two layers.
+
+    \b
+    fireflyer bench tensor --json tensor.json
+    """
+    machine = Machine.here()
+    from fireflyer.bench.parallel import tensor as bench
+
+    spec = bench.Spec(rate=rate, tokens=tokens, rounds=rounds)
+    report("tensor", machine, bench.run(spec), [], json_to)

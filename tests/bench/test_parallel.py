@@ -1,0 +1,32 @@
+"""Benchmarks of tensor and expert parallelism, small, in a lab: their bytes, and their rows."""
+
+import pytest
+
+from fireflyer.bench.parallel import experts, tensor
+from fireflyer.lab import namespaces
+
+
+@pytest.mark.full
+@pytest.mark.netns
+def test_experts() -> None:
+    if reason := namespaces.why_not():
+        pytest.skip(f"needs network namespaces: {reason}")
+    spec = experts.Spec(hosts=2, ranks_per_host=1, tokens=32, experts=8, top_k=4, rounds=1)
+    sent, wall, *loads = experts.run(spec)
+    assert sent.bound is not None
+    assert sent.bound <= sent.ours <= 1.1 * sent.bound
+    assert wall.peer == "gloo"
+    assert [row.missed for row in loads] == [False, False]
+
+
+@pytest.mark.full
+@pytest.mark.netns
+def test_tensor() -> None:
+    if reason := namespaces.why_not():
+        pytest.skip(f"needs network namespaces: {reason}")
+    rows = tensor.run(tensor.Spec(ranks=(2,), scale=32, tokens=128, rounds=1))
+    saved = [row for row in rows if row.unit == "B"]
+    assert len(saved) == len(tensor.SHAPES)
+    for row in saved:
+        assert row.bound is not None
+        assert 0.95 * row.bound <= row.ours <= 1.1 * row.bound
