@@ -121,3 +121,19 @@ def test_a_forked_child_leaves_all_to_its_parent() -> None:
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
         assert pipe.read() == b"x"
+
+
+def test_a_holder_that_outlives_the_modules() -> None:
+    """A model in a global: the interpreter drops it after it has emptied this module."""
+    script = """
+import atexit
+from fireflyer import finalizer
+class Holder: pass
+kept = Holder()
+its_end = finalizer.Finalizer(kept, print, "called")
+atexit.unregister(finalizer._at_exit)
+finalizer._at_exit()
+vars(finalizer).update(dict.fromkeys([*vars(finalizer)]))
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (ran.stdout, ran.stderr) == ("called\n", "")

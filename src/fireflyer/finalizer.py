@@ -49,7 +49,8 @@ class Finalizer:
         return _alive.pop(self, self) is None
 
     def _dropped(self, _: object) -> None:
-        if self.detach():
+        # After `_at_exit` the interpreter sets this module's names to None.
+        if _alive is not None and self.detach():
             _calls.put(self._call)
 
 

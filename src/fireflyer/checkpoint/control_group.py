@@ -98,12 +98,22 @@ class ControlGroup:
             if self._reformed:
                 self._group = _beside_reformed(min(self._timeout, _FORMING))
             else:
-                self._group = dist.new_group(
-                    backend="gloo", timeout=self._timeout, group_desc="fireflyer checkpoint"
-                )
+                self._group = self._beside_default()
             self._world, self._broken = dist.group.WORLD, None
         if self._broken is not None:
             raise CheckpointError(self._broken)
+
+    def _beside_default(self) -> Any:
+        try:
+            return dist.new_group(
+                backend="gloo", timeout=self._timeout, group_desc="fireflyer checkpoint"
+            )
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"the ranks cannot agree: some of the {rank_and_world()[1]} ranks did not make this "
+                f"call within {self._timeout.total_seconds():g} s, or ended; call save, load and "
+                f"should_save on all ranks: {error}"
+            ) from error
 
     def _let_go(self) -> None:
         """Closes the connections, so that no other rank waits for a message of this rank."""

@@ -66,9 +66,41 @@ def _create_group(options: Any, _backend_options: object) -> Any:
 
     if join.wanted() and GroupMember.WORLD is None:  # this group becomes the default group
         return ProcessGroupHFReduce.join(join.addresses(), options.timeout)
-    return ProcessGroupHFReduce(
-        options.store, options.group_rank, options.group_size, options.timeout
-    )
+    return _rendezvous(options, default=GroupMember.WORLD is None)
+
+
+_life = 1
+"""Number of default groups that the store of the present one has seen, including that one."""
+
+
+def _rendezvous(options: Any, default: bool) -> Any:
+    """Creates a group through its store.
+
+    A store may outlive a default group (torchrun keeps it between `destroy_process_group` and
+    `init_process_group`), so each default group and its sub-groups have keys of their own.
+    """
+    global _life
+    from torch.distributed import PrefixStore
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    from fireflyer.hfreduce.rendezvous.creation_order import CreationOrder
+    from fireflyer.hfreduce.torch import ProcessGroupHFReduce
+
+    rank, size, members = options.group_rank, options.group_size, options.global_ranks_in_group
+    if default:
+        lives = f"lives of rank {rank} of {size}"
+        _life = options.store.add(lives, 1)
+    store = options.store if _life == 1 else PrefixStore(f"life {_life}", options.store)
+    try:
+        if default or not members:
+            return ProcessGroupHFReduce(store, rank, size, options.timeout)
+        job = PrefixStore(f"life {_life}", _get_default_store())
+        order = CreationOrder(store, job, options.group_id, members[rank], members)
+        return ProcessGroupHFReduce(store, rank, size, options.timeout, order.check)
+    except BaseException:
+        if default:
+            options.store.add(lives, -1)  # the next attempt takes the place of this one
+        raise
 
 
 def __getattr__(name: str) -> Any:

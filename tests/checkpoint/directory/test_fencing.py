@@ -44,7 +44,10 @@ def test_a_newer_attempt_fences_at_construction(attempt: Start, differences: Dif
     old.save(10, state_of("old", 10)).wait()
     new = attempt(2)
     handle = old.save(20, state_of("old", 20))
-    with pytest.raises(CheckpointError, match="now belongs to attempt 2 of task t1; attempt 1"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"now belongs to attempt 2 of task t1, which took it over from this run \(attempt 1",
+    ):
         handle.wait()
     assert new.steps() == [10]
     assert differences(new.load(), state_of("old", 10)) == []
@@ -128,7 +131,9 @@ def test_runs_outside_the_platform_take_over_by_saving(attempt: Start) -> None:
     assert again.load()["step"] == 2
     plain.save(3, state_of("plain", 3)).wait()
     again.save(1, state_of("again", 1)).wait()
-    with pytest.raises(CheckpointError, match="now belongs to a run outside the platform"):
+    with pytest.raises(
+        CheckpointError, match="a run outside the platform, which took it over from this run"
+    ):
         plain.save(4, state_of("plain", 4)).wait()
     assert again.load()["who"] == "again"
 

@@ -9,6 +9,8 @@ import torch.distributed as dist
 from tests.hfreduce.collectives.cases import Case, collectives, run_case
 from tests.hfreduce.conftest import Play, difference, place, values
 
+from fireflyer.errors import ConfigError
+
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8)
 
 
@@ -277,3 +279,55 @@ def test_a_tensor_may_go_through_several_groups(play: Play) -> None:
         assert bool((tensor == 16.0**3).all())
 
     play(body, "AABB")
+
+
+@pytest.mark.parametrize(
+    "orders",
+    [
+        {0: ([0, 1], [0, 2]), 1: ([0, 2], [0, 1]), 2: ([0, 1], [0, 2])},
+        {0: ([0, 1], [1, 2]), 1: ([1, 2], [0, 1]), 2: ([0, 1], [1, 2])},
+        {0: ([0, 1, 2], [2, 0, 1]), 1: ([2, 0, 1], [0, 1, 2]), 2: ([0, 1, 2], [2, 0, 1])},
+    ],
+    ids=["disjoint views", "overlapping", "permuted"],
+)
+def test_groups_created_in_another_order_are_an_error_everywhere(
+    play: Play, orders: dict[int, tuple[list[int], list[int]]]
+) -> None:
+    """Rank 1 swaps two calls."""
+
+    def body(rank: int, world: int) -> str:
+        def create() -> None:
+            for ranks in orders[rank]:
+                dist.new_group(ranks, backend="hfreduce", sort_ranks=False)
+
+        with pytest.raises(ConfigError) as caught:
+            create()
+        return str(caught.value)
+
+    for said in play(body, "AAA"):
+        assert "the ranks create groups in different orders: of group" in said
+        assert "rank 1 creates it of ranks" in said
+
+
+def test_a_store_that_outlives_its_groups(start_gang: Any, store_path: str) -> None:
+    """As torchrun's, between `destroy_process_group` and `init_process_group`."""
+
+    def body(rank: int, world: int) -> list[list[float]]:
+        store = dist.FileStore(store_path, world)
+        sums = []
+        for life in range(3):
+            dist.init_process_group("hfreduce", store=store, rank=rank, world_size=world)
+            group = dist.new_group([life % 2, 2])
+            told = torch.ones(1) * (1 + life)
+            dist.all_reduce(told)
+            if rank in (life % 2, 2):
+                dist.all_reduce(told, group=group)
+            sums.append(told.tolist())
+            dist.destroy_process_group()
+        return sums
+
+    assert start_gang(body, 3).results() == [
+        [[6.0], [6.0], [18.0]],
+        [[3.0], [12.0], [9.0]],
+        [[6.0], [12.0], [18.0]],
+    ]

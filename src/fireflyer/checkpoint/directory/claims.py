@@ -153,7 +153,9 @@ class Claims:
         if newest > epoch:
             claim = self._read(_name(newest))
             raise CheckpointError(
-                f"{self._storage} now belongs to {_who(claim)}; {_who(self.me)} can no longer save there"
+                f"{self._storage} now belongs to {_who(claim)}, which took it over from this run "
+                f"({_who(self.me)}): this run can no longer save there; end one of the two runs, or give "
+                "each a directory of its own"
             )
 
     def history(self) -> list[Run]:

@@ -190,6 +190,8 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
         raise ConfigError(f"{name} has no shape yet: run a forward before wrapping")
     if parameter.ndim == 0:
         raise ConfigError(f"{name} is a scalar, which cannot be sharded: give it the shape (1,)")
+    if not parameter.numel():
+        raise ConfigError(f"{name} has no elements, so nothing can be sharded: leave it out")
     if not parameter.is_contiguous():
         raise ConfigError(f"{name} is not contiguous: wrap a contiguous copy")
     if parameter.requires_grad and not parameter.dtype.is_floating_point:

@@ -32,11 +32,17 @@ class EngineGroup(ProcessGroup):
     """A torch process group without its collectives; see `ProcessGroupHFReduce`."""
 
     def __init__(
-        self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        timeout: datetime.timedelta,
+        still_useful: Callable[[], None] = lambda: None,
     ) -> None:
         seconds = timeout.total_seconds()
         prefixed = dist.PrefixStore("hfreduce", store)
-        self._begin(establish.connect(prefixed, rank, size, seconds, _master()), timeout)
+        connection = establish.connect(prefixed, rank, size, seconds, _master(), still_useful)
+        self._begin(connection, timeout)
 
     @classmethod
     def join(

@@ -59,6 +59,7 @@ class ProcessGroupHFReduce(EngineGroup):
         store: a `torch.distributed` store that exactly this group uses.
         rank, size: rank of this process, and number of ranks in the group.
         timeout: limit for each operation and for the rendezvous.
+        still_useful: called while this rank waits for others; raises if they cannot come.
 
     Raises:
         DeadlineExceeded, ProtocolMismatch, NoSpace, CollectiveError: see `establish.connect`.

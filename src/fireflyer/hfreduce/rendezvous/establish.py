@@ -13,7 +13,7 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -151,7 +151,12 @@ def _leave(watch: native.Watch, slot: RankSlot) -> None:
 
 
 def connect(
-    store: Store, rank: int, world: int, timeout_s: float, master: str = "127.0.0.1"
+    store: Store,
+    rank: int,
+    world: int,
+    timeout_s: float,
+    master: str = "127.0.0.1",
+    still_useful: Callable[[], None] = lambda: None,
 ) -> Connection:
     """Joins `world` ranks into a group. Collective.
 
@@ -159,6 +164,7 @@ def connect(
         store: store that exactly these ranks share, with no keys of an earlier group.
         timeout_s: limit for each operation of the group, and for this call.
         master: MASTER_ADDR; the route to it determines which interface to listen on.
+        still_useful: see `PeerExchange`.
 
     Raises:
         CollectiveError: a host has too many ranks, or the required UCX does not start.
@@ -170,7 +176,7 @@ def connect(
             FIREFLYER_HFREDUCE_TRANSPORT, or a rank lacks the transport that it chose.
     """
     deadline = time.monotonic() + timeout_s
-    roll = PeerExchange(store, rank, world, timeout_s)
+    roll = PeerExchange(store, rank, world, timeout_s, still_useful)
     with contextlib.ExitStack() as undo:
         try:
             address = interface_address(master)

@@ -41,9 +41,18 @@ class PeerExchange:
     Args:
         store: store that exactly these ranks share, with no keys of an earlier group.
         timeout_s: limit for the whole exchange, from now on.
+        still_useful: called while this rank waits; raises if no other rank can come.
     """
 
-    def __init__(self, store: Store, rank: int, world: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world: int,
+        timeout_s: float,
+        still_useful: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._still_useful = still_useful
         self._store = store
         self._rank = rank
         self._world = world
@@ -102,6 +111,7 @@ class PeerExchange:
             except RuntimeError as error:
                 raise CollectiveError(f"the store of the rendezvous failed: {error}") from error
             if now - looked >= _LOOK_AROUND_S:
+                self._still_useful()
                 look_around()
                 looked = now
             longest = max(_PAUSE_S, self._world / _ASKED_A_SECOND)
