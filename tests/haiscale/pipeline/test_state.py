@@ -109,6 +109,7 @@ def test_sums_of_losses_autocast_and_bytes(start_gang: Callable[..., Any], store
     assert not dist.is_initialized()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stages", [1, 2])
 def test_the_example_learns(
     start_gang: Callable[..., Any], capfd: pytest.CaptureFixture[str], stages: int
