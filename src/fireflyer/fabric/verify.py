@@ -208,6 +208,13 @@ class Check:
             state = after
         return np.array(paths, np.int32).reshape(-1, switches, ends)
 
+    def cables(self, senders: Ints, receivers: Ints) -> Ints:
+        """Returns (hops, flows): the cable that each hop of each flow leaves through.
+
+        A cable is switch * (P + 1) + port; S * (P + 1) stands for no further hop.
+        """
+        return self._paths[:, self.net.attached[0][senders], receivers]
+
     def load(self, senders: Ints, receivers: Ints) -> int:
         """Returns the flows on the fullest cable between switches.
 
@@ -215,7 +222,7 @@ class Check:
             senders: endpoints that send.
             receivers: endpoint that receives from each of them.
         """
-        used = self._paths[:, self.net.attached[0][senders], receivers]
+        used = self.cables(senders, receivers)
         return int(np.bincount(used.ravel(), minlength=2)[: self.net.peers.size].max(initial=0))
 
 

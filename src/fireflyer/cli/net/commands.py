@@ -135,3 +135,22 @@ def order(
     from fireflyer.cli.net import impl
 
     impl.order(job, preset, ibnetdiscover, json=json)
+
+
+@net.command()
+def flows(
+    preset: PresetOption = None,
+    traffic: Annotated[
+        str, typer.Option(metavar="KIND", help="storage, ring or random.")
+    ] = "random",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of --traffic random.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Compute max-min fair rates of a traffic over the static routes.
+
+    \b
+      fireflyer net flows --preset fire-flyer2 --traffic storage
+    """
+    from fireflyer.cli.net import impl
+
+    impl.flows(preset, traffic, seed, json=json)

@@ -12,8 +12,10 @@ from fireflyer.fabric import infiniband, slurm, topologies
 from fireflyer.fabric import plan as plans
 from fireflyer.fabric.catalogue import Catalogue
 from fireflyer.fabric.findings import checked
+from fireflyer.fabric.flows import flowing, traffic
 from fireflyer.fabric.job_order import job_order
 from fireflyer.fabric.routing import on_one_lane, route
+from fireflyer.fabric.verify import Check
 from fireflyer.program import plain
 
 
@@ -94,6 +96,18 @@ def order(job: Path | None, preset: str | None, ibnetdiscover: Path | None, *, j
         return
     for host in result["hosts"]:
         sys.stdout.write(f"{plain(host)}\n")
+
+
+def flows(preset: str | None, kind: str, seed: int, *, json: bool) -> None:
+    """Prints the rates of a traffic; all planes of a network are alike, so one is shown."""
+    if preset is None:
+        raise ConfigError("net flows needs --preset NAME")
+    begin = time.perf_counter()
+    net = topologies.preset(preset)[0]
+    of = traffic(net, kind, seed)
+    result = {"traffic": kind, **flowing(Check(net, route(net).tables), of)}
+    result["wall_s"] = round(time.perf_counter() - begin, 4)
+    _show(result, json=json)
 
 
 def _sites(preset: str | None, ibnetdiscover: Path | None) -> list[infiniband.Site]:
