@@ -40,6 +40,13 @@ def test_several_tasks_are_stopped_and_a_refusal_keeps_none(
     assert "t1" in err
 
 
+def test_more_memory_than_there_is_is_refused(shell: Shell) -> None:
+    script = shell.script("")
+    done = shell.run("run", "-d", "--memory", "999TiB", script, code=1)
+    assert "ask for less" in done.stderr
+    assert shell.run("run", "--memory", "64MiB", script).returncode == 0
+
+
 def test_a_deleted_directory_is_named(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()

@@ -82,15 +82,16 @@ class LocalEngine:
     """`Engine` over the processes of this machine; lives in one asyncio loop."""
 
     def __init__(self, nodes: int, *, preload: tuple[str, ...] = DEFAULT_PRELOAD) -> None:
-        """Creates `nodes` virtual nodes "n0", "n1", ...; fork servers import `preload` before they
-        fork.
+        """Creates `nodes` virtual nodes "n0", "n1", ..., each with all memory of the machine; fork
+        servers import `preload` before they fork.
 
         Raises:
             ValueError: if there is no node.
         """
         if nodes < 1:
             raise ValueError(f"an engine has at least one node, not {nodes}")
-        self._nodes = [Node(name=f"n{i}") for i in range(nodes)]
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+        self._nodes = [Node(name=f"n{i}", memory_mib=memory) for i in range(nodes)]
         self._preload = preload
         self._zygotes = Zygotes(preload)
         self._links: dict[tuple[str, str], Link] = {}
