@@ -58,6 +58,10 @@ if [[ ${1:-} = --*-packages ]]; then
   fi
   command -v ip >/dev/null && command -v tc >/dev/null || stage "Debian packages" apt_install iproute2
   [[ $(ldconfig -p) = *libucp.so.0* ]] || stage "UCX" try_apt_install libucx0
+  if [ ! -e /usr/include/fuse3/fuse_lowlevel.h ]; then  # the module is built again, with the mount
+    stage "libfuse3" try_apt_install libfuse3-dev fuse3
+    [ ! -e /usr/include/fuse3/fuse_lowlevel.h ] || { rm -f .venv/.setup-*; scripts/setup.sh; }
+  fi
   [ "$1" = --all-test-packages ] || exit 0
   compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null || stage "PostgreSQL" try_install_postgresql
   [ -x /usr/bin/chromedriver ] || stage "Chromium" try_apt_install chromium chromium-driver fonts-dejavu-core

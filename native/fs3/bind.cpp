@@ -19,6 +19,7 @@ void bind(nb::module_ m);
 
 namespace client { void bind(nb::module_ m); }
 namespace io { void bind(nb::module_ m); }
+namespace mount { void bind(nb::module_ m); }
 namespace replica { void bind(nb::module_ m); }
 namespace store { void bind(nb::module_ m); }
 
@@ -71,6 +72,7 @@ void bind(nb::module_ m) {
   bind_types(m);
   client::bind(m.def_submodule("client", "The client's engine"));
   io::bind(m.def_submodule("io", "The storage service"));
+  mount::bind(m.def_submodule("mount", "The kernel's requests to a mounted directory"));
   replica::bind(m.def_submodule("replica", "The replica's state machine, for simulations and tests"));
   store::bind(m.def_submodule("store", "Chunk stores on real and simulated disks"));
   nb::class_<replica::StoreLookup, replica::Lookup>(m, "StoreLookup", "What a replica asks of a chunk store, which stays open.")

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "base/error.hpp"
 
@@ -43,6 +45,50 @@ std::vector<io::Piece> split(std::span<const FileMap* const> files, std::span<co
     }
   }
   return pieces;
+}
+
+std::vector<std::tuple<std::size_t, int, std::uint32_t, std::uint32_t>> Pieces::failures() const {
+  std::vector<std::tuple<std::size_t, int, std::uint32_t, std::uint32_t>> failed;
+  for (std::size_t n = 0; n < pieces.size(); ++n) {
+    const io::Piece& piece = pieces[n];
+    if (piece.outcome != io::Outcome::ok) failed.emplace_back(n, static_cast<int>(piece.outcome), piece.chain, piece.asked);
+  }
+  return failed;
+}
+
+void Pieces::again(std::size_t n, std::uint32_t node) {
+  if (n >= pieces.size()) throw Error(Code::invalid, "invalid piece " + std::to_string(n));
+  if (pieces[n].outcome == io::Outcome::ok) return;
+  pieces[n].outcome = io::Outcome::open;
+  pieces[n].choice = node;
+}
+
+std::uint64_t Pieces::bytes() const {
+  std::uint64_t sum = 0;
+  for (const io::Piece& piece : pieces) sum += piece.length;
+  return sum;
+}
+
+std::tuple<std::uint64_t, std::uint32_t> Pieces::chunk(std::size_t n) const {
+  return {pieces.at(n).chunk.inode, pieces.at(n).chunk.index};
+}
+
+std::vector<std::uint64_t> Pieces::holes() const {
+  std::vector<std::uint64_t> inodes;
+  for (const io::Piece& piece : pieces) {
+    const bool whole = piece.chunk_length >= std::uint64_t{piece.offset} + piece.length;
+    if (!whole && (inodes.empty() || inodes.back() != piece.chunk.inode)) inodes.push_back(piece.chunk.inode);
+  }
+  std::sort(inodes.begin(), inodes.end());
+  inodes.erase(std::unique(inodes.begin(), inodes.end()), inodes.end());
+  return inodes;
+}
+
+std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> Pieces::found() const {
+  std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> answers;
+  answers.reserve(pieces.size());
+  for (const io::Piece& piece : pieces) answers.emplace_back(piece.found, piece.run, piece.chunk_length);
+  return answers;
 }
 
 }  // namespace ff::fs3::client

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "fs3/io/client/piece.hpp"
@@ -31,5 +32,21 @@ struct Range {
 // Returns one piece for each chunk that a range touches, in order. Throws Code::invalid for ranges beyond a file's
 // possible offsets.
 std::vector<io::Piece> split(std::span<const FileMap* const> files, std::span<const Range> ranges);
+
+// Pieces of one call, and the outcome of each.
+struct Pieces {
+  std::vector<io::Piece> pieces;
+
+  // (piece, outcome, chain, node asked) of those that are not ok.
+  std::vector<std::tuple<std::size_t, int, std::uint32_t, std::uint32_t>> failures() const;
+  // Opens a piece that is not ok again, for a node. Throws Code::invalid.
+  void again(std::size_t n, std::uint32_t node);
+  std::uint64_t bytes() const;
+  std::tuple<std::uint64_t, std::uint32_t> chunk(std::size_t n) const;
+  // For pieces that were read: returns the files in which a requested byte belongs to no chunk.
+  std::vector<std::uint64_t> holes() const;
+  // Answers of QUERY_LAST: (index, run, length) of each piece.
+  std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> found() const;
+};
 
 }  // namespace ff::fs3::client

@@ -53,50 +53,9 @@ class Views {
   std::vector<Py_buffer> views_;
 };
 
-struct Batch {
-  std::vector<Piece> pieces;
+struct Batch : Pieces {
   Views views = {};
   std::vector<std::int64_t> counts = {};  // bytes of each request
-
-  std::vector<std::tuple<std::size_t, int, std::uint32_t, std::uint32_t>> failures() const {
-    std::vector<std::tuple<std::size_t, int, std::uint32_t, std::uint32_t>> found;
-    for (std::size_t n = 0; n < pieces.size(); ++n) {
-      const Piece& piece = pieces[n];
-      if (piece.outcome != Outcome::ok) found.emplace_back(n, static_cast<int>(piece.outcome), piece.chain, piece.asked);
-    }
-    return found;
-  }
-  void again(std::size_t n, std::uint32_t node) {
-    if (n >= pieces.size()) throw Error(Code::invalid, "invalid piece " + std::to_string(n));
-    if (pieces[n].outcome == Outcome::ok) return;
-    pieces[n].outcome = Outcome::open;
-    pieces[n].choice = node;
-  }
-  std::uint64_t bytes() const {
-    std::uint64_t sum = 0;
-    for (const Piece& piece : pieces) sum += piece.length;
-    return sum;
-  }
-  std::tuple<std::uint64_t, std::uint32_t> chunk(std::size_t n) const {
-    return {pieces.at(n).chunk.inode, pieces.at(n).chunk.index};
-  }
-  // For a batch that was read: returns the files in which a requested byte belongs to no chunk.
-  std::vector<std::uint64_t> holes() const {
-    std::vector<std::uint64_t> inodes;
-    for (const Piece& piece : pieces) {
-      const bool whole = piece.chunk_length >= std::uint64_t{piece.offset} + piece.length;
-      if (!whole && (inodes.empty() || inodes.back() != piece.chunk.inode)) inodes.push_back(piece.chunk.inode);
-    }
-    std::sort(inodes.begin(), inodes.end());
-    inodes.erase(std::unique(inodes.begin(), inodes.end()), inodes.end());
-    return inodes;
-  }
-  std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> found() const {
-    std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> found;
-    found.reserve(pieces.size());
-    for (const Piece& piece : pieces) found.emplace_back(piece.found, piece.run, piece.chunk_length);
-    return found;
-  }
 };
 
 Batch of_ranges(const std::vector<const FileMap*>& files, const Rows& rows) {
@@ -106,7 +65,7 @@ Batch of_ranges(const std::vector<const FileMap*>& files, const Rows& rows) {
     const std::int64_t* const row = rows.data() + 4 * n;
     ranges.push_back({static_cast<std::size_t>(row[0]), row[1], row[2], reinterpret_cast<std::byte*>(row[3])});
   }
-  return {split(files, ranges)};
+  return {{split(files, ranges)}};
 }
 
 // `ends`: ends of the files, beyond which no byte is read; empty for writes.
@@ -235,7 +194,19 @@ void bind(nb::module_ m) {
   nb::class_<FileMap>(m, "FileMap", "Where the chunks of a file are: chunk i on chains[i % len(chains)]. Immutable.")
       .def(nb::init<std::uint64_t, std::uint64_t, std::vector<std::uint32_t>>(), "inode"_a, "chunk_size"_a, "chains"_a)
       .def_prop_ro("chains", [](const FileMap& file) { return file.chains; });
-  nb::class_<Batch>(m, "Batch", "Pieces of chunks, and what became of each. One thread at a time.")
+  nb::class_<Pieces>(m, "Pieces", "Pieces of chunks, and the outcome of each. One thread at a time.")
+      .def("__len__", [](const Pieces& batch) { return batch.pieces.size(); })
+      .def_prop_ro("bytes", &Pieces::bytes, "Of all pieces together.")
+      .def("failures", &Pieces::failures, "(piece, outcome, chain, node asked) of those that are not OK.")
+      .def("again", &Pieces::again, "piece"_a, "node"_a = io::kAnyNode,
+           "The next call tries it again; a read: at this node, if it serves the chain.")
+      .def("chunk", &Pieces::chunk, "piece"_a, "(inode, index) of a piece.")
+      .def_prop_ro("holes", &Pieces::holes,
+                   "Inodes of the files, once all is read, of which it asked for bytes that no chunk has: zeros in memory.")
+      .def("found", &Pieces::found,
+           "Of answered questions: (index of the last chunk, chunks in a row from it downwards, as many apart as the file has "
+           "chains, bytes of that chunk); a row of 0: there is none.");
+  nb::class_<Batch, Pieces>(m, "Batch", "Pieces with the memory that they fill or write.")
       .def(nb::new_(&of_ranges), "files"_a, "rows"_a,
            "rows: int64[n, 4] of (index of the file, offset, bytes, address). The memory must stay alive; ranges that are "
            "written must not overlap.")
@@ -250,18 +221,7 @@ void bind(nb::module_ m) {
       .def_static("of_chains", &of_chains, "file"_a, "asks"_a,
                   "Questions of (which chain in the file's order, index): for the last chunk up to there on that chain, and "
                   "how many stand below it in a row.")
-      .def_static("joined", &joined, "batches"_a, "The pieces of batches that move no bytes, one batch's after another's.")
-      .def("__len__", [](const Batch& batch) { return batch.pieces.size(); })
-      .def_prop_ro("bytes", &Batch::bytes, "Of all pieces together.")
-      .def("failures", &Batch::failures, "(piece, outcome, chain, node asked) of those that are not OK.")
-      .def("again", &Batch::again, "piece"_a, "node"_a = io::kAnyNode,
-           "The next call tries it again; a read: at this node, if it serves the chain.")
-      .def("chunk", &Batch::chunk, "piece"_a, "(inode, index) of a piece.")
-      .def_prop_ro("holes", &Batch::holes,
-                   "Inodes of the files, once all is read, of which it asked for bytes that no chunk has: zeros in memory.")
-      .def("found", &Batch::found,
-           "Of answered questions: (index of the last chunk, chunks in a row from it downwards, as many apart as the file has "
-           "chains, bytes of that chunk); a row of 0: there is none.");
+      .def_static("joined", &joined, "batches"_a, "The pieces of batches that move no bytes, one batch's after another's.");
   nb::class_<Engine>(m, "Engine", "The way to the bytes; docs/fs3-service.md. Any thread.")
       .def("__init__",
            [](Engine* self, std::uint64_t client, nb::callable connect, unsigned lanes, unsigned senders, double connect_s,
@@ -276,11 +236,11 @@ void bind(nb::module_ m) {
            "raises PeerLost or DeadlineExceeded. local: over a Unix socket chunks are read from the node's files.")
       .def("routing", &set_routing, "chains"_a, "local"_a = io::kAnyNode,
            "chains: (chain, version, nodes of the serving targets, head first). local: the node on this machine.")
-      .def("read", [](Engine& e, Batch& b, double seconds) { return e.read(b.pieces, after(seconds)); }, "batch"_a,
+      .def("read", [](Engine& e, Pieces& b, double seconds) { return e.read(b.pieces, after(seconds)); }, "batch"_a,
            "seconds"_a, Free(), "Tries what is open; returns how many pieces are not OK.")
-      .def("write", [](Engine& e, Batch& b, double seconds) { return e.write(b.pieces, after(seconds)); }, "batch"_a,
+      .def("write", [](Engine& e, Pieces& b, double seconds) { return e.write(b.pieces, after(seconds)); }, "batch"_a,
            "seconds"_a, Free(), "Likewise. What was tried keeps its tag, so that it is done once.")
-      .def("query_last", [](Engine& e, Batch& b, double seconds) { return e.query_last(b.pieces, after(seconds)); },
+      .def("query_last", [](Engine& e, Pieces& b, double seconds) { return e.query_last(b.pieces, after(seconds)); },
            "batch"_a, "seconds"_a, Free(), "Likewise.")
       .def("statistics", &statistics, nb::sig("def statistics(self) -> dict[str, int]"),
            "Counters: read_bytes, local_bytes (of those: read from files of this machine), written_bytes, frames, mismatches, connections; held (large reads that waited for their turn to be sent); senders, most_senders (that may send much, now and at a time).");

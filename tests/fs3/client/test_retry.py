@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from fireflyer._native.fs3.client import ANY_NODE, Batch, Outcome
+from fireflyer._native.fs3.client import ANY_NODE, Outcome, Pieces
 from fireflyer.errors import Corrupted, DeadlineExceeded, NoSpace, StorageError
 from fireflyer.fs3.client.retry import PAUSE_S, ROUNDS, Retry
 from fireflyer.fs3.client.settings import Settings
@@ -46,7 +46,7 @@ class Script:
         self.outcome = Outcome.OPEN
         self.asked: list[int] = []
 
-    def attempt(self, batch: Batch, seconds: float) -> int:
+    def attempt(self, batch: Pieces, seconds: float) -> int:
         assert cast(object, batch) is self
         self.asked.append(self.node)
         left = self.outcomes[self.node]
@@ -65,7 +65,7 @@ def run(
     routes: Routes, script: Script, *, writes: bool = False, deadline_s: float = 30.0
 ) -> list[int]:
     retry = Retry(routes, Settings(), "the test's call", writes=writes)
-    retry.run(script.attempt, cast(Batch, script), 100, deadline_s)
+    retry.run(script.attempt, cast(Pieces, script), 100, deadline_s)
     return script.asked
 
 

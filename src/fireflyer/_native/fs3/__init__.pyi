@@ -3,6 +3,7 @@ import enum
 from fireflyer._native.fs3 import (
     client as client,
     io as io,
+    mount as mount,
     replica as replica,
     store as store
 )

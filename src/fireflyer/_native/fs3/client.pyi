@@ -59,8 +59,39 @@ class FileMap:
     @property
     def chains(self) -> list[int]: ...
 
-class Batch:
-    """Pieces of chunks, and what became of each. One thread at a time."""
+class Pieces:
+    """Pieces of chunks, and the outcome of each. One thread at a time."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def bytes(self) -> int:
+        """Of all pieces together."""
+
+    def failures(self) -> list[tuple[int, int, int, int]]:
+        """(piece, outcome, chain, node asked) of those that are not OK."""
+
+    def again(self, piece: int, node: int = 4294967295) -> None:
+        """
+        The next call tries it again; a read: at this node, if it serves the chain.
+        """
+
+    def chunk(self, piece: int) -> tuple[int, int]:
+        """(inode, index) of a piece."""
+
+    @property
+    def holes(self) -> list[int]:
+        """
+        Inodes of the files, once all is read, of which it asked for bytes that no chunk has: zeros in memory.
+        """
+
+    def found(self) -> list[tuple[int, int, int]]:
+        """
+        Of answered questions: (index of the last chunk, chunks in a row from it downwards, as many apart as the file has chains, bytes of that chunk); a row of 0: there is none.
+        """
+
+class Batch(Pieces):
+    """Pieces with the memory that they fill or write."""
 
     def __init__(self, files: Sequence[FileMap], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, 4), order='C', device='cpu', writable=False)]) -> None:
         """
@@ -91,34 +122,6 @@ class Batch:
     def joined(batches: Sequence[Batch]) -> Batch:
         """The pieces of batches that move no bytes, one batch's after another's."""
 
-    def __len__(self) -> int: ...
-
-    @property
-    def bytes(self) -> int:
-        """Of all pieces together."""
-
-    def failures(self) -> list[tuple[int, int, int, int]]:
-        """(piece, outcome, chain, node asked) of those that are not OK."""
-
-    def again(self, piece: int, node: int = 4294967295) -> None:
-        """
-        The next call tries it again; a read: at this node, if it serves the chain.
-        """
-
-    def chunk(self, piece: int) -> tuple[int, int]:
-        """(inode, index) of a piece."""
-
-    @property
-    def holes(self) -> list[int]:
-        """
-        Inodes of the files, once all is read, of which it asked for bytes that no chunk has: zeros in memory.
-        """
-
-    def found(self) -> list[tuple[int, int, int]]:
-        """
-        Of answered questions: (index of the last chunk, chunks in a row from it downwards, as many apart as the file has chains, bytes of that chunk); a row of 0: there is none.
-        """
-
 class Engine:
     """The way to the bytes; docs/fs3-service.md. Any thread."""
 
@@ -132,13 +135,13 @@ class Engine:
         chains: (chain, version, nodes of the serving targets, head first). local: the node on this machine.
         """
 
-    def read(self, batch: Batch, seconds: float) -> int:
+    def read(self, batch: Pieces, seconds: float) -> int:
         """Tries what is open; returns how many pieces are not OK."""
 
-    def write(self, batch: Batch, seconds: float) -> int:
+    def write(self, batch: Pieces, seconds: float) -> int:
         """Likewise. What was tried keeps its tag, so that it is done once."""
 
-    def query_last(self, batch: Batch, seconds: float) -> int:
+    def query_last(self, batch: Pieces, seconds: float) -> int:
         """Likewise."""
 
     def statistics(self) -> dict[str, int]:

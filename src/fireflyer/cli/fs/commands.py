@@ -372,6 +372,58 @@ def check(
 
 
 @fs.command()
+def mount(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Empty directory to mount at.")],
+    foreground: Annotated[
+        bool, typer.Option("--foreground", "-f", help="Stay in this process and log to stderr.")
+    ] = False,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            "--log",
+            metavar="FILE",
+            help="Log of the process in the background. "
+            "Default: ~/.local/state/fireflyer/mount-DIR.log.",
+        ),
+    ] = None,
+    cache: Annotated[
+        float,
+        typer.Option(
+            min=0, metavar="SECONDS", help="How long the kernel may keep names and attributes."
+        ),
+    ] = 1.0,
+    where: Where = None,
+) -> None:
+    """Show a file system as a directory of this machine, for every program.
+
+    \b
+      fireflyer fs mount /mnt/fs --dir fs
+      fireflyer fs umount /mnt/fs
+
+    Returns when the directory can be used. A file that is opened has everything that was written
+    before it was closed elsewhere. Locks (flock, fcntl) hold between the processes of one mount,
+    not between mounts. Needs libfuse3 and /dev/fuse.
+    """
+    from fireflyer.cli.fs import impl_mount
+
+    impl_mount.mount(where, directory, foreground=foreground, log_file=log, cache_s=cache)
+
+
+@fs.command()
+def umount(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Mounted directory.")],
+    lazy: Annotated[
+        bool,
+        typer.Option("--lazy", "-l", help="Also if programs use it; these keep their open files."),
+    ] = False,
+) -> None:
+    """Unmount a directory, also one whose mount process was killed."""
+    from fireflyer.cli.fs import impl_mount
+
+    impl_mount.umount(directory, lazy=lazy)
+
+
+@fs.command()
 def scrub(
     now: Annotated[
         bool,

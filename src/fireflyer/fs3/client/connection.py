@@ -6,8 +6,9 @@ import io
 import os
 import secrets
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, NamedTuple, overload
 
+from fireflyer._native.fs3.client import Engine
 from fireflyer.errors import FileError, FireflyerError
 from fireflyer.fs3.client.cluster import Cluster
 from fireflyer.fs3.client.data import Buffer, Data, memory_of
@@ -30,6 +31,15 @@ TIMEOUT_S = 5.0
 """Default timeout of `connect`."""
 
 
+class Parts(NamedTuple):
+    """Parts of a client, for a mount."""
+
+    data: Data
+    metadata: Metadata
+    pulse: SessionKeepAlive
+    engine: Engine
+
+
 class Client(Names):
     """Client of a file system. Thread-safe; a context manager. In a forked child connect anew."""
 
@@ -48,6 +58,10 @@ class Client(Names):
         self._data = Data(self._cluster, settings)
         super().__init__(Metadata(number, metadata, secret, settings))
         self._pulse = SessionKeepAlive(self._metadata, settings.alive_s)
+
+    @property
+    def parts(self) -> Parts:
+        return Parts(self._data, self._metadata, self._pulse, self._cluster.engine)
 
     @overload
     def open(self, path: Path, mode: BinaryMode = "rb", *, permissions: int = 0o666) -> File: ...

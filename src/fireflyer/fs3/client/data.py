@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fireflyer._native.fs3 import Kind
-from fireflyer._native.fs3.client import Batch, FileMap
+from fireflyer._native.fs3.client import Batch, FileMap, Pieces
 from fireflyer.fs3.client.cluster import Cluster
 from fireflyer.fs3.client.metadata import natural
 from fireflyer.fs3.client.retry import Retry
@@ -120,6 +120,12 @@ class Data:
         if len(batch):
             self._write(batch, size, f"writing {what}", deadline_s)
         return size
+
+    def finish(self, pieces: Pieces, what: str, *, writes: bool) -> None:
+        """Retries what failed of pieces that the engine has tried once; raises as `read`, `write`."""
+        engine = self._cluster.engine
+        retry = Retry(self._cluster, self._settings, what, writes=writes)
+        retry.run(engine.write if writes else engine.read, pieces, pieces.bytes, None)
 
     def cut(
         self, inode: Inode, length: int, what: str, go_on: Callable[[int], bool] = lambda _: True

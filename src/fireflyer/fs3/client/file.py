@@ -90,6 +90,11 @@ class File(io.RawIOBase):
         """Size in bytes, as far as this object knows."""
         return self._end
 
+    @property
+    def version(self) -> int:
+        """Version of the length: grows when any client truncates the file."""
+        return self._version
+
     def readable(self) -> bool:
         self._check_open()
         return self._readable
@@ -293,6 +298,16 @@ class File(io.RawIOBase):
         with self._turn:
             if self._written != OMIT:
                 self._report()
+
+    def refresh(self) -> Inode:
+        """Learns what other clients have reported; returns the attributes."""
+        with self._turn:
+            now = self._metadata.ask(Stat(self._inode.number), Inode)
+            if now.length_version > self._version:
+                self._adopt(now)
+            else:
+                self._told(now)
+        return now
 
     def _report(self, *, last: bool = False) -> None:
         """Reports the length until it is accepted. REQUIRES: `_turn` is held.

@@ -121,8 +121,12 @@ class Metadata:
         request = Request(self._user, self.client, call)
         return self._wire.call(METHOD, request, kind, deadline_s=self._settings.deadline_s)
 
-    def act(self, call: Writing, kind: type[T]) -> T:
-        """Sends a call that is executed once, however often it is sent. Raises as `ask`."""
+    def act(self, call: Writing, kind: type[T], user: User | None = None) -> T:
+        """Sends a call that is executed once, however often it is sent. Raises as `ask`.
+
+        Args:
+            user: on whose behalf; by default the user of this process.
+        """
         self._wire.check_process()
         with self._lock:
             self._last += 1
@@ -130,7 +134,7 @@ class Metadata:
             self._under_way.add(number)
             acknowledged = min(self._under_way) - 1
         try:
-            request = Request(self._user, self.client, call, number, acknowledged)
+            request = Request(user or self._user, self.client, call, number, acknowledged)
             again = msgspec.structs.replace(request, again=True)
             limit_s = self._settings.deadline_s
             return self._wire.call(METHOD, request, kind, again=again, deadline_s=limit_s)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn, Protocol
 
-from fireflyer._native.fs3.client import ANY_NODE, Batch, Outcome
+from fireflyer._native.fs3.client import ANY_NODE, Outcome, Pieces
 from fireflyer.errors import (
     Corrupted,
     DeadlineExceeded,
@@ -75,8 +75,8 @@ class Retry:
 
     def run(
         self,
-        attempt: Callable[[Batch, float], int],
-        batch: Batch,
+        attempt: Callable[[Pieces, float], int],
+        batch: Pieces,
         size: int,
         deadline_s: float | None,
     ) -> None:
@@ -138,7 +138,7 @@ class Retry:
         if serving and all(bad[node] >= ROUNDS * serving.count(node) for node in serving):
             raise self._corrupted(failure)
 
-    def _move(self, batch: Batch, failure: Failure) -> bool:
+    def _move(self, batch: Pieces, failure: Failure) -> bool:
         """Opens the piece again; returns whether at a node that has not failed it yet."""
         if self._writes or failure.outcome not in ELSEWHERE:
             batch.again(failure.piece)

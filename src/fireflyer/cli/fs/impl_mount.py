@@ -1,0 +1,36 @@
+"""Implementation of `fireflyer fs mount` and `umount`."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from fireflyer import log
+from fireflyer.fs3.mount import program
+
+
+def mount(
+    where: str | None, directory: Path, *, foreground: bool, log_file: Path | None, cache_s: float
+) -> None:
+    at = program.real(os.fspath(directory))
+    program.check(at)
+
+    def work(ready: Callable[[], None]) -> None:
+        log.configure()
+        program.serve(where, at, cache_s=cache_s, ready=ready)
+
+    if foreground:
+        work(lambda: _say(f"{at} is mounted; Ctrl-C unmounts it"))
+        return
+    log_file = log_file or program.default_log(at)
+    program.detach(log_file, work)
+    _say(f"{at} is mounted; log: {log_file}")
+
+
+def umount(directory: Path, *, lazy: bool) -> None:
+    program.unmount(program.real(os.fspath(directory)), lazy=lazy)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"fireflyer: {text}\n")
+    sys.stdout.flush()

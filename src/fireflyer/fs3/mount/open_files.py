@@ -1,0 +1,236 @@
+"""Open files of a mount: one write session for each inode, shared by its open files."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fireflyer._native.fs3.mount import FileState
+from fireflyer.fs3.client.connection import Parts
+from fireflyer.fs3.client.data import layout_of
+from fireflyer.fs3.client.file import File
+from fireflyer.fs3.meta.inode import Inode
+from fireflyer.fs3.meta.messages import Create, Open, User
+
+KEPT = 1 << 16
+"""Closed files of which the mount remembers the version, so that the kernel may keep their pages."""
+Version = tuple[int, int, int]
+
+
+class OpenFile:
+    """Inode that programs have open. Methods need `lock`, except where they say otherwise.
+
+    Attributes:
+        users: open files; guarded by the table.
+        state: shared with the native code, which reads and writes bytes.
+    """
+
+    def __init__(self, parts: Parts, number: int) -> None:
+        self.lock = threading.RLock()
+        self.users = 0
+        self._parts, self._number = parts, number
+        self._file: File | None = None
+        self._state: FileState | None = None
+
+    @property
+    def state(self) -> FileState:
+        assert self._state is not None
+        return self._state
+
+    @property
+    def known(self) -> bool:
+        """False until the first open has succeeded."""
+        return self._file is not None
+
+    @property
+    def file(self) -> File:
+        assert self._file is not None
+        return self._file
+
+    def open(self, *, reads: bool, writes: bool) -> Inode:
+        """Opens the inode, or learns its newest attributes if it is open; raises FileError."""
+        if self._file is not None and (self._file.writable() or not writes):
+            return self.refresh()
+        metadata = self._parts.metadata
+        handle = metadata.handle() if writes else 0
+        call = Open(self._number, b"", reads, handle)
+        metadata = self._parts.metadata
+        inode = metadata.act(call, Inode) if writes else metadata.ask(call, Inode)
+        self.adopt(inode, handle)
+        return inode
+
+    def create(self, call: Create, user: User | None) -> Inode:
+        """Makes a file and opens it; no program on this mount has it open."""
+        inode = self._parts.metadata.act(call, Inode, user)
+        self.adopt(inode, call.handle)
+        return inode
+
+    def adopt(self, inode: Inode, handle: int) -> None:
+        """Takes over an inode that was opened under `handle`, 0 to read only."""
+        data, metadata, pulse, _ = self._parts
+        name = f"inode {inode.number}"
+        file = File(data, metadata, pulse, inode, name, readable=True, handle=handle)
+        self._file = file
+        if self._state is None:
+            self._state = FileState(inode.number, data.map_of(inode), inode.length)
+        self.state.reach(inode.length)
+        self._widened()
+
+    def hold(self) -> None:
+        """Keeps the bytes of a file that loses its last name while it is open."""
+        if self._file is not None and not self._file.writable():
+            self.open(reads=False, writes=True)
+
+    def refresh(self) -> Inode:
+        """Learns what other clients reported."""
+        with self._version_watched():
+            return self.file.refresh()
+
+    def met(self, holes: list[int]) -> None:
+        """Checks a read that met holes; raises FileError (ESTALE)."""
+        with self._version_watched():
+            self.file.met(holes)
+
+    def flush(self) -> None:
+        """Reports the length: files that are opened from now on, on any client, see all writes."""
+        end = self.state.take()
+        if end < 0:
+            return
+        self.file.wrote(end)
+        try:
+            with self._version_watched():
+                self.file.fsync()
+        except BaseException:
+            self.state.wrote(end)  # the next flush reports it again
+            raise
+
+    def truncate(self, size: int) -> None:
+        end = self.state.take()
+        if end >= 0:
+            self.file.wrote(end)
+        try:
+            self.file.truncate(size)
+        except BaseException:
+            if end >= 0:
+                self.state.wrote(end)
+            raise
+        self.state.end = size
+        self._widened()
+
+    def widen(self, offset: int, size: int) -> None:
+        """Prepares a write at and beyond `state.widened`; raises FileError (EFBIG)."""
+        self.file.target(offset, size)
+        self._widened()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self.flush()
+            self._file.close()
+
+    def merged(self, inode: Inode) -> tuple[int, int]:
+        """Returns size and mtime, of which this mount may know more. Needs no lock.
+
+        Within one version of the length, a file only grows.
+        """
+        state, file = self._state, self._file
+        if state is None or file is None or inode.length_version > file.version:
+            return inode.length, inode.mtime
+        size = max(inode.length, state.end)
+        return size, max(inode.mtime, state.written_ns) if state.dirty else inode.mtime
+
+    def _widened(self) -> None:
+        inode = self.file.inode
+        layout = layout_of(inode)
+        wide = inode.dyn_stripe >= layout.stripe
+        most = inode.length_max
+        own = most if wide else min(most, inode.dyn_stripe * layout.chunk_size)
+        self.state.widened = own if self.file.writable() else 0
+
+    @contextmanager
+    def _version_watched(self) -> Iterator[None]:
+        """Takes over the length if another client truncated the file meanwhile."""
+        before = self.file.version
+        yield
+        if self.file.version != before:
+            self.state.end = self.file.size
+        else:
+            self.state.reach(self.file.size)
+
+
+class OpenFiles:
+    """Table of the open files of a mount, by inode. Thread-safe."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._lock = threading.Lock()  # guards the attributes below
+        self._open: dict[int, OpenFile] = {}
+        self._seen: dict[int, Version] = {}
+
+    def find(self, number: int) -> OpenFile | None:
+        with self._lock:
+            return self._open.get(number)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def all(self) -> list[OpenFile]:
+        with self._lock:
+            return list(self._open.values())
+
+    def take(self, number: int) -> OpenFile:
+        """Returns the entry of an inode with one user more; `drop` must follow."""
+        with self._lock:
+            entry = self._open.get(number)
+            if entry is None:
+                entry = self._open[number] = OpenFile(self._parts, number)
+            entry.users += 1
+            return entry
+
+    def drop(self, number: int, entry: OpenFile) -> None:
+        """Ends a use; the last one closes the file. Raises what the close raises."""
+        with entry.lock:
+            with self._lock:
+                entry.users -= 1
+                if entry.users:
+                    return
+                del self._open[number]
+            entry.close()
+
+    def add(self, number: int, made: OpenFile) -> OpenFile:
+        """Enters a file that was just created, with one user; returns the entry of the inode."""
+        with self._lock:
+            entry = self._open.setdefault(number, made)
+            entry.users += 1
+            return entry
+
+    @contextmanager
+    def writing(self, number: int) -> Iterator[OpenFile]:
+        """Opens an inode for writing during the block."""
+        entry = self.take(number)
+        try:
+            with entry.lock:
+                entry.open(reads=False, writes=True)
+                yield entry
+        finally:
+            self.drop(number, entry)
+
+    def unchanged(self, inode: Inode, *, writes: bool) -> bool:
+        """Returns whether the file is as it was when it was last opened, and opened to read.
+
+        A file that is written here counts as changed the next time, because a write of another
+        client in between would not be noticed.
+        """
+        version = inode.length_version, inode.length, inode.mtime
+        with self._lock:
+            same = self._seen.pop(inode.number, None) == version
+            if not writes:
+                self._seen[inode.number] = version
+            if len(self._seen) > KEPT:
+                del self._seen[next(iter(self._seen))]
+        return same
+
+
+def access_of(flags: int) -> tuple[bool, bool]:
+    """Returns whether open flags ask to read, and to write."""
+    mode = flags & os.O_ACCMODE
+    return mode != os.O_WRONLY, mode != os.O_RDONLY or bool(flags & os.O_TRUNC)

@@ -1,0 +1,343 @@
+"""Answers of a mount to the kernel's requests for names, attributes and open files.
+
+The kernel checks permissions (`default_permissions`), so requests are made as the mount's user;
+what a program makes belongs to that program's user.
+"""
+
+import errno
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable
+
+from fireflyer._native.fs3.client import Pieces
+from fireflyer._native.fs3.mount import PAGE, FileState, Request
+from fireflyer.errors import FileError, FireflyerError, NoSpace
+from fireflyer.fs3.client import Client
+from fireflyer.fs3.client.names import KINDS
+from fireflyer.fs3.meta import messages
+from fireflyer.fs3.meta.inode import FILE, SYMLINK, Inode
+from fireflyer.fs3.mount.open_files import OpenFile, OpenFiles, access_of
+from fireflyer.log import get_logger
+
+Attributes = tuple[int, int, int, int, int, int, int, int, int, int]
+Answer = (
+    int
+    | bytes
+    | list[tuple[bytes, Attributes]]
+    | Attributes
+    | tuple[FileState, bool]
+    | tuple[FileState, Attributes]
+    | tuple[int, int, int, int]
+)
+
+MODE, UID, GID, SIZE, ATIME, MTIME, ATIME_NOW, MTIME_NOW = 1, 2, 4, 8, 16, 32, 128, 256
+"""Bits of FUSE_SETATTR: which fields are to be set."""
+KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 1, 2, 16
+"""Bits of fallocate."""
+ZEROS = bytes(1 << 20)
+BY_NUMBER = {
+    *("getattr", "setattr", "open", "readdir", "readlink", "mknod", "mkdir", "symlink", "create"),
+    *("getxattr", "setxattr", "listxattr", "removexattr"),
+}
+"""Requests for which ENOENT means that the inode is gone. ESTALE makes the kernel look its name up
+again, because another client may have put another file there."""
+SPACE_S = 10.0
+"""Seconds for which the figures of statfs are kept."""
+BLOCK = 4096
+
+
+class Requests:
+    """File system behind a mount. Thread-safe.
+
+    Args:
+        space: returns the bytes of all disks and the free ones, both for one copy of the data.
+    """
+
+    def __init__(self, client: Client, space: Callable[[], tuple[int, int]]) -> None:
+        self._names, self._metadata = client, client.parts.metadata
+        self._data = client.parts.data
+        self._parts = client.parts
+        self.files = OpenFiles(client.parts)
+        self._space, self._root = space, os.getuid() == 0
+        self._space_lock = threading.Lock()  # guards the attribute below
+        self._space_known = (-SPACE_S, 0, 0)
+        self._log = get_logger("fs3.mount")
+
+    def call(self, request: Request) -> Answer:
+        """Answers a request with a number of POSIX, or with what the request asks for."""
+        try:
+            answer: Answer = getattr(self, f"_{request.op}")(request)
+        except (FireflyerError, OSError, ValueError) as error:
+            number = self._number_of(error, f"{request.op} of inode {request.inode}")
+            gone = number == errno.ENOENT and request.op in BY_NUMBER
+            return errno.ESTALE if gone else number
+        return answer
+
+    def finish(self, number: int, pieces: Pieces, write: bool) -> int:
+        """Retries pieces that failed, and judges holes of a read; returns a number of POSIX."""
+        what = f"inode {number}"
+        try:
+            if pieces.failures():
+                self._data.finish(pieces, what, writes=write)
+            entry = self.files.find(number)
+            if not write and pieces.holes and entry is not None:
+                with entry.lock:
+                    entry.met(pieces.holes)
+        except (FireflyerError, OSError, ValueError) as error:
+            return self._number_of(error, f"{'write' if write else 'read'} of {what}")
+        return 0
+
+    def sync(self) -> None:
+        """Reports the lengths of all open files."""
+        for entry in self.files.all():
+            try:
+                with entry.lock:
+                    entry.flush()
+            except (FireflyerError, OSError) as error:
+                self._number_of(error, "the last flush")
+
+    def _number_of(self, error: Exception, what: str) -> int:
+        if isinstance(error, FileError):
+            return error.errno or errno.EIO
+        if isinstance(error, NoSpace):
+            self._log.warning("%s: %s", what, error)
+            return errno.ENOSPC
+        if isinstance(error, ValueError):
+            return errno.EINVAL
+        self._log.error("%s: %s", what, error)
+        return errno.EIO
+
+    # Attributes
+
+    def _described(self, inode: Inode) -> Attributes:
+        size, mtime = inode.length, inode.mtime
+        block = BLOCK
+        if inode.kind == SYMLINK:
+            size = len(inode.target)
+        elif inode.kind == FILE:
+            block = min(inode.layout.chunk_size, 1 << 20) if inode.layout else BLOCK
+            if (entry := self.files.find(inode.number)) is not None:
+                size, mtime = entry.merged(inode)
+        ctime = max(inode.ctime, mtime) if mtime != inode.mtime else inode.ctime
+        mode = KINDS[inode.kind] | inode.mode
+        who = inode.uid, inode.gid
+        return inode.number, mode, inode.nlink, *who, size, inode.atime, mtime, ctime, block
+
+    def _stat(self, number: int, name: bytes = b"") -> Inode:
+        return self._metadata.ask(messages.Stat(number, name, False), Inode)
+
+    def _lookup(self, request: Request) -> Answer:
+        return self._described(self._stat(request.inode, request.name))
+
+    def _getattr(self, request: Request) -> Answer:
+        entry = self.files.find(request.inode)
+        if entry is None:
+            return self._described(self._stat(request.inode))
+        with entry.lock:
+            return self._described(entry.refresh() if entry.known else self._stat(request.inode))
+
+    def _setattr(self, request: Request) -> Answer:
+        number, valid = request.inode, request.flags
+        if valid & SIZE:
+            with self.files.writing(number) as entry:
+                entry.truncate(request.size)
+        if valid & (UID | GID):
+            call = messages.ChangeOwner(number, b"", request.uid, request.gid, False)
+            self._metadata.act(call, Inode)
+        if valid & MODE:
+            self._metadata.act(messages.ChangeMode(number, b"", request.mode & 0o7777), Inode)
+        if valid & (ATIME | MTIME):
+            self._flush(request)  # a later report would set the time again
+            atime = _time(request.atime, valid, ATIME, ATIME_NOW)
+            mtime = _time(request.mtime, valid, MTIME, MTIME_NOW)
+            self._metadata.act(messages.SetTimes(number, b"", atime, mtime, False), Inode)
+        return self._described(self._stat(number))
+
+    def _statfs(self, _: Request) -> Answer:
+        with self._space_lock:
+            at, size, free = self._space_known
+            if time.monotonic() - at >= SPACE_S:
+                size, free = self._space()
+                self._space_known = time.monotonic(), size, free
+        return BLOCK, size // BLOCK, free // BLOCK, self._names.statfs().files
+
+    # Names
+
+    def _user(self, request: Request) -> messages.User | None:
+        """Returns the user of the calling program, or None for the mount's own."""
+        if not self._root:
+            return None
+        groups = _groups(request.caller_pid) if request.caller_uid else ()
+        return messages.User(request.caller_uid, request.caller_gid, groups)
+
+    def _make(self, call: messages.Writing, request: Request) -> Answer:
+        return self._described(self._metadata.act(call, Inode, self._user(request)))
+
+    def _mknod(self, request: Request) -> Answer:
+        if stat.S_IFMT(request.mode) not in (0, stat.S_IFREG):
+            return errno.EPERM
+        mode = request.mode & 0o7777
+        return self._make(messages.Create(request.inode, request.name, mode, True), request)
+
+    def _mkdir(self, request: Request) -> Answer:
+        mode = request.mode & 0o7777
+        return self._make(messages.MakeDirectory(request.inode, request.name, mode), request)
+
+    def _symlink(self, request: Request) -> Answer:
+        call = messages.Symlink(request.inode, request.name, request.data)
+        return self._make(call, request)
+
+    def _link(self, request: Request) -> Answer:
+        call = messages.Link(request.inode, b"", request.other, request.name)
+        return self._described(self._metadata.act(call, Inode))
+
+    def _unlink(self, request: Request) -> Answer:
+        self._hold(request.inode, request.name)
+        self._metadata.act(messages.Unlink(request.inode, request.name), messages.Done)
+        return 0
+
+    def _rmdir(self, request: Request) -> Answer:
+        self._metadata.act(messages.RemoveDirectory(request.inode, request.name), messages.Done)
+        return 0
+
+    def _rename(self, request: Request) -> Answer:
+        if request.flags & ~(messages.NOREPLACE | messages.EXCHANGE):
+            return errno.EINVAL
+        if not request.flags:
+            self._hold(request.other, request.data)
+        ends = request.inode, request.name, request.other, request.data
+        self._metadata.act(messages.Rename(*ends, request.flags), messages.Done)
+        return 0
+
+    def _hold(self, parent: int, name: bytes) -> None:
+        """Keeps the bytes of the file that a name is about to lose, if it is open."""
+        if not len(self.files):
+            return
+        try:
+            entry = self.files.find(self._stat(parent, name).number)
+        except FileError:
+            return
+        if entry is not None:
+            with entry.lock:
+                entry.hold()
+
+    def _readlink(self, request: Request) -> Answer:
+        return self._metadata.ask(messages.ReadLink(request.inode), messages.Blob).data
+
+    def _readdir(self, request: Request) -> Answer:
+        call = messages.ReadDirectory(request.inode, b"", request.name, PAGE, True)
+        found = self._metadata.ask(call, messages.Listing)
+        rows = zip(found.entries, found.inodes, strict=True)
+        return [(name, self._described(inode)) for (name, _, _), inode in rows]
+
+    # Extended attributes
+
+    def _getxattr(self, request: Request) -> Answer:
+        call = messages.GetXattr(request.inode, b"", request.name, False)
+        return self._metadata.ask(call, messages.Blob).data
+
+    def _setxattr(self, request: Request) -> Answer:
+        name, data = request.name, request.data
+        call = messages.SetXattr(request.inode, b"", name, data, request.flags, False)
+        self._metadata.act(call, messages.Done)
+        return 0
+
+    def _listxattr(self, request: Request) -> Answer:
+        call = messages.ListXattrs(request.inode, b"", False)
+        names = self._metadata.ask(call, messages.Blobs).items
+        return b"".join(name + b"\0" for name in names)
+
+    def _removexattr(self, request: Request) -> Answer:
+        call = messages.RemoveXattr(request.inode, b"", request.name, False)
+        self._metadata.act(call, messages.Done)
+        return 0
+
+    # Open files
+
+    def _open(self, request: Request) -> Answer:
+        reads, writes = access_of(request.flags)
+        entry = self.files.take(request.inode)
+        try:
+            with entry.lock:
+                inode = entry.open(reads=reads, writes=writes)
+                if request.flags & os.O_TRUNC:
+                    entry.truncate(0)
+        except BaseException:
+            self.files.drop(request.inode, entry)
+            raise
+        return entry.state, self.files.unchanged(inode, writes=writes)
+
+    def _create(self, request: Request) -> Answer:
+        made = OpenFile(self._parts, 0)
+        exclusive, mode = bool(request.flags & os.O_EXCL), request.mode & 0o7777
+        handle = self._metadata.handle()
+        call = messages.Create(request.inode, request.name, mode, exclusive, handle)
+        inode = made.create(call, self._user(request))
+        entry = self.files.add(inode.number, made)
+        if entry is not made:  # an existing file, which is open already
+            made.close()
+            with entry.lock:
+                entry.open(reads=False, writes=True)
+        if request.flags & os.O_TRUNC and inode.length:
+            with entry.lock:
+                entry.truncate(0)
+            inode = self._stat(inode.number)
+        return entry.state, self._described(inode)
+
+    def _release(self, request: Request) -> Answer:
+        entry = self.files.find(request.inode)
+        if entry is not None:
+            self.files.drop(request.inode, entry)
+        return 0
+
+    def _flush(self, request: Request) -> Answer:
+        entry = self.files.find(request.inode)
+        if entry is not None and entry.known:
+            with entry.lock:
+                entry.flush()
+        return 0
+
+    def _widen(self, request: Request) -> Answer:
+        entry = self.files.find(request.inode)
+        if entry is None:
+            return errno.EBADF
+        with entry.lock:
+            entry.widen(request.offset, request.size)
+        return 0
+
+    def _fallocate(self, request: Request) -> Answer:
+        mode, begin, end = request.flags, request.offset, request.offset + request.size
+        zeroes = mode & (PUNCH_HOLE | ZERO_RANGE)
+        if mode & ~(KEEP_SIZE | PUNCH_HOLE | ZERO_RANGE) or zeroes == PUNCH_HOLE | ZERO_RANGE:
+            return errno.EOPNOTSUPP
+        with self.files.writing(request.inode) as entry:
+            entry.flush()
+            entry.file.check_end(begin, request.size)
+            size = entry.state.end
+            stop = min(end, size) if zeroes else begin
+            for at in range(begin, stop, len(ZEROS)):
+                entry.file.pwrite(ZEROS[: stop - at], at)
+            entry.file.fsync()
+            if end > size and not mode & KEEP_SIZE:
+                entry.truncate(end)
+        return 0
+
+
+def _time(ns: int, valid: int, given: int, now: int) -> int:
+    if not valid & given:
+        return messages.OMIT
+    return messages.NOW if valid & now else ns
+
+
+def _groups(pid: int) -> tuple[int, ...]:
+    """Returns the supplementary groups of a process; none if it has ended."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
+            for line in status:
+                if line.startswith("Groups:"):
+                    return tuple(map(int, line.split()[1:]))
+    except OSError:
+        pass
+    return ()
