@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 commit=$(git rev-parse HEAD)
 [ -z "$(git status --porcelain)" ] || echo "rehearse: what is not committed does not take part" >&2
 folder=$(mktemp -d)
+chmod 755 "$folder"  # tests run commands as another user
 trap 'rm -rf "$folder"' EXIT
 git clone --quiet --no-hardlinks . "$folder/clone"
 git -C "$folder/clone" checkout --quiet "$commit"

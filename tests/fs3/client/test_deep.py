@@ -74,13 +74,11 @@ def test_what_cannot_be_listed_is_told(
         verbs: list[Callable[[], int]] = [
             lambda: impl_queries.du(None, ["/t"], json=False),
             lambda: impl_queries.find(None, "/t", None, None, json=True),
+            lambda: impl_changes.rm(None, ["/t"], recursive=True, force=False),
         ]
         for verb in verbs:
             assert verb() == 1
             assert f"{path}: {os.strerror(13)}" in capsys.readouterr().err
-        with pytest.raises(PermissionError) as failed:
-            impl_changes.rm(None, ["/t"], recursive=True, force=False)
-        assert failed.value.filename == path
 
 
 def test_a_tree_has_no_deepest_level() -> None:
