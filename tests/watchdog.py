@@ -45,7 +45,7 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 def end(worker: int) -> None:
     """Prints the stacks of a process and all below it (Python's where they can), and kills them."""
-    family = [worker, *descendants(worker)]
+    family = [*descendants(worker), worker]  # the end of pytest itself ends this process, too
     for pid in family:
         print(f"--- process {pid}: {_read(pid, 'cmdline')[:200]}", file=sys.stderr)
         if _prints_stacks_on_abort(pid):

@@ -92,7 +92,9 @@ def _rendezvous(options: Any, default: bool) -> Any:
         _life = options.store.add(lives, 1)
     store = options.store if _life == 1 else PrefixStore(f"life {_life}", options.store)
     try:
-        if default or not members:
+        # torch numbers groups; other names tell groups apart by themselves, and the store of a
+        # newcomer to the default group has no place for the check.
+        if default or not members or not str(options.group_id).isdigit():
             return ProcessGroupHFReduce(store, rank, size, options.timeout)
         job = PrefixStore(f"life {_life}", _get_default_store())
         order = CreationOrder(store, job, options.group_id, members[rank], members)
