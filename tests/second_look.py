@@ -63,6 +63,9 @@ class _SecondLook:
         for report in terminalreporter.stats.get("flaky", []):
             terminalreporter.section(f"first look: {report.nodeid}")
             report.toterminal(terminalreporter._tw)
+            for head, text in report.sections:
+                terminalreporter.write_sep("-", head)
+                terminalreporter.write_line(text)
         for line in self._flaky:
             terminalreporter.write_line(line, yellow=True)
 

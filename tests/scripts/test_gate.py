@@ -55,6 +55,7 @@ def test_race(name):
         open("mark-" + name.replace(":", ""), "x")
     except FileExistsError:
         return
+    print("said before it failed")
     raise AssertionError("the first\\nof two lines")
 """
 
@@ -66,6 +67,7 @@ def test_a_test_that_fails_once_is_named_and_the_run_passes(tmp_path: Path) -> N
         line = f"flaky: test_it.py::test_race[{name}] (first: AssertionError: the first)"
         assert line in done.stdout.splitlines()
     assert "3 flaky" in done.stdout.splitlines()[-1]
+    assert done.stdout.count("\nsaid before it failed\n") == 3, "what a test printed is shown"
 
 
 SETUP = """
