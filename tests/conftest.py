@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from tests import draws, guard, hugepages, waiting
 
 pytest_plugins = ["tests.costs", "tests.hangs", "tests.second_look", "tests.workers"]
@@ -56,7 +56,11 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all is collected: tests are kept, and a search among them finds nothing to free
     guard.start()
     os.environ[draws.FULL] = "1" if config.option.full else "0"
-    settings.register_profile("fireflyer", max_examples=draws.cases(100), deadline=None)
+    # The gate shows a failure as it was found, at once; shrinking takes minutes.
+    phases = [*Phase] if config.option.full else [Phase.explicit, Phase.generate]
+    settings.register_profile(
+        "fireflyer", max_examples=draws.cases(100), deadline=None, phases=phases
+    )
     settings.load_profile("fireflyer")
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(draws.seed())
