@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -302,5 +303,7 @@ TestMemory = cast(Any, Comparison).TestCase
 TestMemory.settings = SETTINGS
 TestInjured = cast(Any, Injured).TestCase
 TestInjured.settings = SETTINGS
+for one in (TestMemory, TestInjured):
+    one.pytestmark = [pytest.mark.full]  # tests/flaky.toml
 TestSqlite = cast(Any, OnDisk).TestCase
 TestSqlite.settings = settings(SETTINGS, max_examples=cases(40))
