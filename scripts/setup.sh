@@ -103,7 +103,7 @@ native_module() {
 byte_code() {  # of what the product and its tests import, a third of all that was installed
   env -u PYTHONDONTWRITEBYTECODE -u PYTHONPYCACHEPREFIX .venv/bin/python - <<'E2'
 import alembic.command, fastapi.testclient, fsspec.implementations.local, hypothesis, jinja2, msgspec, numpy
-import prometheus_client, psycopg, pyarrow.parquet, pytest, rich.progress, safetensors.torch, sqlalchemy.dialects.sqlite, sqlalchemy.orm
+import prometheus_client, psutil, psycopg, pyarrow.parquet, pytest, rich.progress, safetensors.torch, sqlalchemy.dialects.sqlite, sqlalchemy.orm
 import tokenizers, typer, uvicorn, xdist.plugin, zstandard
 import torch._dynamo, torch.distributed.checkpoint, torch.distributed.fsdp, torch.distributed.run
 import torch.distributed.tensor.parallel, torch.utils.data
@@ -129,7 +129,7 @@ else
 import tomllib, pathlib
 p = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]
 extras = p["optional-dependencies"]
-names = p["dependencies"] + [d for e in ("torch", "demo", "parquet", "postgresql", "zstd", "dev") for d in extras[e]]
+names = p["dependencies"] + [d for e in ("torch", "demo", "envpool", "parquet", "postgresql", "zstd", "dev") for d in extras[e]]
 print("\n".join(n for n in names if not n.startswith("fireflyer[")))
 E2
 )
