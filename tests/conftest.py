@@ -62,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "fireflyer", max_examples=draws.cases(100), deadline=None, phases=phases
     )
     settings.load_profile("fireflyer")
+    draws.draw_no_constants()
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(draws.seed())
 

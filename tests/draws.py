@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
+from hypothesis.internal.conjecture import providers
+
 FIXED = 20261127
 
 FULL = "FIREFLYER_TEST_FULL"
@@ -37,6 +39,15 @@ def seed() -> int:
     except (OSError, subprocess.CalledProcessError):
         return 0
     return int(done.stdout, 16)
+
+
+def draw_no_constants() -> None:
+    """Keeps Hypothesis from drawing constants of modules that a process has loaded.
+
+    Which tests a process has run before decides which modules are loaded, so the same seed would draw other
+    examples in each run.
+    """
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 def cases(count: int) -> int:

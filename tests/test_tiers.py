@@ -1,5 +1,6 @@
 """The tests' own machinery: draws, budgets, ports, and the guard that ends what a run started."""
 
+import importlib
 import json
 import os
 import select
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
 from tests import costs, draws, ports
 
 ROOT = Path(__file__).parents[1]
@@ -53,6 +56,28 @@ def test_a_tenth_is_drawn_and_a_seed_repeats_it(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(draws.FULL, "1")
     assert len(draws.seeds("a name", 400)) == 400
     assert [*draws.points("a name", 100)] == [*range(1, 101)]
+
+
+def test_loaded_modules_change_nothing_that_hypothesis_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+
+    @seed(1)
+    @settings(max_examples=100, database=None)
+    @given(st.integers())
+    def draw(number: int) -> None:
+        drawn.append(number)
+
+    draw()
+    (tmp_path / "constants.py").write_text(f"NUMBERS = {[*range(60_000, 60_100)]}")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = drawn[:]
+    drawn.clear()
+    importlib.import_module("constants")
+    draw()
+    monkeypatch.delitem(sys.modules, "constants")
+    assert drawn == before
 
 
 def test_a_port_is_taken_once() -> None:

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -225,7 +224,7 @@ class Comparison(RuleBasedStateMachine):
             return node
 
         self.both(USERS[1], call, expected)
-        if end:
+        if end and not late:  # after a length that is not accepted the file stays open
             node.writers.discard(handle)
             del self.handles[handle]
 
@@ -303,7 +302,5 @@ TestMemory = cast(Any, Comparison).TestCase
 TestMemory.settings = SETTINGS
 TestInjured = cast(Any, Injured).TestCase
 TestInjured.settings = SETTINGS
-for one in (TestMemory, TestInjured):
-    one.pytestmark = [pytest.mark.full]  # tests/flaky.toml
 TestSqlite = cast(Any, OnDisk).TestCase
 TestSqlite.settings = settings(SETTINGS, max_examples=cases(40))
