@@ -31,6 +31,7 @@
     ├── WorkspaceError         a workspace or environment cannot be shipped, received or created
     ├── TraceError             a job trace that cannot be read or replayed
     ├── FabricError            a network that cannot be planned, read, routed or priced
+    ├── ValidatorError         measurements or failure records that cannot be read or judged
     └── LabError               the lab cannot be set up on this machine
 
 A message says what happened, to which object, and what to do. Programming errors stay ValueError
@@ -303,6 +304,10 @@ class TraceError(FireflyerError):
 
 class FabricError(FireflyerError):
     """A network cannot be planned, read, routed or priced as requested."""
+
+
+class ValidatorError(FireflyerError):
+    """Measurements or failure records cannot be read or judged, or a check cannot be chosen."""
 
 
 class LabError(FireflyerError):

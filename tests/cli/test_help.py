@@ -21,7 +21,8 @@ HANDED_OVER = {
     "lab": "fireflyer.lab",
 }
 GROUPS = [
-    "user", "group", "token", "quota", "window", "record", "ckpt", "fs", "config", "net", "workspace",
+    "user", "group", "token", "quota", "window", "record", "ckpt", "fs", "config", "net", "validate",
+    "workspace",
 ]  # fmt: skip
 HEAVY = ["torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "rich", "asyncio"]
 

@@ -41,6 +41,7 @@ from fireflyer.cli.run.options import (
     WorkspaceOption,
 )
 from fireflyer.cli.sim.commands import sim
+from fireflyer.cli.validate.commands import validate
 from fireflyer.cli.workspace.commands import workspace as workspaces
 from fireflyer.program import INTERRUPTED, in_one_line
 
@@ -437,6 +438,7 @@ app.add_typer(ckpt)
 app.add_typer(fs)
 app.add_typer(config)
 app.add_typer(net)
+app.add_typer(validate)
 app.add_typer(workspaces)
 
 hand_over(app, "demo", "Train a model, lose a worker, carry on.", "fireflyer.demo")

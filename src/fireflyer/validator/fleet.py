@@ -1,0 +1,126 @@
+"""Reader of a fleet's measurements, and judgement of all its checks."""
+
+import csv
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from fireflyer.errors import ValidatorError
+from fireflyer.validator.judgement import Better, CheckJudgement, judge
+
+COLUMNS = ("node", "check", "value", "better")
+
+
+class Measurements(msgspec.Struct, frozen=True):
+    """Measurements of one check."""
+
+    better: Better
+    values: dict[str, list[float]]
+    """Measurements of each node."""
+
+
+def read(path: Path) -> dict[str, Measurements]:
+    """Reads the measurements of a file, by check.
+
+    Args:
+        path: CSV with a header and the columns node, check, value and better (more or less), in any
+            order; other columns are ignored.
+
+    Raises:
+        ValidatorError: the file cannot be read, or a row has an error; names the line.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return parse(file, str(path))
+    except OSError as error:
+        raise ValidatorError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValidatorError(f"cannot read {path}: expected a CSV file in UTF-8") from None
+
+
+def parse(lines: Iterable[str], name: str) -> dict[str, Measurements]:
+    """Parses the lines of such a file; `name` names it in errors.
+
+    Raises:
+        ValidatorError: a row has an error; names the line.
+    """
+    rows = csv.DictReader(lines)
+    try:
+        missing = [column for column in COLUMNS if column not in (rows.fieldnames or ())]
+        if missing:
+            raise ValidatorError(
+                f"{name} has no column {missing[0]!r}: expected a header with {', '.join(COLUMNS)}"
+            )
+        found: dict[str, Measurements] = {}
+        for row in rows:
+            _add(found, row, f"{name}, line {rows.line_num}")
+    except csv.Error as error:
+        raise ValidatorError(f"{name}, line {rows.line_num}: {error}") from None
+    if not found:
+        raise ValidatorError(f"{name} has no measurement: expected a row for each of them")
+    return found
+
+
+def _add(found: dict[str, Measurements], row: Mapping[str, Any], where: str) -> None:
+    node, check, text, better = ((row[column] or "").strip() for column in COLUMNS)
+    if not node or not check:
+        raise ValidatorError(f"{where}: the row has no {'check' if node else 'node'}")
+    if better != "more" and better != "less":
+        raise ValidatorError(f"{where}: invalid better {better!r}: expected more or less")
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValidatorError(f"{where}: invalid value {text!r}: expected a finite number")
+    of_check = found.setdefault(check, Measurements(cast(Better, better), {}))
+    if better != of_check.better:
+        raise ValidatorError(
+            f"{where}: check {check!r} is better with {better} here and with {of_check.better} in "
+            "earlier rows; use one of them for each check"
+        )
+    of_check.values.setdefault(node, []).append(value)
+
+
+def judge_fleet(found: Mapping[str, Measurements]) -> list[CheckJudgement]:
+    """Judges each check over all nodes."""
+    return [judge(check, of_check.values, of_check.better) for check, of_check in found.items()]
+
+
+def report(judged: Iterable[CheckJudgement]) -> dict[str, Any]:
+    """Returns the judgement as plain data.
+
+    Returns:
+        `defective`: node, check and similarity, worst first; `fixed` and `zscore`: node and check
+        by the two plain rules; `checks`: a summary of each check.
+    """
+    judged = list(judged)
+    every = [(of_check, node) for of_check in judged for node in of_check.nodes]
+    worst = sorted(every, key=lambda pair: pair[1].similarity)
+    return {
+        "defective": [
+            {"node": node.node, "check": of.check, "similarity": round(node.similarity, 6)}
+            for of, node in worst
+            if node.defective
+        ],
+        "fixed": [{"node": n.node, "check": of.check} for of, n in every if n.fixed],
+        "zscore": [{"node": n.node, "check": of.check} for of, n in every if n.zscore],
+        "checks": [_summary(of_check) for of_check in judged],
+    }
+
+
+def _summary(of_check: CheckJudgement) -> dict[str, Any]:
+    return {
+        "check": of_check.check,
+        "better": of_check.better,
+        "nodes": len(of_check.nodes),
+        "samples": sum(node.samples for node in of_check.nodes),
+        "defective": sum(node.defective for node in of_check.nodes),
+        "criterion": of_check.criterion,
+        "threshold": of_check.threshold,
+        "scatter": of_check.scatter,
+        "reason": of_check.reason,
+    }
