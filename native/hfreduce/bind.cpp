@@ -13,7 +13,6 @@
 
 #include "base/process/fork_guard.hpp"
 #include "base/process/thread_cpus.hpp"
-#include "base/process/thread_cpus.hpp"
 #include "base/io/socket.hpp"
 #include "hfreduce/engine/arena.hpp"
 #include "hfreduce/engine/group.hpp"
@@ -23,6 +22,7 @@
 #include "hfreduce/device/stager_fake.hpp"
 #include "hfreduce/transport/ucx_api.hpp"
 #include "hfreduce/engine/watch.hpp"
+#include "signals.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -56,6 +56,15 @@ std::unique_ptr<Team> make_team(int control, const std::vector<std::array<int, 3
   std::vector<Member> list;
   for (const auto& [rank, socket, process] : members) list.push_back({rank, socket, process});
   return std::make_unique<Team>(Segment::attach(control), std::move(list), me, spin);
+}
+
+template <class Awaited>
+bool wait_for(Awaited& awaited, double seconds) {
+  return signals::wait_with_handlers(seconds, [&](double limit) { return awaited.wait(limit); });
+}
+
+bool wait_for_message(P2PEngine& post, Operation& operation, double seconds) {
+  return signals::wait_with_handlers(seconds, [&](double limit) { return post.wait(operation, limit); });
 }
 
 using Buffers = std::vector<std::pair<std::uintptr_t, std::size_t>>;
@@ -99,18 +108,18 @@ std::shared_ptr<Operation> submit(Group& group, Kind kind, const Buffers& in, co
   request.call.label = label;
   request.priority = priority;
   request.timeout_s = timeout_s;
-  const nb::gil_scoped_release release;
-  return group.submit(std::move(request), run_here);
+  return signals::run_with_handlers([&] { return group.submit(std::move(request), run_here); });
 }
 
 // Fast path of a synchronous allreduce on one host; returns null when it is over.
 std::shared_ptr<Operation> allreduce_now(Group& group, std::uintptr_t data, std::size_t bytes,
                                          std::uint64_t count, DType dtype, Op op) {
-  const nb::gil_scoped_release release;
-  Request request = make_request(Kind::allreduce, count, dtype, op, -1, Codec::none);
-  request.in.push_back({reinterpret_cast<char*>(data), bytes});
-  request.out = request.in;
-  auto operation = group.submit(std::move(request), true);
+  auto operation = signals::run_with_handlers([&] {
+    Request request = make_request(Kind::allreduce, count, dtype, op, -1, Codec::none);
+    request.in.push_back({reinterpret_cast<char*>(data), bytes});
+    request.out = request.in;
+    return group.submit(std::move(request), true);
+  });
   if (!operation->done()) return operation;
   operation->rethrow();
   return nullptr;
@@ -199,7 +208,7 @@ void bind_watch(nb::module_ m) {
       .def("leave", &BoundWatch::leave, "seconds"_a = 1.0, GilReleased(),
            "Says goodbye; waits at most `seconds` until the neighbours know.")
       .def("drop_links", &BoundWatch::drop_links, GilReleased(), "Ends without a goodbye, as a death does.")
-      .def("wait", &BoundWatch::wait, "seconds"_a = -1.0, GilReleased(),
+      .def("wait", &wait_for<BoundWatch>, "seconds"_a = -1.0,
            "True once there is a failure, False when `seconds` passed before (< 0: no limit).")
       .def(
           "rethrow",
@@ -355,7 +364,7 @@ void bind_devices(nb::module_ m) {
       .def("extend", &Passage::extend, "stream"_a, GilReleased(),
            "Who follows from now on waits for what is in this stream, too.")
       .def_prop_ro("finished", &Passage::finished, "Nothing touches the device's memory any more.")
-      .def("wait", &Passage::wait, "seconds"_a = -1.0, GilReleased(),
+      .def("wait", &wait_for<Passage>, "seconds"_a = -1.0,
            "True when finished, False when `seconds` passed before (< 0: no limit).");
 
   nb::class_<Stager>(m, "Stager", "Stages the calls of one group on one device.")
@@ -418,7 +427,7 @@ void bind(nb::module_ m) {
       .value("UCX", TransportKind::ucx);
 
   nb::class_<Operation>(m, "Operation", "A submitted call; completed once.")
-      .def("wait", &Operation::wait, "seconds"_a = -1.0, GilReleased(),
+      .def("wait", &wait_for<Operation>, "seconds"_a = -1.0,
            "True when it is over, False when `seconds` passed before (< 0: no limit).")
       .def("done", &Operation::done)
       .def_ro("number", &Operation::number, "In the order of submission to its group: alike on all ranks.")
@@ -489,7 +498,7 @@ void bind(nb::module_ m) {
           },
           "source"_a, "tag"_a, "data"_a, "bytes"_a, "seconds"_a, "attended"_a, GilReleased(),
           "Receives from rank `source`, or from any (-1).")
-      .def("wait", &P2PEngine::wait, "operation"_a, "seconds"_a, GilReleased(),
+      .def("wait", &wait_for_message, "operation"_a, "seconds"_a,
            "Operation.wait, but this thread moves the bytes meanwhile.")
       .def(
           "fail",

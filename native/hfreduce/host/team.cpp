@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/process/fork_guard.hpp"
+#include "base/process/interrupts.hpp"
 #include "base/io/socket.hpp"
 #include "hfreduce/engine/arena.hpp"
 
@@ -129,6 +130,7 @@ void Team::look_around() {
                   member.rank);
     }
   }
+  interrupts::check(members_[me_].rank);
 }
 
 void Team::abort(int rank) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/process/interrupts.hpp"
 #include "hfreduce/host/host.hpp"
 
 namespace ff::hfreduce {
@@ -98,6 +99,7 @@ void Hierarchy::wait(int late_rank) {
     throw Error(Code::late,
                 "timed out: rank " + std::to_string(late_rank) + " did not take part within the timeout", late_rank);
   }
+  interrupts::check(layout().hosts[layout().host][layout().place]);
   transport_.wait(20ms);
 }
 
@@ -170,6 +172,7 @@ void Hierarchy::team_gather(const Request& request, const Plan& plan, Leg* leg, 
       job.idle = [this, leg] {
         if (!leg->advance()) {
           if (deadline_.passed()) wait(leg->exchange.waiting_for());
+          interrupts::check(layout().hosts[layout().host][layout().place]);
           transport_.wait(1ms);
         }
       };

@@ -115,7 +115,9 @@ class ProcessGroupHFReduce(EngineGroup):
             self.failed(error)
             raise
         if operation is not None:
-            Work(self, [operation], [tensor]).wait()
+            work = Work(self, [operation], [tensor])
+            self._collectives.add(work)  # an interrupted wait leaves it in flight
+            work.wait()
         return True
 
     def reduce_tensor(

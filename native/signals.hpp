@@ -1,0 +1,68 @@
+// Python's signal handlers during native waits. An exception of a handler, such as KeyboardInterrupt, ends the wait.
+//
+// Only the main thread runs handlers. Other threads wait undisturbed.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+#include "base/process/interrupts.hpp"
+
+namespace ff::signals {
+
+constexpr double kGlanceS = 0.05;  // a handler runs at most this long after its signal
+
+inline bool in_main_thread() {
+  static thread_local const bool is = ::gettid() == ::getpid();
+  return is;
+}
+
+// Calls wait(seconds) until it returns true or `seconds` have passed (< 0: no limit), without the GIL. REQUIRES: the
+// GIL. Returns what the last call returned.
+template <class Wait>
+bool wait_with_handlers(double seconds, const Wait& wait) {
+  using Clock = std::chrono::steady_clock;
+  if (!in_main_thread()) {
+    const nanobind::gil_scoped_release released;
+    return wait(seconds);
+  }
+  const auto begin = Clock::now();
+  for (;;) {
+    const double left = seconds - std::chrono::duration<double>(Clock::now() - begin).count();
+    const bool last = seconds >= 0 && left <= kGlanceS;
+    bool over;
+    {
+      const nanobind::gil_scoped_release released;
+      over = wait(last ? std::max(left, 0.0) : kGlanceS);
+    }
+    if (PyErr_CheckSignals() != 0) throw nanobind::python_error();
+    if (over || last) return over;
+  }
+}
+
+// Calls work() without the GIL. Waits in it that call interrupts::check() end when a handler raises; then this throws
+// the handler's exception. REQUIRES: the GIL.
+template <class Work>
+auto run_with_handlers(const Work& work) {
+  std::optional<nanobind::python_error> raised;
+  const auto look = [&raised] {
+    const nanobind::gil_scoped_acquire held;
+    if (PyErr_CheckSignals() == 0) return false;
+    raised.emplace();
+    return true;
+  };
+  const auto run = [&] {
+    const nanobind::gil_scoped_release released;
+    const interrupts::Scope scope(in_main_thread() ? interrupts::Interrupted(look) : interrupts::Interrupted());
+    return work();
+  };
+  auto result = run();
+  if (raised) throw std::move(*raised);
+  return result;
+}
+
+}  // namespace ff::signals

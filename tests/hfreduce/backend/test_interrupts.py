@@ -1,0 +1,109 @@
+"""Ctrl-C comes out of every wait as KeyboardInterrupt, which `except Exception` does not catch."""
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.hfreduce.conftest import init, meet
+from torch import nn
+
+from fireflyer.errors import RankFailed
+from fireflyer.haiscale.ddp import DistributedDataParallel
+
+StartGang = Callable[..., Any]
+SOON_S = 0.02
+
+
+def interrupted(wait: Callable[[], object]) -> bool:
+    """Calls `wait`, which would last until another rank comes, and interrupts it as Ctrl-C does."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, SOON_S)
+    try:
+        wait()
+    except Exception:  # noqa: BLE001  # as a script does
+        return False
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("shape", ["AA", "AB"])
+def test_wait_of_what_is_in_flight(
+    start_gang: StartGang, shape: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operation stays in flight: it is waited for again, and its result is right."""
+
+    def rank_body(rank: int, world: int) -> Any:
+        monkeypatch.setenv("FIREFLYER_NODE", shape[rank])
+        init(str(tmp_path / "store"), rank, world)
+        small, large, message = torch.ones(3), torch.ones(300_000), torch.ones(5)
+        seen = []
+        for number, tensor in enumerate((small, large, message)):
+            if rank == 1:
+                meet(str(tmp_path / f"interrupted-{number}"), rank, world)
+                if tensor is message:
+                    dist.send(tensor + 6, 0)
+                else:
+                    dist.all_reduce(tensor)
+                continue
+            receives = tensor is message
+            work = dist.irecv(tensor, 1) if receives else dist.all_reduce(tensor, async_op=True)
+            assert work is not None
+            seen.append(interrupted(work.wait))
+            meet(str(tmp_path / f"interrupted-{number}"), rank, world)
+            work.wait()
+        dist.barrier()
+        dist.destroy_process_group()
+        return seen, [float(tensor.sum()) for tensor in (small, large, message)]
+
+    first, second = start_gang(rank_body, 2).results()
+    assert first == ([True] * 3, [6, 600_000, 35])
+    assert second[1][:2] == [6, 600_000]
+
+
+def all_reduce() -> object:
+    return dist.all_reduce(torch.ones(3))
+
+
+def all_gather() -> object:
+    return dist.all_gather_object([None, None], {"a": 1})
+
+
+@pytest.mark.parametrize(("call", "shape"), [(all_reduce, "AA"), (all_gather, "AB")])
+def test_synchronous_call(
+    start_gang: StartGang,
+    call: Callable[[], object],
+    shape: str,
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reduction that was cut off cannot be resumed: the other ranks are told who was interrupted."""
+
+    def rank_body(rank: int, world: int) -> Any:
+        monkeypatch.setenv("FIREFLYER_NODE", shape[rank])
+        init(str(tmp_path / "store"), rank, world)
+        was = interrupted(call) if rank == 0 else True
+        meet(str(tmp_path / "interrupted"), rank, world)
+        with pytest.raises(RankFailed, match="rank 0 was interrupted by a signal"):
+            dist.all_reduce(torch.ones(3))
+        meet(str(tmp_path / "end"), rank, world)
+        return was
+
+    assert start_gang(rank_body, 2).results() == [True, True]
+
+
+def test_backward(start_gang: StartGang, tmp_path: Any) -> None:
+    def rank_body(rank: int, world: int) -> Any:
+        init(str(tmp_path / "store"), rank, world)
+        model = DistributedDataParallel(nn.Linear(3, 1))
+        if rank == 0:
+            was = interrupted(model(torch.ones(2, 3)).sum().backward)
+            meet(str(tmp_path / "interrupted"), rank, world)
+            return was
+        meet(str(tmp_path / "interrupted"), rank, world)
+        return None
+
+    assert start_gang(rank_body, 2).results()[0]
