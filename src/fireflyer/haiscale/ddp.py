@@ -5,9 +5,10 @@ introduced communication that continues into the next forward, most urgent first
 2019). Design: docs/haiscale.md.
 """
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from torch.optim import Optimizer
 from fireflyer import allocator, hfreduce
 from fireflyer.errors import ConfigError, ShardsLost
 from fireflyer.haiscale.consistency import BufferCopy, check_alike, copy_from_first, described
+from fireflyer.haiscale.copies import refuse_copy, second_name
 from fireflyer.haiscale.elastic.state_transfer import share
 from fireflyer.haiscale.elastic.training import Elastic
 from fireflyer.haiscale.gradients import deferred
@@ -32,6 +34,8 @@ from fireflyer.hfreduce import Wire
 from fireflyer.hfreduce.backend.planned_hierarchy import PlannedHierarchy, Tree
 
 DEFAULT_BUCKET_BYTES = 2 << 20
+_NOT_COPIED = ("reducer", "_buffer_copy", "_trained", "_times", "_optimizer")
+_SHARED_BY_COPIES = ("_group", "_options", "_tree", "_leaving")
 
 
 class DistributedDataParallel(Wrapper):
@@ -108,12 +112,7 @@ class DistributedDataParallel(Wrapper):
         check_arguments("DistributedDataParallel", DDP_ARGUMENTS, torchs)
         if isinstance(process_group, Optimizer | list | tuple):
             raise ConfigError("the second argument is process_group; pass optimizer=... by name")
-        group = process_group or dist.group.WORLD
-        if not isinstance(group, hfreduce.ProcessGroupHFReduce):
-            raise ConfigError(
-                "DistributedDataParallel needs a process group of backend 'hfreduce': "
-                "init_process_group('hfreduce') or process_group=new_group(backend='hfreduce')"
-            )
+        group = _checked(process_group or dist.group.WORLD)
         allocator.follow(os.environ)
         _check_module(module)
         if not isinstance(optimizer, Optimizer | None):
@@ -199,6 +198,47 @@ class DistributedDataParallel(Wrapper):
         first = FIRST if self._crosses else 0
         self._buffer_copy = BufferCopy(self.module, self._group, first)
 
+    # Copies, as torch's wrapper makes them
+
+    def __copy__(self) -> Self:
+        return second_name(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = self.__new__(type(self))
+        memo[id(self)] = made
+        state = self._state_of_copy()
+        shared = {name: state.pop(name) for name in _SHARED_BY_COPIES}
+        made._begin_copy({**copy.deepcopy(state, memo), **shared})
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self._state_of_copy()
+        if state.pop("_group") is not dist.group.WORLD or self._tree is not None:
+            raise ConfigError(
+                "a DistributedDataParallel with process_group= or levels= cannot be pickled: save "
+                "state_dict() instead"
+            )
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._begin_copy({**state, "_group": _checked(dist.group.WORLD)})
+
+    def _state_of_copy(self) -> dict[str, Any]:
+        if self._elastic is not None:
+            refuse_copy(self)
+        self.settle()
+        state = {name: value for name, value in vars(self).items() if name not in _NOT_COPIED}
+        state.update(_crosses=False, _alike={**self._alike, "optimizer": None})
+        state["_leaving"] = self._leaving.should_suspend
+        return state
+
+    def _begin_copy(self, state: dict[str, Any]) -> None:
+        """Begins data parallelism of a copy: reductions of its own, and no optimizer."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._leaving = SuspendVote(state["_leaving"])
+        self._times, self._optimizer = Times(), None
+        self._wrap()
+
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._before_forward(get_eval_frame_callback() not in (None, False))
@@ -279,6 +319,15 @@ class DistributedDataParallel(Wrapper):
         known = {id(p) for p in self._trained}
         copy_from_first([p for p in now if id(p) not in known], self._group)
         self._wrap()
+
+
+def _checked(group: ProcessGroup | None) -> hfreduce.ProcessGroupHFReduce:
+    if not isinstance(group, hfreduce.ProcessGroupHFReduce):
+        raise ConfigError(
+            "DistributedDataParallel needs a process group of backend 'hfreduce': "
+            "init_process_group('hfreduce') or process_group=new_group(backend='hfreduce')"
+        )
+    return group
 
 
 def _planned(levels: Tree, group: ProcessGroup, wire: str | None) -> PlannedHierarchy:

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from fireflyer.errors import CollectiveError, ConfigError, WireError
 from fireflyer.haiscale.consistency import check_alike, copy_from_first
+from fireflyer.haiscale.copies import Uncopied
 from fireflyer.haiscale.elastic.sharded import Shards
 from fireflyer.haiscale.elastic.training import Elastic
 from fireflyer.haiscale.gradients import deferred
@@ -88,7 +89,7 @@ class Moved:
     received: int
 
 
-class FullyShardedDataParallel(Wrapper):
+class FullyShardedDataParallel(Uncopied, Wrapper):
     """Shards `module` over the ranks of a group; trains as one process with the global batch would.
 
     Without `optimizer` (synchronous), make an optimizer on `parameters()` after wrapping. Every
@@ -548,9 +549,7 @@ class FullyShardedDataParallel(Wrapper):
             self._gatherer.closed = ""
 
 
-def _place_in(
-    group: ProcessGroupHFReduce,
-) -> tuple[int, int, tuple[tuple[int, ...], ...]]:
+def _place_in(group: ProcessGroupHFReduce) -> tuple[int, int, tuple[tuple[int, ...], ...]]:
     """Returns rank, number of ranks, and hosts."""
     return group.rank(), group.size(), group.hosts
 

@@ -95,15 +95,29 @@ def test_synchronous_call(
     assert start_gang(rank_body, 2).results() == [True, True]
 
 
-def test_backward(start_gang: StartGang, tmp_path: Any) -> None:
+def test_training(start_gang: StartGang, tmp_path: Any) -> None:
+    """Out of backward; and, deferred, out of a look at a parameter, which then still gets its step."""
+
     def rank_body(rank: int, world: int) -> Any:
         init(str(tmp_path / "store"), rank, world)
+        core = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(core.parameters(), lr=0.1)
+        deferred = DistributedDataParallel(core, optimizer=optimizer)
+        seen = []
+        if rank == 0:
+            deferred(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+            seen.append(interrupted(lambda: core.weight.sum()))
+        meet(str(tmp_path / "looked"), rank, world)
+        if rank == 1:
+            deferred(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+        weight = core.weight.tolist()
         model = DistributedDataParallel(nn.Linear(3, 1))
         if rank == 0:
-            was = interrupted(model(torch.ones(2, 3)).sum().backward)
-            meet(str(tmp_path / "interrupted"), rank, world)
-            return was
-        meet(str(tmp_path / "interrupted"), rank, world)
-        return None
+            seen.append(interrupted(model(torch.ones(2, 3)).sum().backward))
+        meet(str(tmp_path / "backward"), rank, world)
+        return seen, weight
 
-    assert start_gang(rank_body, 2).results()[0]
+    first, second = start_gang(rank_body, 2).results()
+    assert first == ([True, True], second[1])

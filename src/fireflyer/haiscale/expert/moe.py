@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from fireflyer.errors import ConfigError
+from fireflyer.haiscale.copies import Uncopied
 from fireflyer.haiscale.expert.dispatch import Dispatcher, Pairs
 from fireflyer.haiscale.expert.experts import Experts, replicated_gradients
 from fireflyer.haiscale.expert.groups import expert_mesh
@@ -16,7 +17,7 @@ from fireflyer.haiscale.expert.router import Router
 from fireflyer.haiscale.validation import check_count
 
 
-class MoE(nn.Module):
+class MoE(Uncopied):
     """Feed-forward layer in which a router sends each token to `top_k` of `experts` experts.
 
     Making one is collective. Each rank of the mesh has its own tokens.

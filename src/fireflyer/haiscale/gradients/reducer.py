@@ -382,7 +382,13 @@ class Reducer:
         if not bucket.works:
             return
         with isolated_torch_state():
-            self._land(bucket)
+            try:
+                self._land(bucket)
+            except (KeyboardInterrupt, SystemExit):  # of a signal's handler
+                if flight is not None:
+                    self._flights[bucket.number] = flight
+                    deferred.defer(bucket.parameters, flight)
+                raise
             if flight is not None and flight.stepping:
                 self._step(bucket.parameters)
 
@@ -394,10 +400,10 @@ class Reducer:
             told = self._mask.numpy().tobytes()
             self._reached = list(told[: len(self._used)])
             self._tail.read(told[len(self._used) :])
-        works, bucket.works = bucket.works, []
-        for work in works:
+        for work in bucket.works:
             assert work is not None
             work.wait()
+        bucket.works = []
         self.times.exposed_s += self.times.clock() - begun
         self._under_way.end()
         if self._weighing is not None:

@@ -71,7 +71,7 @@ class SuspendVote:
             raise ConfigError(
                 f"invalid should_suspend {given(should_suspend)}: expected a function or None"
             )
-        self._should_suspend = should_suspend
+        self.should_suspend = should_suspend
         self.forget()
 
     def forget(self) -> None:
@@ -82,14 +82,14 @@ class SuspendVote:
 
     @property
     def tail_bytes(self) -> int:
-        return 0 if self._should_suspend is None else 1
+        return 0 if self.should_suspend is None else 1
 
     def write(self) -> bytes:
-        if self._should_suspend is None:
+        if self.should_suspend is None:
             return b""
         answer = self._heard
         try:
-            if answer == _NO and self._should_suspend():
+            if answer == _NO and self.should_suspend():
                 answer = _YES
         except BaseException as error:  # noqa: BLE001 - `learn` raises it once all ranks know
             answer, self._failure = _FAILED, error

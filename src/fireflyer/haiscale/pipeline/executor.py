@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 from fireflyer import hfreduce
 from fireflyer.errors import CollectiveError, ConfigError
 from fireflyer.haiscale.consistency import tell_all
+from fireflyer.haiscale.copies import Uncopied
 from fireflyer.haiscale.ddp import DistributedDataParallel
 from fireflyer.haiscale.pipeline import schedules
 from fireflyer.haiscale.pipeline.gradients import clip, reduce_over_replicas, sum_tied
@@ -26,7 +27,7 @@ REDUCTIONS = ("mean", "sum")
 _FAILURE = "pipeline-failure"
 
 
-class Pipeline(nn.Module):
+class Pipeline(Uncopied):
     """Base of the pipelines; use GPipe, PipeDream, Interleaved1F1B or ZeroBubble.
 
     Args:

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
 
+from fireflyer.haiscale.copies import Uncopied
 from fireflyer.haiscale.tensor import exchanges
 
 SEQUENCE = -2
@@ -24,7 +25,7 @@ Split = Callable[[torch.Tensor, int], nn.Parameter]
 """Returns this rank's piece of a parameter along a dimension; tied parameters stay tied."""
 
 
-class ShardedLayer(nn.Module):
+class ShardedLayer(Uncopied):
     """Base of layers with split parameters.
 
     Attributes:

@@ -3,18 +3,18 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale.consistency import tell_all
+from fireflyer.haiscale.copies import Uncopied
 from fireflyer.haiscale.tensor import exchanges
 from fireflyer.haiscale.tensor.plan import tensor_mesh
 from fireflyer.nn.quant import Quantized, shards
 
 
-class QuantizedPair(nn.Module):
+class QuantizedPair(Uncopied):
     """Column layers, a function of single features, and a row layer, with weights in 4 bits.
 
     The naive form exists for comparison: it gathers and reorders between the layers.
