@@ -13,6 +13,7 @@ from fireflyer.cli.accounts import commands as accounts
 from fireflyer.cli.ckpt.commands import ckpt
 from fireflyer.cli.cluster.commands import cluster_verbs, window
 from fireflyer.cli.config.commands import config
+from fireflyer.cli.failures.commands import failures
 from fireflyer.cli.fs.commands import fs
 from fireflyer.cli.net.commands import net
 from fireflyer.cli.options import HomeOption, JsonOption, TaskArgument, TasksArgument
@@ -439,6 +440,7 @@ app.add_typer(fs)
 app.add_typer(config)
 app.add_typer(net)
 app.add_typer(validate)
+app.add_typer(failures)
 app.add_typer(workspaces)
 
 hand_over(app, "demo", "Train a model, lose a worker, carry on.", "fireflyer.demo")

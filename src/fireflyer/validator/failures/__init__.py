@@ -1,0 +1,1 @@
+"""Statistics of hardware failures: classes, tables, rates, and traces drawn from rates."""
