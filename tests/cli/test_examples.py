@@ -207,6 +207,18 @@ def test_a_llama_learns_sharded_as_replicated_and_is_saved(shell: Any) -> None:
 
 
 @pytest.mark.full
+def test_a_llama_learns_in_a_pipeline_as_in_replicas_and_is_saved_whole(shell: Any) -> None:
+    flags = ["--steps", "20", "--batch", "16", "--directory"]
+    divided = run_with_packages(shell, "hf_pipeline.py", *flags, "two", "--stages", "2")
+    replicated = run_with_packages(shell, "hf_pipeline.py", *flags, "one", "--stages", "1")
+    assert "2 stages" in divided
+    assert_alike(losses(replicated), losses(divided))
+    assert losses(divided)[20] < losses(divided)[10] < 5
+    one, two = (CheckpointManager(shell.folder / name).load()["model"] for name in ("one", "two"))
+    assert set(one) == set(two)
+
+
+@pytest.mark.full
 def test_a_lightning_module_learns_over_hfreduce(shell: Any) -> None:
     printed = run_with_packages(shell, "lightning_module.py", "--epochs", "3")
     reached = re.findall(

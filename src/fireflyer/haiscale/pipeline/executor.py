@@ -15,6 +15,7 @@ from fireflyer.haiscale.consistency import tell_all
 from fireflyer.haiscale.copies import Uncopied
 from fireflyer.haiscale.ddp import DistributedDataParallel
 from fireflyer.haiscale.pipeline import schedules
+from fireflyer.haiscale.pipeline.blocks import BlockStage
 from fireflyer.haiscale.pipeline.gradients import clip, reduce_over_replicas, sum_tied
 from fireflyer.haiscale.pipeline.passes import Pass
 from fireflyer.haiscale.pipeline.schedules import Action, Kind
@@ -24,6 +25,7 @@ from fireflyer.haiscale.validation import check_count, given
 
 CHECKPOINTS = ("always", "except_last", "never")
 REDUCTIONS = ("mean", "sum")
+OUTPUTS = ("all", "last", "none")
 _FAILURE = "pipeline-failure"
 
 
@@ -42,6 +44,8 @@ class Pipeline(Uncopied):
         loss_reduction: "mean" averages the losses and gradients of micro-batches; "sum" adds them,
             for criterions that divide by `chunks` themselves.
         autocast: dtype of `torch.autocast` in forwards, or None.
+        outputs: ranks that get the outputs of the last stage: "all", "last" (those of the last
+            stage; the others get None), or "none". "all" sends them to every rank after the step.
 
     Raises:
         ConfigError: an argument is invalid on some rank, or the ranks disagree; raised on every
@@ -59,6 +63,7 @@ class Pipeline(Uncopied):
         checkpoint: str = "never",
         loss_reduction: str = "mean",
         autocast: torch.dtype | None = None,
+        outputs: str = "all",
     ) -> None:
         super().__init__()
         group = process_group or dist.group.WORLD
@@ -69,13 +74,13 @@ class Pipeline(Uncopied):
             )
         self._group, self.rank, self.size = group, group.rank(), group.size()
         given_modules: list[Any] = [*module] if isinstance(module, list | tuple) else [module]
-        options = (chunks, checkpoint, loss_reduction, str(autocast))
+        options = (chunks, checkpoint, loss_reduction, str(autocast), outputs)
         self._agree(lambda: self._checked(given_modules, *options))
         self.parts = nn.ModuleList(given_modules)
         stages = [_stage(part) for part in given_modules]
         self.stages = {stage.index: stage for stage in stages}
         self.chunks, self._checkpoint, self._loss_reduction = chunks, checkpoint, loss_reduction
-        self._autocast = autocast
+        self._autocast, self.outputs = autocast, outputs
         self.schedule = schedules.schedule(self.kind, self.size, chunks, len(stages))
         self.last = self.schedule.stages - 1
         self.mail = Mail(group)
@@ -83,12 +88,19 @@ class Pipeline(Uncopied):
     # Validation
 
     def _checked(
-        self, modules: list[nn.Module], chunks: int, checkpoint: str, reduction: str, autocast: str
+        self,
+        modules: list[nn.Module],
+        chunks: int,
+        checkpoint: str,
+        reduction: str,
+        autocast: str,
+        outputs: str,
     ) -> list[Any]:
         check_count("chunks", chunks, 1)
         for name, value, known in (
             ("checkpoint", checkpoint, CHECKPOINTS),
             ("loss_reduction", reduction, REDUCTIONS),
+            ("outputs", outputs, OUTPUTS),
         ):
             if value not in known:
                 raise ConfigError(f"invalid {name} {given(value)}: expected one of {known}")
@@ -121,6 +133,7 @@ class Pipeline(Uncopied):
             "checkpoint": checkpoint,
             "loss_reduction": reduction,
             "autocast": autocast,
+            "outputs": outputs,
             "balance": list(stages[0].sizes),
             "training": stages[0].training,
         }
@@ -164,12 +177,13 @@ class Pipeline(Uncopied):
 
         Args:
             x: input, or tuple of inputs, of the first stage, cut along dimension 0; other stages
-                ignore it.
+                ignore it. A dict of inputs by name if `partition` had `blocks=`.
             criterion: function of the last stage's output and the labels; it returns a scalar.
             labels: tensor, or tuple of tensors, cut like `x`; stages but the last ignore them.
 
         Returns:
-            (loss, outputs): the loss on every rank; the outputs of the last stage there, else None.
+            (loss, outputs): the loss, and the outputs of the last stage for the whole batch, both
+            on every rank; see `outputs=` of the class.
 
         Raises:
             ConfigError: an argument is invalid; raised on every rank, naming the stage. The group
@@ -214,6 +228,8 @@ class Pipeline(Uncopied):
         return [("criterion", criterion is not None)]
 
     def _cut(self, name: str, value: Any, stage: int) -> list[tuple[Any, ...]]:
+        if name == "x" and isinstance(value, Mapping):
+            value = self._ordered(value)
         values = tuple(value) if isinstance(value, tuple | list) else (value,)
         if name == "x" and not values:
             values = (None,)
@@ -232,6 +248,15 @@ class Pipeline(Uncopied):
             return [()] * self.chunks
         return [*zip(*(one.chunk(self.chunks) for one in values), strict=True)]
 
+    def _ordered(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+        names = getattr(self.stages[0], "names", ())
+        if set(inputs) != set(names):
+            wanted = f"the inputs {', '.join(names)}" if names else "tensors, not a dict"
+            raise ConfigError(
+                f"invalid x of stage 0: expected {wanted}, got {', '.join(map(str, inputs))}"
+            )
+        return tuple(inputs[name] for name in names)
+
     def _run(
         self, inputs: list[Any], labels: list[Any], criterion: Any, trains: bool
     ) -> tuple[Any, Any]:
@@ -248,7 +273,11 @@ class Pipeline(Uncopied):
         if trains:
             sum_tied(self)
             reduce_over_replicas(wrapped)
-        return self._loss_for_all(step, criterion is not None), step.output()
+        loss = self._loss_for_all(step, criterion is not None)
+        outputs = step.outputs()
+        if self.outputs == "all":
+            outputs = self.mail.share(outputs, self.last % self.size)
+        return loss, outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
     def _loss_for_all(self, step: "Step", wanted: bool) -> torch.Tensor | None:
         if not wanted:
@@ -404,7 +433,8 @@ class Step:
         with torch.autocast("cpu", pipe._autocast, enabled=pipe._autocast is not None):
             outputs = done.forward(recomputes)
             if stage == pipe.last:
-                self._outputs[batch] = [out.detach() for out in outputs]
+                if pipe.outputs != "none":
+                    self._outputs[batch] = [out.detach() for out in outputs]
                 if self._criterion is not None:
                     divisor = pipe.chunks if pipe._loss_reduction == "mean" else 1
                     self.losses.append(done.lose(self._criterion, self._labels[batch], divisor))
@@ -436,18 +466,16 @@ class Step:
         if self._pipe.size == 1 and stage > 0:
             self._links[stage - 1, batch] = self._computed
 
-    def output(self) -> Any:
-        if not self._outputs:
-            return None
-        rows = [self._outputs[batch] for batch in range(self._pipe.chunks)]
-        whole = [
+    def outputs(self) -> list[torch.Tensor]:
+        """Returns the last stage's outputs for the whole batch, if they are kept on this rank."""
+        rows = [self._outputs[batch] for batch in sorted(self._outputs)]
+        return [
             torch.cat(parts) if parts[0].dim() else torch.stack(parts)
             for parts in zip(*rows, strict=True)
         ]
-        return whole[0] if len(whole) == 1 else tuple(whole)
 
 
-def _stage(module: object) -> Stage:
+def _stage(module: object) -> Stage | BlockStage:
     found = module.module if isinstance(module, DistributedDataParallel) else module
     if not isinstance(found, nn.Module) or not hasattr(found, "sizes"):
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""Division of a sequential module into stages, whose state keeps the module's own names."""
+"""Division of a module into stages, whose state keeps the module's own names."""
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fireflyer.errors import ConfigError
+from fireflyer.haiscale.pipeline.blocks import outline
 from fireflyer.haiscale.validation import check_count, given
 
 BALANCES = ("parameters", "time")
@@ -31,13 +32,14 @@ class Stage(nn.Sequential):
 
 
 def partition(
-    module: nn.Sequential,
+    module: nn.Module,
     rank: int,
     size: int,
     *,
     balance: Sequence[int] | str = "parameters",
     num_model_chunks: int = 1,
-    sample: torch.Tensor | None = None,
+    blocks: str | None = None,
+    sample: torch.Tensor | Mapping[str, torch.Tensor] | None = None,
 ) -> Any:
     """Returns the stage of a rank, or its list of stages with `num_model_chunks` above 1.
 
@@ -45,72 +47,110 @@ def partition(
     with `module`.
 
     Args:
-        module: sequential module, the same on all ranks.
+        module: sequential module, or with `blocks` any module that calls a list of blocks one by
+            one, such as a Hugging Face model. It is the same on all ranks.
         rank, size: rank of this process in its pipeline, and number of ranks in the pipeline.
-        balance: number of children of each stage; or "parameters" or "time": make the largest
-            stage as small as possible by this measure. "time" runs `sample` through the module on
-            global rank 0 and is collective if torch's default group exists.
+        balance: number of children, or of blocks, of each stage; or "parameters" or "time": make
+            the largest stage as small as possible by this measure. "time" runs `sample` on global
+            rank 0 and is collective if torch's default group exists.
         num_model_chunks: number of stages a rank, for `Interleaved1F1B`.
-        sample: input of `module` for "time".
+        blocks: name of the module's ModuleList of blocks, for example "model.layers". Modules
+            called before the blocks go to the first stage, modules called behind to the last.
+        sample: input of `module` for "time"; with `blocks`, the inputs by name, whose names are
+            those of a step's inputs. Default: the module's `dummy_inputs`. A sample runs twice.
 
     Raises:
-        ConfigError: the module is not sequential, or an argument is invalid.
+        ConfigError: the module is not sequential and `blocks` is None, the module's code outside
+            its blocks cannot run on each stage, or an argument is invalid.
     """
-    if not isinstance(module, nn.Sequential):
-        raise ConfigError(
-            f"invalid module {given(type(module).__name__)} for partition: expected a torch.nn.Sequential"
-        )
     check_count("size", size, 1)
     check_count("num_model_chunks", num_model_chunks, 1)
     if not isinstance(rank, int) or not 0 <= rank < size:
         raise ConfigError(f"invalid rank {given(rank)}: expected 0 to {size - 1}")
-    children = [*module.named_children()]
     stages = size * num_model_chunks
-    if len(children) < stages:
-        raise ConfigError(
-            f"invalid module for partition: it has {len(children)} children, fewer than {stages} stages"
-        )
-    sizes = _sizes(children, stages, balance, sample)
-    firsts = [sum(sizes[:stage]) for stage in range(stages)]
-    parts = [
-        OrderedDict(children[first : first + count])
-        for first, count in zip(firsts, sizes, strict=True)
-    ]
+    parts = (
+        _children(module, stages, balance, sample)
+        if blocks is None
+        else _blocks(module, blocks, stages, balance, sample)
+    )
     tied = _tied(parts)
-    mine = []
-    for index in range(rank, stages, size):
-        stage = Stage(parts[index])
-        stage.index, stage.sizes, stage.tied = index, sizes, tied
-        stage.train(module.training)
-        mine.append(stage)
+    mine = parts[rank::size]
+    for stage in mine:
+        stage.tied = tied
     return mine if num_model_chunks > 1 else mine[0]
 
 
+def _children(
+    module: nn.Module, stages: int, balance: Sequence[int] | str, sample: Any
+) -> list[Any]:
+    if not isinstance(module, nn.Sequential):
+        raise ConfigError(
+            f"invalid module {given(type(module).__name__)} for partition: expected a "
+            "torch.nn.Sequential, or blocks='NAME' of a list of blocks"
+        )
+    children = [*module.named_children()]
+
+    def costs(measure: str) -> list[float]:
+        if measure == "time":
+            return _agreed(lambda: _times(children, sample))
+        return [float(sum(p.numel() for p in child.parameters())) for _, child in children]
+
+    if sample is None and balance == "time":
+        raise ConfigError("balance='time' needs sample=, an input of the module")
+    sizes = _sizes("children", len(children), stages, balance, costs)
+    found = []
+    for index, count in enumerate(sizes):
+        first = sum(sizes[:index])
+        stage = Stage(OrderedDict(children[first : first + count]))
+        stage.index, stage.sizes = index, sizes
+        stage.train(module.training)
+        found.append(stage)
+    return found
+
+
+def _blocks(
+    module: nn.Module, path: str, stages: int, balance: Sequence[int] | str, sample: Any
+) -> list[Any]:
+    found = outline(module, path, sample, TIMED_CALLS if balance == "time" else 1)
+
+    def costs(measure: str) -> list[float]:
+        return _agreed(found.times) if measure == "time" else found.parameters()
+
+    return [*found.stages(_sizes("blocks", len(found.blocks), stages, balance, costs))]
+
+
 def _sizes(
-    children: Sequence[tuple[str, nn.Module]],
+    what: str,
+    count: int,
     stages: int,
     balance: Sequence[int] | str,
-    sample: torch.Tensor | None,
+    costs: Callable[[str], list[float]],
 ) -> tuple[int, ...]:
+    """Returns the number of parts of each stage.
+
+    Args:
+        what: name of the parts in errors.
+        costs: returns the cost of each part by a measure.
+    """
+    if count < stages:
+        raise ConfigError(
+            f"invalid module for partition: it has {count} {what}, fewer than {stages} stages"
+        )
     if isinstance(balance, str):
         if balance not in BALANCES:
             raise ConfigError(
                 f"invalid balance {balance!r}: expected a list of numbers, 'parameters' or 'time'"
             )
-        if balance == "time":
-            costs = _agreed(_times(children, sample))
-        else:
-            costs = [float(sum(p.numel() for p in child.parameters())) for _, child in children]
-        return even(costs, stages)
+        return even(costs(balance), stages)
     sizes = tuple(balance)
     if (
         len(sizes) != stages
         or any(not isinstance(n, int) or n < 1 for n in sizes)
-        or sum(sizes) != len(children)
+        or sum(sizes) != count
     ):
         raise ConfigError(
             f"invalid balance {list(sizes)}: expected {stages} numbers from 1 on, one a stage, with "
-            f"the sum {len(children)}, the module's number of children"
+            f"the sum {count}, the module's number of {what}"
         )
     return sizes
 
@@ -137,11 +177,7 @@ def even(costs: Sequence[float], parts: int) -> tuple[int, ...]:
     return tuple(reversed(sizes))
 
 
-def _times(children: Sequence[tuple[str, nn.Module]], sample: torch.Tensor | None) -> list[float]:
-    if sample is None:
-        raise ConfigError("balance='time' needs sample=, an input of the module")
-    if dist.is_initialized() and dist.get_rank() != 0:
-        return []
+def _times(children: Sequence[tuple[str, nn.Module]], sample: torch.Tensor) -> list[float]:
     found = []
     value: Any = sample
     with torch.no_grad():
@@ -156,18 +192,18 @@ def _times(children: Sequence[tuple[str, nn.Module]], sample: torch.Tensor | Non
     return found
 
 
-def _agreed(costs: list[float]) -> list[float]:
+def _agreed(measure: Callable[[], list[float]]) -> list[float]:
+    """Returns what global rank 0 measures. Collective if the default group exists."""
     if not dist.is_initialized():
-        return costs
-    told = [costs]
+        return measure()
+    told = [measure() if dist.get_rank() == 0 else []]
     dist.broadcast_object_list(told, 0)
     return told[0]
 
 
-def _tied(parts: Sequence[OrderedDict[str, nn.Module]]) -> tuple[tuple[tuple[int, str], ...], ...]:
+def _tied(parts: Sequence[nn.Module]) -> tuple[tuple[tuple[int, str], ...], ...]:
     holders: dict[int, dict[int, str]] = {}
     for stage, part in enumerate(parts):
-        for child_name, child in part.items():
-            for name, parameter in child.named_parameters():
-                holders.setdefault(id(parameter), {}).setdefault(stage, f"{child_name}.{name}")
+        for name, parameter in part.named_parameters():
+            holders.setdefault(id(parameter), {}).setdefault(stage, name)
     return tuple(tuple(found.items()) for found in holders.values() if len(found) > 1)

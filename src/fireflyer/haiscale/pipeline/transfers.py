@@ -86,20 +86,32 @@ class Mail:
         return self._group.recv([tensor], rank, tag)
 
     def send_layout(self, layout: Layout, rank: int, tag: int) -> None:
-        text = msgspec.json.encode(layout)
-        if len(text) > HEADER_BYTES:
-            raise ConfigError(
-                f"the output of a stage has too many tensors or dimensions: {len(layout)} tensors"
-            )
-        header = torch.zeros(HEADER_BYTES, dtype=torch.uint8)
-        header[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        header = _written(layout)
         self._under_way.append((self._group.send([header], rank, tag), header))
 
     def receive_layout(self, rank: int, tag: int) -> Layout:
         header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
         self.post(header, rank, tag).wait()
-        text = bytes(header.numpy()).rstrip(b"\0")
-        return msgspec.json.decode(text, type=Layout)
+        return _read(header)
+
+    def share(self, tensors: Sequence[torch.Tensor], source: int) -> list[torch.Tensor]:
+        """Returns the tensors of rank `source` on every rank. Collective."""
+        if self._group.size() == 1:
+            return list(tensors)
+        mine = self._group.rank() == source
+        root = dist.get_global_rank(self._group, source)
+        header = _written(layout_of(tensors)) if mine else _written([])
+        dist.broadcast(header, root, self._group)
+        found = (
+            [tensor.contiguous() for tensor in tensors]
+            if mine
+            else [
+                torch.empty(shape, dtype=getattr(torch, kind)) for shape, kind, _ in _read(header)
+            ]
+        )
+        for tensor in found:
+            dist.broadcast(tensor.view(-1).view(torch.uint8), root, self._group)
+        return found
 
     def finish(self) -> None:
         """Waits until all sends have ended."""
@@ -122,3 +134,19 @@ class Mail:
             self.finish()
             self.post(tensor, first, tag).wait()
         self.finish()
+
+
+def _written(layout: Layout) -> torch.Tensor:
+    text = msgspec.json.encode(layout)
+    if len(text) > HEADER_BYTES:
+        raise ConfigError(
+            f"the output of a stage has too many tensors or dimensions: {len(layout)} tensors"
+        )
+    header = torch.zeros(HEADER_BYTES, dtype=torch.uint8)
+    header[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return header
+
+
+def _read(header: torch.Tensor) -> Layout:
+    text = bytes(header.numpy()).rstrip(b"\0")
+    return msgspec.json.decode(text, type=Layout)
