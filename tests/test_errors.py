@@ -8,14 +8,19 @@ from typing import Any, NoReturn
 
 import pytest
 
-from fireflyer.errors import NoSpace, Unavailable
+from fireflyer.errors import CorruptedFile, FileTimeout, FireflyerError, NoSpace, Unavailable
 from fireflyer.ffrecord.convert.atomic_output import NewFolder, write_atomically
 from fireflyer.fs3.transfer import _naming
 from fireflyer.program import in_one_line
 from fireflyer.storage import open_storage
 
-Kind = type[NoSpace] | type[Unavailable]
-KINDS: list[tuple[Kind, int]] = [(NoSpace, errno.ENOSPC), (Unavailable, errno.EIO)]
+Kind = type[FireflyerError]
+KINDS: list[tuple[Kind, int]] = [
+    (NoSpace, errno.ENOSPC),
+    (Unavailable, errno.EIO),
+    (CorruptedFile, errno.EIO),
+    (FileTimeout, errno.ETIMEDOUT),
+]
 
 
 @pytest.mark.parametrize(("kind", "number"), KINDS)
@@ -27,7 +32,8 @@ def test_a_full_disk_is_one_for_programs_that_catch_oserror(kind: Kind, number: 
             raise error
         assert isinstance(caught.value, kind)
         assert caught.value.errno == number
-        assert caught.value.retryable
+        assert isinstance(caught.value, TimeoutError) == (number == errno.ETIMEDOUT)
+        assert caught.value.retryable == (kind is not CorruptedFile)
 
 
 @pytest.mark.parametrize(("kind", "number"), KINDS)

@@ -7,9 +7,11 @@
     │   ├── PeerLost           the peer closed the connection or died
     │   ├── NotPrimary         the process is not the leader; `address` is the leader's, if known
     │   ├── DeadlineExceeded   no answer before the deadline
+    │   │   └── FileTimeout    of a file's operation; also a TimeoutError (an OSError)
     │   └── Stale              another process has replaced the caller, which must stop
     ├── StorageError           bytes at rest
     │   ├── Corrupted          a checksum or a structure does not hold
+    │   │   └── CorruptedFile  of a file's bytes; also an OSError with EIO
     │   ├── NoSpace            disk, quota or memory is full; also an OSError with ENOSPC
     │   └── Unavailable        the store does not answer, or only with transient errors;
     │                          also an OSError with EIO
@@ -109,6 +111,18 @@ class DeadlineExceeded(WireError, RuntimeError):
     retryable = True
 
 
+class FileTimeout(DeadlineExceeded, TimeoutError):
+    """A file's operation had no answer before the deadline.
+
+    Also an OSError with ETIMEDOUT, for programs that read through file objects.
+    """
+
+    errno = numbers.ETIMEDOUT
+
+    def __new__(cls, *args: object) -> "FileTimeout":
+        return OSError.__new__(cls, *args)  # RuntimeError's would not make an OSError
+
+
 class Stale(WireError):
     """Another process has replaced the caller, which must stop."""
 
@@ -125,6 +139,15 @@ class StorageError(FireflyerError):
 
 class Corrupted(StorageError):
     """Stored bytes do not match their checksum or their structure."""
+
+
+class CorruptedFile(Corrupted, OSError):
+    """Bytes of a file do not match their checksum.
+
+    Also an OSError with EIO, for programs that read through file objects.
+    """
+
+    errno = numbers.EIO
 
 
 class NoSpace(StorageError, OSError):

@@ -18,7 +18,15 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Protocol
 
-from fireflyer.errors import ConfigError, FireflyerError, NoSpace, StorageError, Unavailable
+from fireflyer.errors import (
+    ConfigError,
+    CorruptedFile,
+    FileTimeout,
+    FireflyerError,
+    NoSpace,
+    StorageError,
+    Unavailable,
+)
 from fireflyer.fs3.client import Client
 from fireflyer.fs3.client.file import pieces
 from fireflyer.storage import targets
@@ -384,7 +392,7 @@ def _naming(path: str, beside: str) -> Iterator[None]:
     """Makes an OSError of the temporary file, or of no file, name `path`."""
     try:
         yield
-    except (NoSpace, Unavailable):  # OSErrors that name the object in their message
+    except (NoSpace, Unavailable, CorruptedFile, FileTimeout):  # their messages name the object
         raise
     except OSError as error:
         named = error.filename

@@ -1,5 +1,7 @@
 """What a client sees while storage nodes stop, come back or damage bytes: right bytes, or a typed error."""
 
+import errno
+import io
 import random
 import threading
 from pathlib import Path
@@ -74,6 +76,10 @@ def test_damaged_bytes_are_never_returned(cluster: Cluster) -> None:
         assert len(holders) == 2
         with fs.open("/a") as file, pytest.raises(Corrupted, match="/a"):
             file.read()
+        # As programs know it from a disk.
+        with io.BufferedReader(fs.open("/a")) as file, pytest.raises(OSError, match="/a") as caught:
+            file.read()
+        assert caught.value.errno == errno.EIO
         with fs.open("/a", "rb+") as file:
             with pytest.raises(Corrupted, match="/a"):
                 file.pwrite(b"part of a block", 5000)

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from fireflyer._native.fs3.client import ANY_NODE, Outcome, Pieces
-from fireflyer.errors import Corrupted, DeadlineExceeded, NoSpace, StorageError
+from fireflyer.errors import Corrupted, CorruptedFile, FileTimeout, NoSpace, StorageError
 from fireflyer.fs3.client.retry import PAUSE_S, ROUNDS, Retry
 from fireflyer.fs3.client.settings import Settings
 
@@ -138,7 +138,7 @@ def test_damage_that_is_repaired_meanwhile_is_not_reported() -> None:
         (Outcome.NO_SPACE, NoSpace),
         (Outcome.INVALID, StorageError),
         (Outcome.DUPLICATE, StorageError),
-        (Outcome.CORRUPT, Corrupted),
+        (Outcome.CORRUPT, CorruptedFile),
     ],
 )
 def test_what_cannot_get_better_is_raised_at_once(outcome: Outcome, error: type[Exception]) -> None:
@@ -149,7 +149,7 @@ def test_what_cannot_get_better_is_raised_at_once(outcome: Outcome, error: type[
 
 
 def test_the_deadline_ends_it_and_the_error_says_what_failed() -> None:
-    with pytest.raises(DeadlineExceeded, match="chain 4 at node 1: unreachable"):
+    with pytest.raises(FileTimeout, match="chain 4 at node 1: unreachable"):
         run(Routes([1]), Script({1: [Outcome.UNREACHABLE]}), deadline_s=0.05)
     with pytest.raises(Corrupted):
         run(Routes([1, 2]), Script({1: [Outcome.CORRUPT]}), deadline_s=0.0)

@@ -9,7 +9,7 @@ from typing import SupportsIndex, TypeVar
 
 import msgspec
 
-from fireflyer.errors import FileError, FireflyerError, NoSpace
+from fireflyer.errors import DeadlineExceeded, FileError, FileTimeout, FireflyerError, NoSpace
 from fireflyer.fs3.client.settings import Settings
 from fireflyer.fs3.meta.messages import (
     Done,
@@ -114,12 +114,12 @@ class Metadata:
         """Sends a call that changes nothing (`Open`: only without a handle).
 
         Raises:
-            FileError: as POSIX says. WireError: no service answers. NoSpace: the store's disk is
-                full.
+            FileError: as POSIX says. FileTimeout, WireError: no service answers. NoSpace: the
+                store's disk is full.
             ValueError: in a forked child.
         """
         request = Request(self._user, self.client, call)
-        return self._wire.call(METHOD, request, kind, deadline_s=self._settings.deadline_s)
+        return self._call(request, kind)
 
     def act(self, call: Writing, kind: type[T], user: User | None = None) -> T:
         """Sends a call that is executed once, however often it is sent. Raises as `ask`.
@@ -136,11 +136,17 @@ class Metadata:
         try:
             request = Request(user or self._user, self.client, call, number, acknowledged)
             again = msgspec.structs.replace(request, again=True)
-            limit_s = self._settings.deadline_s
-            return self._wire.call(METHOD, request, kind, again=again, deadline_s=limit_s)
+            return self._call(request, kind, again)
         finally:
             with self._lock:
                 self._under_way.remove(number)
+
+    def _call(self, request: Request, kind: type[T], again: Request | None = None) -> T:
+        limit_s = self._settings.deadline_s
+        try:
+            return self._wire.call(METHOD, request, kind, again=again, deadline_s=limit_s)
+        except DeadlineExceeded as error:
+            raise FileTimeout(str(error)) from error
 
     def close(self) -> None:
         """Ends this client's session, if it has changed anything.

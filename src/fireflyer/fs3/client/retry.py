@@ -8,8 +8,8 @@ from typing import NamedTuple, NoReturn, Protocol
 
 from fireflyer._native.fs3.client import ANY_NODE, Outcome, Pieces
 from fireflyer.errors import (
-    Corrupted,
-    DeadlineExceeded,
+    CorruptedFile,
+    FileTimeout,
     FireflyerError,
     NoSpace,
     StorageError,
@@ -88,9 +88,9 @@ class Retry:
             deadline_s: None for that of the settings.
 
         Raises:
-            DeadlineExceeded: no success in time; writes may have been made or not.
+            FileTimeout: no success in time; writes may have been made or not.
             Unavailable: likewise, and the chain that the piece needs is stopped.
-            Corrupted: no replica has the bytes as they were written.
+            CorruptedFile: no replica has the bytes as they were written.
             NoSpace, StorageError: a service says so.
         """
         settings = self._settings
@@ -155,8 +155,8 @@ class Retry:
         batch.again(failure.piece, random.choice(others))
         return True
 
-    def _corrupted(self, failure: Failure) -> Corrupted:
-        return Corrupted(
+    def _corrupted(self, failure: Failure) -> CorruptedFile:
+        return CorruptedFile(
             f"{self._what}: every replica on chain {failure.chain} is damaged; write those bytes again"
         )
 
@@ -172,7 +172,7 @@ class Retry:
                 f"within {limit_s:g} s"
             )
         else:
-            error = DeadlineExceeded(
+            error = FileTimeout(
                 f"{self._what}: not done within {limit_s:g} s (chain {failure.chain}{where}: {outcome})"
             )
         raise error

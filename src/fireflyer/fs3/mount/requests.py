@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from fireflyer._native.fs3.client import Pieces
 from fireflyer._native.fs3.mount import PAGE, FileState, Request
-from fireflyer.errors import FileError, FireflyerError, NoSpace
+from fireflyer.errors import FileError, FileTimeout, FireflyerError, NoSpace
 from fireflyer.fs3.client import Client
 from fireflyer.fs3.client.names import KINDS
 from fireflyer.fs3.meta import messages
@@ -107,7 +107,7 @@ class Requests:
         if isinstance(error, ValueError):
             return errno.EINVAL
         self._log.error("%s: %s", what, error)
-        return errno.EIO
+        return errno.ETIMEDOUT if isinstance(error, FileTimeout) else errno.EIO
 
     # Attributes
 
