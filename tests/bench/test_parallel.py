@@ -1,8 +1,8 @@
-"""Benchmarks of tensor and expert parallelism, small, in a lab: their bytes, and their rows."""
+"""Benchmarks of pipelines, tensor and expert parallelism, small, in a lab: their bytes, and their rows."""
 
 import pytest
 
-from fireflyer.bench.parallel import experts, tensor
+from fireflyer.bench.parallel import experts, pipeline, tensor
 from fireflyer.lab import namespaces
 
 
@@ -30,3 +30,25 @@ def test_tensor() -> None:
     for row in saved:
         assert row.bound is not None
         assert 0.95 * row.bound <= row.ours <= 1.1 * row.bound
+
+
+@pytest.mark.full
+@pytest.mark.netns
+def test_pipeline() -> None:
+    if reason := namespaces.why_not():
+        pytest.skip(f"needs network namespaces: {reason}")
+    said: list[str] = []
+    load = pipeline.Load(pipeline.COMPUTE.name, 0.001, 4 << 10)
+    spec = pipeline.Spec(stages=(2,), chunks=2, rounds=1, loads=(load,))
+    rows, shown = pipeline.run(spec, said.append)
+    assert [row.peer for row in rows[:3]] == ["prediction", "torch on gloo", "prediction"]
+    assert all(row.ratio is not None for row in rows)
+    staggered, compact = rows[-2:]
+    assert staggered.ours == staggered.peer_value
+    assert compact.bound is not None
+    assert compact.bound <= compact.ours <= 1.001 * compact.bound
+    assert len(shown) == len(pipeline.KINDS)
+    for drawing in shown:
+        planned, measured = drawing.lines["planned"], drawing.lines["measured"]
+        assert {s.action for s in planned} == {s.action for s in measured}
+    assert len(said) == 3

@@ -560,6 +560,7 @@ for _command_of_training in (
     train_commands.wire,
     train_commands.scaling,
     parallel_commands.experts,
+    parallel_commands.pipeline,
     parallel_commands.tensor,
 ):
     app.command()(_command_of_training)

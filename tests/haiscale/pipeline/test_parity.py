@@ -140,25 +140,33 @@ def compare(results: list[Any], expected: tuple[dict[str, Any], list[float]]) ->
     assert (means - torch.tensor(losses, dtype=torch.float64)).abs().max() <= 1e-10
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_stages_equal_one_process_and_twice_the_same_bits(
-    start_gang: Callable[..., Any], store_path: str, kind: str
+def check_twice(
+    start_gang: Callable[..., Any], store_path: str, kind: str, pp: int, data: int
 ) -> None:
+    """Trains a layout twice: equal to one process, and the same bits."""
     results, again = (
-        start_gang(trained(f"{store_path}{turn}", kind, 2), 2).results() for turn in range(2)
+        start_gang(trained(f"{store_path}{turn}", kind, pp), pp * data).results()
+        for turn in range(2)
     )
     compare(results, alone())
     for (one, _), (other, _) in zip(results, again, strict=True):
         assert all((one[name] == other[name]).all() for name in one)
 
 
-@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_stages_equal_one_process_and_twice_the_same_bits(
+    start_gang: Callable[..., Any], store_path: str, kind: str
+) -> None:
+    check_twice(start_gang, store_path, kind, 2, 1)
+
+
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("pp", "data"), [(2, 2), (4, 1), (4, 2)])
-def test_more_stages_and_replicas_equal_one_process(
+def test_more_stages_and_replicas_equal_one_process_and_twice_the_same_bits(
     start_gang: Callable[..., Any], store_path: str, kind: str, pp: int, data: int
 ) -> None:
-    compare(start_gang(trained(store_path, kind, pp), pp * data).results(), alone())
+    check_twice(start_gang, store_path, kind, pp, data)
 
 
 @pytest.mark.parametrize(

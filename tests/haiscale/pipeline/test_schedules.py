@@ -50,6 +50,14 @@ def test_all_schedules_match_the_published_formulas() -> None:
         check(schedule(*case), COSTS[number % len(COSTS)], source)
 
 
+def test_messages_of_a_rank_go_one_after_another() -> None:
+    plan = schedule(schedules.GPIPE, 2, 4)
+    spans = schedules.timeline(plan, schedules.costs(1.0, 1.0, 1.0), lambda _: 3.0)
+    begins = {(s.rank, s.action.kind, s.action.microbatch): s.begin for s in spans}
+    assert [begins[1, Kind.FORWARD, batch] for batch in range(4)] == [4.0, 7.0, 10.0, 13.0]
+    assert begins[0, Kind.BACKWARD, 3] == 14.0 + 2.0 + 4 * 3.0
+
+
 def test_every_microbatch_passes_every_stage_once_and_in_order() -> None:
     for case in (
         ("gpipe", 3, 5, 1),

@@ -1,11 +1,13 @@
 """The planner against the paper's points and against numbers worked out by hand."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from fireflyer.errors import ConfigError
@@ -50,7 +52,28 @@ def test_bytes_and_memory_are_those_worked_out_by_hand() -> None:
     compact = plan(SMALL, NODES, Layout(pp=2, dp=2, placement="compact"))
     # Compact: two dp groups cross the cards, 8e6 bytes of gradients each, on two hosts.
     assert compact.bytes_per_nic == 2 * 8e6
-    assert compact.allreduce_s == 8e6 / 1e8
+    assert compact.allreduce_s == 2 * 8e6 / 1e8
+
+
+def test_shares_of_layers_and_experts_are_those_worked_out_by_hand() -> None:
+    model = msgspec.structs.replace(SMALL, experts=4, top_k=1, expert_parameters=4e6)
+    whole = plan(model, NODES, Layout(pp=1, dp=4))
+    found = plan(model, NODES, Layout(pp=1, dp=4, ep=4))
+    assert found.memory_bytes["parameters"] == 2 * (4e6 + 4e6 / 4)
+    assert found.memory_bytes["optimizer"] == whole.memory_bytes["optimizer"] == 12 * 8e6 / 4
+    # A token goes to the other host with probability 1/2, there and back, in both passes.
+    routed = 2 * 2 * 0.5 * 32 * 16 * 2 * 8
+    dense = 2 * 2 * 4e6 * (2 - 1) / 2
+    assert found.bytes_per_nic == 2 * routed * 16 + dense
+    assert found.allreduce_s == 2 * 4e6 / 1e8, "each expert exists once"
+    inside = 2 * (3 * 0.25 - 0.5) * 32 * 16 * 2 * 8 / NODES.bus
+    assert found.exchange_s == pytest.approx(16 * 2 * (inside + routed / NODES.card))
+    split = plan(SMALL, NODES, Layout(pp=1, dp=2, tp=2))
+    assert split.memory_bytes["parameters"] == 8e6
+    assert split.compute_s == pytest.approx(plan(SMALL, NODES, Layout(pp=1, dp=4)).compute_s)
+    assert split.bytes_per_nic == 2 * 2 * 8e6 * (2 - 1) / 2, "two groups, half of the gradients"
+    sums = 2 * 2 * 0.5 * 32 * 16 * 2 * 8 / NODES.pair
+    assert split.exchange_s == pytest.approx(32 * 2 * sums)
 
 
 def test_bubble_is_the_formulas_share() -> None:
@@ -65,7 +88,8 @@ def test_search_ranks_what_fits_and_says_why() -> None:
     assert [one.step_s for one in plans] == sorted(one.step_s for one in plans)
     assert all(one.memory <= FIRE_FLYER.memory for one in plans)
     assert others > 0, "13e9 parameters do not fit one GPU"
-    assert min(one.layout.pp for one in plans) > 1
+    assert min(one.layout.pp * one.layout.tp for one in plans) > 1
+    assert {one.layout.tp for one in plans} == {1, 2, 4, 8}
     assert plans[0].layout.text() in reason(plans, others)
     with pytest.raises(ConfigError, match="no layout of 1 GPUs fits"):
         search(calibrated("llama-13b"), FIRE_FLYER, 1)
@@ -80,6 +104,7 @@ def test_search_ranks_what_fits_and_says_why() -> None:
         ("depth=4", "expected KEY=VALUE"),
         ("pp=four", "Expected `int`"),
         ("pp=0", "invalid --layout"),
+        ("pp=4,dp=16,tp=2", "pp 4 times dp 16 times tp 2 is not 64 GPUs"),
     ],
 )
 def test_invalid_layouts_are_named(text: str, words: str) -> None:
@@ -91,6 +116,8 @@ def test_invalid_layouts_are_named(text: str, words: str) -> None:
     ("layout", "words"),
     [
         (Layout(pp=2, dp=3), "does not divide the batch"),
+        (Layout(pp=1, dp=4, tp=4), "tp 4 does not divide 2 heads"),
+        (Layout(pp=1, dp=4, ep=2), "or the model has no experts"),
         (Layout(pp=16, dp=1), "16 stages for 8 layers"),
         (Layout(pp=4, dp=32), "invalid chunks 2: 1f1b"),
     ],
@@ -118,6 +145,20 @@ def test_the_command_prints_one_object(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["layouts"][0]["step_s"] == found["step_s"]
     assert found["why"].endswith("memory.")
+
+
+def test_the_page_shows_every_rank_and_needs_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "plan.html"
+    layout = "pp=4,dp=8,tp=2,schedule=zb-h1"
+    done = printed("--preset", "llama-13b", "--gpus", "64", "--layout", layout, "--html", str(path))
+    assert done.returncode == 0, done.stderr
+    page = path.read_text()
+    assert done.stdout.split(": ", 1)[1].strip() in page, "the same numbers"
+    assert "8 of 512 micro-batches" in page
+    assert all(f"rank {rank}<" in page for rank in range(4))
+    boxes = re.findall(r'<rect class="box ([FIW])" [^>]*><title>', page)
+    assert {kind: boxes.count(kind) for kind in "FIW"} == dict.fromkeys("FIW", 4 * 8)
+    assert not re.search(r"(src|href)=|<script|url\((?!#)", page), "self-contained"
 
 
 def test_an_unknown_model_is_one_line() -> None:

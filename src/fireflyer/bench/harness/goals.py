@@ -205,3 +205,8 @@ EXPERT_TIME = (2.0, 2.5)
 EXPERT_LOAD = (1 / 1.1, 1 / 1.05)
 TENSOR_SAVED = 1.0
 TENSOR_TIME = (1.5, 1.8)
+PIPELINE_PREDICTED = (1 / 1.05, 1 / 1.02)
+"""Required ratio and aim: the schedule's prediction over a step."""
+PIPELINE_TORCH = {"compute-bound": (1 / 1.02, 1.0), "communication-bound": (1 / 0.95, 1 / 0.8)}
+PIPELINE_BYTES = (1 / 1.001, 1 / 1.001)
+"""Payload over the bytes that a card sends, headers of messages included."""

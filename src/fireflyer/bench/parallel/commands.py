@@ -1,10 +1,11 @@
-"""Commands of `fireflyer bench` for tensor and expert parallelism."""
+"""Commands of `fireflyer bench` for pipelines, tensor and expert parallelism."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fireflyer.bench.harness.command_line import JsonTo, Rounds, report
+from fireflyer.bench.harness.command_line import JsonTo, Rounds, names_of, report, say, teller
 from fireflyer.bench.harness.report import Machine
 
 Rate = Annotated[str, typer.Option(help="Speed of each cable, e.g. 1gbit.")]
@@ -62,3 +63,36 @@ def tensor(
 
     spec = bench.Spec(rate=rate, tokens=tokens, rounds=rounds)
     report("tensor", machine, bench.run(spec), [], json_to)
+
+
+def pipeline(
+    stages: Annotated[str, typer.Option(help="Numbers of stages, each on a host.")] = "2,4",
+    chunks: Annotated[int, typer.Option(min=1, help="Micro-batches of a step.")] = 8,
+    rate: Rate = "1gbit",
+    rounds: Rounds = 5,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw all timelines, planned above measured."),
+    ] = None,
+    json_to: JsonTo = None,
+) -> None:
+    """Measure pipelines between the hosts of a lab. Needs root.
+
+    Stages compute by sleeping. The peers are the schedule's own prediction and torch's pipelining
+    over gloo. Also counts the bytes that a card sends with each placement.
+
+    \b
+    fireflyer bench pipeline --html timelines.html --json pipeline.json
+    """
+    machine = Machine.here()
+    from fireflyer.bench.parallel import pipeline as bench
+    from fireflyer.haiscale.planner.page import page
+
+    numbers = names_of("--stages", stages, [str(number) for number in range(2, 17)])
+    spec = bench.Spec(tuple(map(int, numbers)), rate=rate, chunks=chunks, rounds=rounds)
+    rows, shown = bench.run(spec, teller())
+    say("")
+    if html is not None:
+        lead = f"{spec.chunks} micro-batches, cables of {rate}. {machine}."
+        html.write_text(page("Pipelines, planned and measured", lead, {}, shown))
+    report("pipeline", machine, rows, [], json_to)

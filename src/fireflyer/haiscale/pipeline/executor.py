@@ -1,6 +1,7 @@
 """Execution of a schedule by the ranks of a pipeline over HFReduce's point-to-point messages."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,10 @@ class Pipeline(Uncopied):
         outputs: ranks that get the outputs of the last stage: "all", "last" (those of the last
             stage; the others get None), or "none". "all" sends them to every rank after the step.
 
+    Attributes:
+        watch: called after each computation of a step with its action, and its begin and end by
+            `time.monotonic()`; None: no call.
+
     Raises:
         ConfigError: an argument is invalid on some rank, or the ranks disagree; raised on every
             rank of the pipeline.
@@ -84,6 +89,7 @@ class Pipeline(Uncopied):
         self.schedule = schedules.schedule(self.kind, self.size, chunks, len(stages))
         self.last = self.schedule.stages - 1
         self.mail = Mail(group)
+        self.watch: Callable[[Action, float, float], None] | None = None
 
     # Validation
 
@@ -268,7 +274,10 @@ class Pipeline(Uncopied):
                 stack.enter_context(part.no_sync())
             for action in self.schedule.programs[self.rank]:
                 if trains or action.kind in FORWARDS:
+                    begin = time.monotonic()
                     step.act(action)
+                    if self.watch is not None and action.kind in schedules.COMPUTES:
+                        self.watch(action, begin, time.monotonic())
         self.mail.finish()
         if trains:
             sum_tied(self)

@@ -204,17 +204,18 @@ def timeline(plan: Schedule, duration: Duration, latency: Duration = lambda _: 0
     """Returns when each computation runs if nothing but its messages delays it.
 
     Sends do not block, so which action waits for which does not depend on durations: if one
-    execution ends, every execution ends.
+    execution ends, every execution ends. The messages of a rank go one after another.
 
     Args:
         duration: time of a computation.
-        latency: time of a message from the end of its sender's computation, by its send.
+        latency: time of a message on its sender's card, by its send.
 
     Raises:
         ConfigError: ranks wait for one another in a circle, or a message has no sender.
     """
     now = [0.0] * plan.ranks
     places = [0] * plan.ranks
+    cards = [0.0] * plan.ranks  # when each rank's card is free
     arrivals: dict[Action, float] = {}
     spans: list[Span] = []
     moved = True
@@ -224,7 +225,8 @@ def timeline(plan: Schedule, duration: Duration, latency: Duration = lambda _: 0
             while places[rank] < len(program):
                 action = program[places[rank]]
                 if action.kind in SENDS:
-                    arrivals[action] = now[rank] + latency(action)
+                    cards[rank] = max(cards[rank], now[rank]) + latency(action)
+                    arrivals[action] = cards[rank]
                 elif action.kind in RECEIVES:
                     sent = action._replace(kind=RECEIVES[action.kind])
                     if sent not in arrivals:

@@ -2,13 +2,16 @@
 
 import json as encoder
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from fireflyer.haiscale.planner.costs import Plan, calibrated, plan
+from fireflyer.haiscale.planner.costs import Plan, calibrated, drawing, plan
+from fireflyer.haiscale.planner.page import Drawing, page
 from fireflyer.haiscale.planner.presets import CLUSTERS, MODELS, Cluster, Model, layout_of, read
 from fireflyer.haiscale.planner.search import reason, search
 from fireflyer.program import run_app
@@ -50,12 +53,17 @@ def train(
     find: Annotated[
         bool, typer.Option("--search", help="Rank all layouts that fit the memory, best first.")
     ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the schedule's timeline as an HTML page."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict the step time, the memory of a rank and the bytes on a card of a training run.
 
     \b
       fireflyer plan train --preset llama-13b --gpus 64 --layout pp=4,dp=16
+      fireflyer plan train --preset llama-13b --gpus 64 --search --html plan.html
     """
     nodes = read("--cluster", cluster, CLUSTERS, Cluster)
     model = calibrated(preset) if preset in MODELS else read("--preset", preset, MODELS, Model)
@@ -72,17 +80,34 @@ def train(
     if find:
         found["layouts"] = [described(one) for one in (plans[1:] if layout else plans)]
         found["why"] = why
+    if html is not None:
+        html.write_text(_page(preset, model, nodes, plans, why))
     if json:
         sys.stdout.write(encoder.dumps(found) + "\n")
         return
     for one in plans[:SHOWN]:
-        parts = ", ".join(f"{kind} {size / 1e9:.1f}" for kind, size in one.memory_bytes.items())
-        sys.stdout.write(
-            f"{one.layout.text()}: {one.step_s:.4g} s a step, {one.bubble:.1%} bubble, "
-            f"{one.memory / 1e9:.1f} GB a rank ({parts}), {one.bytes_per_nic / 1e9:.1f} GB a card\n"
-        )
+        sys.stdout.write(f"{one.layout.text()}: {_told(one)}\n")
     if why:
         sys.stdout.write(why + "\n")
+
+
+def _told(one: Plan) -> str:
+    parts = ", ".join(f"{kind} {size / 1e9:.1f}" for kind, size in one.memory_bytes.items())
+    return (
+        f"{one.step_s:.4g} s a step, {one.bubble:.1%} bubble, {one.memory / 1e9:.1f} GB a rank "
+        f"({parts}), {one.bytes_per_nic / 1e9:.1f} GB a card"
+    )
+
+
+def _page(name: str, model: Model, cluster: Cluster, plans: Sequence[Plan], why: str) -> str:
+    """Returns the page of the first plan, and a table of the best ones."""
+    layout = plans[0].layout
+    spans, drawn, batches = drawing(model, cluster, layout)
+    title = f"{layout.text()}: all {batches} micro-batches"
+    if drawn < batches:
+        title = f"{layout.text()}: {drawn} of {batches} micro-batches; the middle repeats"
+    facts = {one.layout.text(): _told(one) for one in plans[:SHOWN]}
+    return page(f"A step of {name}", why, facts, [Drawing(title, {"planned": spans})])
 
 
 def described(one: Plan) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Price of a layout: step time, memory of a rank and bytes on a card. Pure."""
 
 import itertools
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from fireflyer.haiscale.planner.presets import CLUSTERS, MODELS, PAPER, Cluster,
 WEIGHT_BYTES = 2  # parameters, gradients and activations are of 16 bits
 OPTIMIZER_BYTES = 12  # an fp32 copy and two moments, divided over the replicas (ZeRO-1)
 BACKWARD = 2  # a backward costs as much as two forwards
+DRAWN = 2  # micro-batches of a drawn timeline, for each stage
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Plan:
         memory_bytes: bytes of the fullest rank, by kind.
         bytes_per_nic: bytes that the busiest card sends in a step.
         compute_s, allreduce_s: parts of the step: computation of a rank, sum over replicas.
+        exchange_s: part of the step: sums of tensor parallelism, and tokens on their way to
+            experts and back.
     """
 
     layout: Layout
@@ -33,10 +37,30 @@ class Plan:
     bytes_per_nic: float
     compute_s: float
     allreduce_s: float
+    exchange_s: float
 
     @property
     def memory(self) -> float:
         return sum(self.memory_bytes.values())
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One micro-batch on the largest stage, in seconds.
+
+    Attributes:
+        forward, inputs, weights: times of the forward, the input and the weight gradient.
+        compute: computation in all three.
+        message: bytes of the activations between two stages.
+        routed: bytes that a rank sends to other hosts for experts, in all three.
+    """
+
+    forward: float
+    inputs: float
+    weights: float
+    compute: float
+    message: float
+    routed: float
 
 
 def plan(model: Model, cluster: Cluster, layout: Layout) -> Plan:
@@ -44,57 +68,154 @@ def plan(model: Model, cluster: Cluster, layout: Layout) -> Plan:
 
     The last micro-batch's gradients hide no allreduce. Messages of the pipeline hide behind
     computation but in the ramps, unless the card is busy for longer than the ranks compute.
+    Exchanges of tensor and expert parallelism hide behind nothing.
 
     Raises:
-        ConfigError: the layout does not divide the model's batch or layers, or its schedule's
-            conditions do not hold.
+        ConfigError: the layout does not divide the model or its batch, or its schedule's conditions
+            do not hold.
     """
-    batches = _microbatches(model, layout)
+    batches = _checked(model, cluster, layout)
     shape = schedules.outline(layout.schedule, layout.pp, batches, layout.chunks)
-    stages = layout.pp * layout.chunks
-    if stages > model.layers:
-        raise ConfigError(f"invalid layout: {stages} stages for {model.layers} layers")
-    share = -(-model.layers // stages) / model.layers  # of the largest stage
-    forward = _forward_flops(model) * layout.micro * share / (cluster.flops * model.efficiency)
-    compute = batches * layout.chunks * (1 + BACKWARD) * forward
-    idle = schedules.published_bubble(shape, forward, forward, forward)
-    message = layout.micro * model.sequence * model.hidden * WEIGHT_BYTES
-    ramp = 2 * (layout.pp - 1) * message / cluster.card
-    gradients = model.parameters / layout.pp * WEIGHT_BYTES
-    sent, crosses = _card_bytes(layout, cluster, message * batches * layout.chunks, gradients)
-    summed = gradients / cluster.allreduce if crosses else 0.0
-    busy = max(compute + idle + ramp, sent / cluster.card)
-    held = model.parameters / layout.pp
+    rows = _grid(layout)
+    one = _stage(model, cluster, layout, rows)
+    count = batches * layout.chunks
+    compute = count * one.compute
+    each = one.forward, one.inputs, one.weights
+    idle = schedules.published_bubble(shape, *each)
+    ramp = 2 * (layout.pp - 1) * one.message / cluster.card
+    held = _held(model, layout)
+    sent, summed = card_bytes(
+        layout,
+        cluster.gpus_per_node,
+        one.message * count,
+        *(kind * WEIGHT_BYTES for kind in held),
+        routed=one.routed * count,
+    )
+    reduce_s = summed / cluster.allreduce
+    busy = max(count * sum(each) + idle + ramp, sent / cluster.card)
+    everything = sum(held)
+    dense, experts = held
     return Plan(
         layout=layout,
-        step_s=busy + summed,
-        bubble=idle / (busy + summed),
+        step_s=busy + reduce_s,
+        bubble=idle / (busy + reduce_s),
         memory_bytes={
-            "parameters": held * WEIGHT_BYTES,
-            "gradients": held * WEIGHT_BYTES,
-            "optimizer": held * OPTIMIZER_BYTES / layout.dp,
-            "activations": _activations(model, layout, shape, message),
+            "parameters": everything * WEIGHT_BYTES,
+            "gradients": everything * WEIGHT_BYTES,
+            "optimizer": (dense + experts * layout.ep) * OPTIMIZER_BYTES / layout.dp,
+            "activations": _activations(model, layout, shape, one.message),
         },
         bytes_per_nic=sent,
         compute_s=compute,
-        allreduce_s=summed,
+        allreduce_s=reduce_s,
+        exchange_s=count * sum(each) - compute,
     )
 
 
-def _microbatches(model: Model, layout: Layout) -> int:
+def drawing(
+    model: Model, cluster: Cluster, layout: Layout
+) -> tuple[list[schedules.Span], int, int]:
+    """Returns a timeline of few micro-batches, their number, and the number of all."""
+    batches = _checked(model, cluster, layout)
+    drawn = min(batches, DRAWN * layout.pp)
+    one = _stage(model, cluster, layout, _grid(layout))
+    shape = schedules.schedule(layout.schedule, layout.pp, drawn, layout.chunks)
+    each = schedules.costs(one.forward, one.inputs, one.weights)
+    spans = schedules.timeline(shape, each, lambda _: one.message / cluster.card)
+    return spans, drawn, batches
+
+
+def _checked(model: Model, cluster: Cluster, layout: Layout) -> int:
+    """Returns the number of micro-batches."""
     rows = layout.dp * layout.micro
     if rows < 1 or model.batch % rows:
         raise ConfigError(
             f"invalid layout: dp {layout.dp} times micro {layout.micro} does not divide the batch "
             f"of {model.batch}"
         )
+    stages = layout.pp * layout.chunks
+    if stages > model.layers:
+        raise ConfigError(f"invalid layout: {stages} stages for {model.layers} layers")
+    if layout.tp < 1 or model.heads % layout.tp or cluster.gpus_per_node % layout.tp:
+        raise ConfigError(
+            f"invalid layout: tp {layout.tp} does not divide {model.heads} heads and "
+            f"{cluster.gpus_per_node} GPUs of a node"
+        )
+    if layout.ep < 1 or layout.dp % layout.ep or (layout.ep > 1 and not model.experts):
+        raise ConfigError(
+            f"invalid layout: ep {layout.ep} does not divide dp {layout.dp}, or the model has no "
+            "experts"
+        )
+    if model.experts % layout.ep:
+        raise ConfigError(f"invalid layout: ep {layout.ep} does not divide {model.experts} experts")
     return model.batch // rows
 
 
-def _forward_flops(model: Model) -> float:
-    """Returns the operations of a forward of one sequence: products with weights, and attention."""
-    weights = 2 * model.active * model.sequence
-    return weights + 2 * model.layers * model.hidden * model.sequence**2
+def _grid(layout: Layout) -> dict[str, list[list[int]]]:
+    world = layout.pp * layout.dp * layout.tp
+    return grid(world, layout.pp, layout.tp, layout.ep, layout.placement)
+
+
+def _held(model: Model, layout: Layout) -> tuple[float, float]:
+    """Returns the parameters of a rank: those that tp divides, and those of its experts."""
+    dense = model.parameters - model.expert_parameters
+    return dense / (layout.pp * layout.tp), model.expert_parameters / (layout.pp * layout.ep)
+
+
+def _stage(
+    model: Model, cluster: Cluster, layout: Layout, rows: dict[str, list[list[int]]]
+) -> _Stage:
+    stages = layout.pp * layout.chunks
+    layers = -(-model.layers // stages)  # of the largest stage
+    dense, experts = _forward_flops(model)
+    flops = (dense / layout.tp + experts) * layout.micro * layers / model.layers
+    forward = flops / (cluster.flops * model.efficiency)
+    message = layout.micro * model.sequence * model.hidden * WEIGHT_BYTES
+    link = cluster.pair if layout.tp == 2 else cluster.bus
+    sums = 2 * 2 * (layout.tp - 1) / layout.tp * message * layers / link  # two a layer and pass
+    tokens = 2 * message * layers  # to experts and back, if each token goes to one other place
+    hosts, ranks = _others(model, cluster, rows)
+    routed = tokens * hosts
+    on_card = routed * _sharers(cluster, rows) / cluster.card
+    passed = forward + sums + on_card + tokens * (ranks - hosts) / cluster.bus
+    return _Stage(passed, passed, forward, (1 + BACKWARD) * forward, message, 2 * routed)
+
+
+def _forward_flops(model: Model) -> tuple[float, float]:
+    """Returns the operations of a forward of one sequence: in what tp divides, and in experts.
+
+    They are products with weights, and attention.
+    """
+    share = model.top_k / model.experts if model.experts else 0.0
+    experts = 2 * model.expert_parameters * share * model.sequence
+    weights = 2 * model.active * model.sequence - experts
+    return weights + 2 * model.layers * model.hidden * model.sequence**2, experts
+
+
+def _others(
+    model: Model, cluster: Cluster, rows: dict[str, list[list[int]]]
+) -> tuple[float, float]:
+    """Returns to how many other hosts, and other ranks, a token goes, once each.
+
+    A token's experts are chosen evenly.
+    """
+    group = rows["ep"][0]
+    hosts = len({rank // cluster.gpus_per_node for rank in group})
+    return _spread(model, hosts), _spread(model, len(group))
+
+
+def _spread(model: Model, parts: int) -> float:
+    """Returns how many of the other parts of all experts hold one of a token's experts."""
+    if parts == 1:
+        return 0.0
+    away = model.experts - model.experts // parts
+    missed = math.comb(away, model.top_k) / math.comb(model.experts, model.top_k)
+    return (parts - 1) * (1 - missed)
+
+
+def _sharers(cluster: Cluster, rows: dict[str, list[list[int]]]) -> int:
+    """Returns the number of ranks that share a card."""
+    return min(cluster.gpus_per_node, sum(map(len, rows["pp"])))
 
 
 def _activations(model: Model, layout: Layout, shape: schedules.Schedule, message: float) -> float:
@@ -102,34 +223,46 @@ def _activations(model: Model, layout: Layout, shape: schedules.Schedule, messag
     live = max(schedules.published_activations(shape))
     layer = 17 * message + 5 * model.heads * model.sequence**2 * layout.micro
     inputs = -(-model.layers // (layout.pp * layout.chunks))
-    return live * inputs * message + layer
+    return live * inputs * message + layer / layout.tp
 
 
-def _card_bytes(
-    layout: Layout, cluster: Cluster, activations: float, gradients: float
-) -> tuple[float, bool]:
-    """Returns the bytes that the busiest card sends, and whether gradients cross a card.
+def card_bytes(
+    layout: Layout,
+    ranks_per_host: int,
+    activations: float,
+    gradients: float,
+    expert_gradients: float = 0.0,
+    *,
+    routed: float = 0.0,
+) -> tuple[float, float]:
+    """Returns the bytes that the busiest card sends, and bytes of gradients summed over one card.
 
     Args:
         activations: bytes that a rank sends to the next one in a step; as many come back.
+        gradients, expert_gradients: bytes of the gradients of a rank's stages.
+        routed: bytes that a rank sends to other hosts for experts.
     """
-    rows = grid(layout.pp * layout.dp, layout.pp, placement=layout.placement)
+    rows = _grid(layout)
     sent: dict[int, float] = defaultdict(float)
+    summed: dict[int, float] = defaultdict(float)
     for ranks in rows["pp"]:
-        hosts = [rank // cluster.gpus_per_node for rank in ranks]
+        hosts = [rank // ranks_per_host for rank in ranks]
         wrap = activations * (layout.chunks - 1) / layout.chunks
         pairs = [(*pair, activations) for pair in itertools.pairwise(hosts)]
         for one, other, moved in [*pairs, (hosts[-1], hosts[0], wrap)]:
             if one != other:
                 sent[one] += moved
                 sent[other] += moved
-    crosses = False
+        for host in hosts:
+            sent[host] += routed
     for ranks in rows["dp"]:
-        members = {rank // cluster.gpus_per_node for rank in ranks}
-        for host in members if len(members) > 1 else ():
-            sent[host] += 2 * gradients * (len(members) - 1) / len(members)
-            crosses = True
-    return max(sent.values(), default=0.0), crosses
+        copies = [(ranks[place :: layout.ep], expert_gradients) for place in range(layout.ep)]
+        for members, size in [(ranks, gradients), *copies]:
+            homes = {rank // ranks_per_host for rank in members}
+            for host in homes if len(homes) > 1 else ():
+                sent[host] += 2 * size * (len(homes) - 1) / len(homes)
+                summed[host] += size
+    return max(sent.values(), default=0.0), max(summed.values(), default=0.0)
 
 
 def calibrated(name: str, cluster: Cluster = CLUSTERS["fire-flyer"]) -> Model:

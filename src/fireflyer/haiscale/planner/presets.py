@@ -18,6 +18,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         batch: sequences a step.
         efficiency: share of the GPUs' `flops` that a stage reaches while it computes.
         pp: number of pipeline stages if a layout does not say.
+        experts, top_k: routed experts of a layer, and how many of them a token passes; 0: none.
+        expert_parameters: parameters of all routed experts of all layers.
     """
 
     layers: int
@@ -29,6 +31,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch: int
     efficiency: float
     pp: int = 1
+    experts: int = 0
+    top_k: int = 0
+    expert_parameters: float = 0.0
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +44,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         memory: bytes of a GPU.
         card: bytes a second on the card, each way.
         allreduce: bytes of gradients that an allreduce between nodes completes a second.
+        pair: bytes a second between the two GPUs of a bridge, each way.
+        bus: bytes a second between other GPUs of a node, each way.
     """
 
     gpus_per_node: int
@@ -46,6 +53,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory: float
     card: float
     allreduce: float
+    pair: float = 300e9
+    bus: float = 9e9
 
 
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,6 +63,8 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         micro: sequences in a micro-batch.
         chunks: stages a rank.
+        tp: GPUs of a node that share each layer.
+        ep: data-parallel ranks that share the experts.
     """
 
     pp: int
@@ -62,29 +73,43 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schedule: str = schedules.PIPEDREAM
     chunks: int = 1
     placement: str = "staggered"
+    tp: int = 1
+    ep: int = 1
 
     def text(self) -> str:
+        shares = "".join(f",{n}={getattr(self, n)}" for n in ("tp", "ep") if getattr(self, n) > 1)
         extra = f",chunks={self.chunks}" if self.chunks > 1 else ""
-        return f"pp={self.pp},dp={self.dp},micro={self.micro},schedule={self.schedule}{extra}"
+        return (
+            f"pp={self.pp},dp={self.dp}{shares},micro={self.micro},schedule={self.schedule}{extra}"
+        )
 
 
 CLUSTERS = {
     "fire-flyer": Cluster(gpus_per_node=8, flops=220e12, memory=40e9, card=25e9, allreduce=6.3e9)
 }
-"""The paper's nodes: 8 A100 (PCIe, 40 GB), one 200 Gbit/s card; the lower end of HFReduce's range."""
+"""The paper's nodes: 8 A100 (PCIe, 40 GB), one 200 Gbit/s card; the lower end of HFReduce's range.
+NVLink joins pairs with 600 GB/s both ways; between other GPUs a write crosses the CPU as from a GPU
+to the card, at about 9 GB/s (paper, section IV)."""
 
 MODELS = {
     "llama-13b": Model(40, 5120, 40, 13.02e9, 13.02e9, 2048, 4096, 0.0, 4),
-    "deepseek-moe-16b": Model(28, 2048, 16, 16.4e9, 2.8e9, 4096, 4608, 0.0, 10),
+    "deepseek-moe-16b": Model(28, 2048, 16, 16.4e9, 2.8e9, 4096, 4608, 0.0, 10, 64, 6, 14.95e9),
     "gpt2-medium": Model(24, 1024, 16, 0.355e9, 0.355e9, 1024, 512, 0.45, 1),
 }
-"""An efficiency of 0 is calibrated: it is what the first of the model's points says."""
+"""An efficiency of 0 is calibrated: it is what the first of the model's points says.
+
+DeepSeekMoE-16B has 64 routed experts of 8.65e6 parameters in each of 27 layers, 6 of them a token
+(arXiv 2401.06066).
+"""
 
 PAPER = {
     "llama-13b": ((64, 64.118), (256, 17.448), (512, 9.717)),
     "deepseek-moe-16b": ((40, 79.615), (320, 10.71), (640, 6.535)),
 }
 """(GPUs, seconds a step), from the paper's Figures 9a and 9b."""
+
+OPTIONAL = ("experts", "top_k", "expert_parameters")
+"""Fields of a model without experts that are 0."""
 
 Read = TypeVar("Read", Model, Cluster)
 
@@ -109,10 +134,10 @@ def read(option: str, name: str, known: dict[str, Read], kind: type[Read]) -> Re
             f"{', '.join(kind.__struct_fields__)}: {error}"
         ) from None
     for field in kind.__struct_fields__:
-        if not getattr(found, field) > 0:
-            raise ConfigError(
-                f"invalid {option} {name!r}: expected {field} above 0, got {getattr(found, field)}"
-            )
+        least = "at least 0" if field in OPTIONAL else "above 0"
+        value = getattr(found, field)
+        if value < 0 or (value == 0 and field not in OPTIONAL):
+            raise ConfigError(f"invalid {option} {name!r}: expected {field} {least}, got {value}")
     return found
 
 
@@ -131,16 +156,19 @@ def layout_of(text: str, model: Model, gpus: int) -> Layout:
                 f"{', '.join(Layout.__struct_fields__)} at most once"
             )
         fields[key] = int(value) if value.isdecimal() else value
-    fields.setdefault("pp", gpus // fields["dp"] if _positive(fields.get("dp")) else model.pp)
+    each = gpus // fields["tp"] if _positive(fields.get("tp")) else gpus
+    fields.setdefault("pp", each // fields["dp"] if _positive(fields.get("dp")) else model.pp)
     if _positive(fields["pp"]):
-        fields.setdefault("dp", gpus // fields["pp"])
+        fields.setdefault("dp", each // fields["pp"])
     try:
         layout = msgspec.convert(fields, Layout)
     except msgspec.ValidationError as error:
         raise ConfigError(f"invalid --layout '{text}': {error}") from None
-    if layout.pp * layout.dp != gpus or gpus < 1:
+    if layout.pp * layout.dp * layout.tp != gpus or gpus < 1:
+        tensor = f" times tp {layout.tp}" if layout.tp > 1 else ""
         raise ConfigError(
-            f"invalid --layout '{text}': pp {layout.pp} times dp {layout.dp} is not {gpus} GPUs"
+            f"invalid --layout '{text}': pp {layout.pp} times dp {layout.dp}{tensor} is not "
+            f"{gpus} GPUs"
         )
     return layout
 

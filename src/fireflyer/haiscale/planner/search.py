@@ -1,6 +1,7 @@
 """Search for the fastest layout that fits. Pure."""
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 from fireflyer.errors import ConfigError
@@ -11,15 +12,22 @@ from fireflyer.haiscale.planner.presets import Cluster, Layout, Model
 MICRO = (1, 2, 4)
 
 
-def candidates(model: Model, gpus: int) -> Iterator[Layout]:
-    """Yields all layouts to price: stages, micro-batch sizes, schedules."""
-    for pp in range(1, min(gpus, model.layers) + 1):
-        if gpus % pp:
-            continue
-        for micro in MICRO:
-            for kind in schedules.KINDS if pp > 1 else (schedules.PIPEDREAM,):
-                chunks = 2 if kind == schedules.INTERLEAVED else 1
-                yield Layout(pp=pp, dp=gpus // pp, micro=micro, schedule=kind, chunks=chunks)
+def candidates(model: Model, cluster: Cluster, gpus: int) -> Iterator[Layout]:
+    """Yields all layouts to price: stages, shares, micro-batch sizes, schedules."""
+    for tp in _divisors(math.gcd(cluster.gpus_per_node, model.heads, gpus)):
+        for pp in _divisors(gpus // tp):
+            if pp > model.layers:
+                continue
+            dp = gpus // tp // pp
+            for ep in _divisors(math.gcd(dp, model.experts)) if model.experts else (1,):
+                for micro in MICRO:
+                    for kind in schedules.KINDS if pp > 1 else (schedules.PIPEDREAM,):
+                        chunks = 2 if kind == schedules.INTERLEAVED else 1
+                        yield Layout(pp, dp, micro, kind, chunks, tp=tp, ep=ep)
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def search(model: Model, cluster: Cluster, gpus: int) -> tuple[list[Plan], int]:
@@ -29,7 +37,7 @@ def search(model: Model, cluster: Cluster, gpus: int) -> tuple[list[Plan], int]:
         ConfigError: no layout fits.
     """
     fitting, others = [], 0
-    for layout in candidates(model, gpus):
+    for layout in candidates(model, cluster, gpus):
         with contextlib.suppress(ConfigError):  # the layout does not divide the batch
             found = plan(model, cluster, layout)
             if found.memory <= cluster.memory:
@@ -47,14 +55,18 @@ def search(model: Model, cluster: Cluster, gpus: int) -> tuple[list[Plan], int]:
 def reason(plans: list[Plan], others: int) -> str:
     """Returns one sentence: why the first plan wins."""
     best = plans[0]
-    other = next((one for one in plans if one.layout.pp != best.layout.pp), None)
-    text = (
-        f"{best.layout.text()} wins with {best.step_s:.3g} s a step: {best.bubble:.1%} of it is the "
-        f"bubble and {best.allreduce_s:.2g} s the allreduce"
-    )
+    shares = _shares(best)
+    other = next((one for one in plans if _shares(one) != shares), None)
+    text = f"{best.layout.text()} wins with {best.step_s:.3g} s a step: {_losses(best)}"
     if other is not None:
-        text += (
-            f", against {other.step_s:.3g} s with pp={other.layout.pp} ({other.bubble:.1%} bubble, "
-            f"{other.allreduce_s:.2g} s allreduce)"
-        )
+        text += f", against {other.step_s:.3g} s with {other.layout.text()}: {_losses(other)}"
     return text + f"; {others} layouts do not fit the memory."
+
+
+def _shares(one: Plan) -> tuple[int, int, int]:
+    return one.layout.pp, one.layout.tp, one.layout.ep
+
+
+def _losses(one: Plan) -> str:
+    exchanges = f", {one.exchange_s:.2g} s exchanges" if one.exchange_s else ""
+    return f"{one.bubble:.1%} bubble, {one.allreduce_s:.2g} s allreduce{exchanges}"
