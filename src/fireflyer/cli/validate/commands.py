@@ -9,15 +9,80 @@ from fireflyer.cli.options import JsonOption
 
 validate = typer.Typer(
     name="validate", no_args_is_help=False, rich_markup_mode=None,
-    help="Find the nodes that are worse than the others.",
+    help="Check this node's hardware, and find the nodes that are worse than the others.",
 )  # fmt: skip
 
 
 @validate.callback(invoke_without_command=True)
-def check_node(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
+def check_node(
+    context: typer.Context,
+    quick: Annotated[bool, typer.Option("--quick", help="Run all checks within a minute.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Run all checks at length: minutes to hours.")
+    ] = False,
+    check: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this check; may be repeated.")
+    ] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the checks and what they need.")
+    ] = False,
+    limits: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help='Fixed thresholds, TOML: ["disk write"] min = 500.'),
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for the disk checks; default: temporary files."),
+    ] = None,
+    memory: Annotated[
+        int, typer.Option(min=0, metavar="MIB", help="Memory to test; 0: 256 MiB, or 3/4 if full.")
+    ] = 0,
+    fs3: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="File system to check; default: $FIREFLYER_FS.")
+    ] = "",
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST:PORT", help="Listener on another node; may be repeated."),
+    ] = None,
+    secret_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Secret of the listeners.")
+    ] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Append the samples, for `validate fleet`."),
+    ] = None,
+    node: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of this node in --csv; default: the host's.")
+    ] = "",
+    json: JsonOption = False,
+) -> None:
+    """Check the hardware of this node.
+
+    Each check runs in a process of its own. A check that hangs, crashes or lacks something is "not
+    run", with the reason; it never counts as passed. Run it on an idle node: it loads all CPUs.
+    Exits with 1 if a check failed.
+
+    \b
+      fireflyer validate --quick
+      fireflyer validate --quick --csv fleet.csv     on each node; then: fireflyer validate fleet fleet.csv
+      fireflyer validate --full --check gemm
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if not (quick or full or list_ or check):
         typer.echo(context.get_help())
         raise typer.Exit(2)
+    from fireflyer.cli.validate import impl
+
+    if list_:
+        impl.list_checks(json=json)
+        return
+    request = impl.Request(
+        quick=not full, checks=tuple(check or ()), limits=limits, directory=directory,
+        memory_mib=memory, fs3=fs3, peers=tuple(peer or ()), secret_file=secret_file, csv=csv,
+        node=node,
+    )  # fmt: skip
+    raise typer.Exit(impl.check_node(request, json=json))
 
 
 @validate.command()
@@ -41,3 +106,24 @@ def fleet(
     from fireflyer.cli.validate import impl
 
     impl.fleet(file, json=json)
+
+
+@validate.command()
+def listen(
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address of this node to listen on.")
+    ],
+    secret_file: Annotated[
+        Path, typer.Option(metavar="FILE", help="Secret, 16 bytes or more; the same on all nodes.")
+    ],
+) -> None:
+    """Answer the network checks of other nodes, until Ctrl-C.
+
+    \b
+      head -c 32 /dev/urandom | base64 > secret       copy it to all nodes
+      fireflyer validate listen --address 10.0.0.1:7000 --secret-file secret
+      fireflyer validate --check network --peer 10.0.0.1:7000 --secret-file secret     on another node
+    """
+    from fireflyer.cli.validate import impl
+
+    impl.listen(address, secret_file)

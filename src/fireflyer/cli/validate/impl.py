@@ -1,12 +1,141 @@
 """Implementation of `fireflyer validate`."""
 
+import csv
+import os
+import socket
 import sys
+import threading
 from pathlib import Path
 
+import msgspec
+
 from fireflyer.cli.printing import as_json, table
+from fireflyer.errors import ConfigError
 from fireflyer.program import plain
 from fireflyer.validator import fleet as fleets
+from fireflyer.validator import limits, pairs, runner
 from fireflyer.validator.judgement import CheckJudgement
+from fireflyer.validator.model import Check, Result, Settings, all_checks, chosen
+
+DRILL = "FIREFLYER_VALIDATOR_DRILL"
+"""Environment variable that names a check under which a fault is injected."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a validation."""
+
+    quick: bool
+    checks: tuple[str, ...]
+    limits: Path | None
+    directory: Path | None
+    memory_mib: int
+    fs3: str
+    peers: tuple[str, ...]
+    secret_file: Path | None
+    csv: Path | None
+    node: str
+
+
+def list_checks(*, json: bool) -> None:
+    """Prints the checks, their figures and what they need."""
+    checks = all_checks()
+    if json:
+        as_json([msgspec.to_builtins(check) for check in checks])
+        return
+    rows = [
+        (
+            check.name,
+            figure.name,
+            figure.unit,
+            figure.better,
+            f"{check.duration_s:g} s",
+            check.needs,
+        )
+        for check in checks
+        for figure in check.figures
+    ]
+    table(("CHECK", "FIGURE", "UNIT", "BETTER", "QUICK", "NOTE"), rows)
+
+
+def check_node(request: Request, *, json: bool) -> int:
+    """Runs checks on this node and prints their results; returns 1 if one failed."""
+    checks = chosen(all_checks(), request.checks)
+    for peer in request.peers:
+        pairs.parse_address(peer)
+    directory = request.directory
+    if directory is not None and not directory.is_dir():
+        raise ConfigError(f"invalid --directory {directory}: expected a folder")
+    settings = Settings(
+        quick=request.quick,
+        directory="" if directory is None else str(directory.absolute()),
+        fs3=request.fs3,
+        peers=request.peers,
+        secret_file="" if request.secret_file is None else str(request.secret_file.absolute()),
+        memory_mib=request.memory_mib,
+        drill=os.environ.get(DRILL, ""),
+    )
+    bounds = None
+    if request.limits is not None:
+        bounds = limits.read(request.limits, _figures(all_checks()))
+    results = []
+    budget_s = runner.QUICK_S if request.quick else None
+    for result in runner.run(checks, settings, bounds, budget_s=budget_s):
+        results.append(result)
+        _progress(f"{len(results)}/{len(_figures(checks))} {result.name}")
+    _progress("")
+    if request.csv is not None:
+        _append(request.csv, request.node or socket.gethostname(), results)
+    if json:
+        keys = ("name", "status", "value", "unit", "reason")
+        as_json({"checks": [{key: getattr(result, key) for key in keys} for result in results]})
+    else:
+        table(("CHECK", "STATE", "VALUE", "UNIT", "REASON"), [_row(result) for result in results])
+    return 1 if any(result.status == "failed" for result in results) else 0
+
+
+def _figures(checks: tuple[Check, ...]) -> set[str]:
+    return {figure.name for check in checks for figure in check.figures}
+
+
+def _progress(text: str) -> None:
+    """Shows a line on a terminal, in the place of the last one."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{plain(text)}")
+        sys.stderr.flush()
+
+
+def _row(result: Result) -> tuple[str, ...]:
+    value = "-" if result.value is None else f"{result.value:,.4g}"
+    return (result.name, result.status, value, result.unit, result.reason)
+
+
+def _append(path: Path, node: str, results: list[Result]) -> None:
+    """Appends the samples of the results that have a value."""
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if not file.tell():
+            writer.writerow(fleets.COLUMNS)
+        for result in results:
+            if result.value is not None:
+                for value in result.samples or (result.value,):
+                    writer.writerow((node, result.name, repr(value), result.better))
+
+
+def listen(address: str, secret_file: Path) -> None:
+    """Serves the network checks of other nodes, each in a thread, for ever."""
+    secret = pairs.read_secret(secret_file)
+    with pairs.listen(pairs.parse_address(address), secret) as listener:
+        host, port = listener.getsockname()[:2]
+        sys.stdout.write(f"listening on {host}:{port}\n")
+        sys.stdout.flush()
+        while True:
+            connection, _ = listener.accept()
+            threading.Thread(target=_serve, args=(connection, secret), daemon=True).start()
+
+
+def _serve(connection: socket.socket, secret: bytes) -> None:
+    with connection:
+        pairs.serve(connection, secret)
 
 
 def fleet(file: Path, *, json: bool) -> None:

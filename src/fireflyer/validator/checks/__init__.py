@@ -1,0 +1,1 @@
+"""Built-in checks of a node's hardware."""

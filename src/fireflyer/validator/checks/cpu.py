@@ -1,0 +1,164 @@
+"""CPU: frequency, thermal throttling, quotas, and the speed of each core."""
+
+import hashlib
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from fireflyer.validator.model import Check, Figure, Measured, Settings, read_text
+
+CHECKS = (
+    Check(
+        name="cpu",
+        figures=(
+            Figure("cpu frequency", "MHz"),
+            Figure("cpu throttling", "events", "less"),
+            Figure("cpu quota", "% throttled", "less"),
+            Figure("cpu speed", "MB/CPU-s"),
+        ),
+        duration_s=1.5,
+        function="fireflyer.validator.checks.cpu:run",
+    ),
+)
+
+BLOCK = bytes(1 << 16)
+LOAD_S = 1.0
+
+QUOTA_PERCENT = 1.0
+"""Share of time in which the kernel may hold the CPUs back before the check fails."""
+
+
+def run(settings: Settings) -> Iterator[Measured]:
+    """Loads all CPUs for a second and looks at the counters before and after it."""
+    del settings
+    sys_, proc, groups = Path("/sys"), Path("/proc"), cgroups(Path("/proc/self/cgroup"))
+    hot, held = thermal_events(sys_), throttled_s(groups)
+    begin = time.monotonic()
+    frequencies: list[float] = []
+    speeds = on_each_cpu(_hash_for, lambda: frequencies.extend(frequency_mhz(sys_, proc)))
+    wall = time.monotonic() - begin
+    if frequencies:
+        yield Measured("cpu frequency", min(frequencies), samples=tuple(frequencies))
+    else:
+        yield Measured("cpu frequency", skipped="neither cpufreq nor /proc/cpuinfo has it")
+    now = thermal_events(sys_)
+    if hot is None or now is None:
+        yield Measured("cpu throttling", skipped="the kernel has no thermal_throttle counters")
+    else:
+        failed = f"{now - hot} thermal events under load" if now > hot else ""
+        yield Measured("cpu throttling", float(now - hot), failed)
+    yield _quota(groups, held, wall, len(speeds))
+    yield Measured("cpu speed", min(speeds.values()), samples=tuple(speeds.values()))
+
+
+def _quota(groups: list[Path], held: float | None, wall: float, cpus: int) -> Measured:
+    after = throttled_s(groups)
+    if held is None or after is None:
+        return Measured("cpu quota", skipped="no cgroup with cpu.stat is visible")
+    percent = 100 * (after - held) / (wall * cpus)
+    failed = ""
+    if percent > QUOTA_PERCENT:
+        failed = f"a CPU quota of its cgroup held the node back {percent:.1f} % of the time"
+    return Measured("cpu quota", percent, failed)
+
+
+def _hash_for(cpu: int) -> float:
+    """Returns MB hashed per second of CPU time; other processes on the CPU do not count."""
+    del cpu
+    begin, count = time.process_time(), 0
+    while time.process_time() - begin < LOAD_S / 2:
+        hashlib.sha256(BLOCK).digest()
+        count += 1
+    return count * len(BLOCK) / 1e6 / (time.process_time() - begin)
+
+
+def on_each_cpu(
+    function: Callable[[int], float], meanwhile: Callable[[], object] = lambda: None
+) -> dict[int, float]:
+    """Calls a function at the same time in a process on each CPU that this process may use.
+
+    Args:
+        function: gets the number of the CPU that its process is bound to.
+        meanwhile: called once in this process after the start of the others.
+
+    Raises:
+        RuntimeError: a process ended without a result.
+    """
+    readers: dict[int, tuple[int, int]] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                os.sched_setaffinity(0, {cpu})
+                os.write(writing, struct.pack("d", function(cpu)))
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(writing)
+        readers[cpu] = (pid, reading)
+    meanwhile()
+    found = {}
+    for cpu, (pid, reading) in readers.items():
+        data = os.read(reading, 8)
+        os.close(reading)
+        os.waitpid(pid, 0)
+        if len(data) != 8:
+            raise RuntimeError(f"the process on CPU {cpu} ended without a result")
+        found[cpu] = float(struct.unpack("d", data)[0])
+    return found
+
+
+def frequency_mhz(sys_: Path, proc: Path) -> list[float]:
+    """Returns the present frequency of each CPU, in MHz; [] if the kernel does not tell."""
+    files = sorted(sys_.glob("devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq"))
+    found = [text for text in map(read_text, files) if text and text.isdecimal()]
+    if found:
+        return [int(text) / 1000 for text in found]
+    lines = (read_text(proc / "cpuinfo") or "").splitlines()
+    return [float(line.split(":")[1]) for line in lines if line.startswith("cpu MHz")]
+
+
+def thermal_events(sys_: Path) -> int | None:
+    """Returns the sum of thermal throttling events of all cores; None: not counted."""
+    files = sys_.glob("devices/system/cpu/cpu[0-9]*/thermal_throttle/core_throttle_count")
+    found = [int(text) for text in map(read_text, files) if text and text.isdecimal()]
+    return sum(found) if found else None
+
+
+def cgroups(membership: Path, root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
+    """Returns the CPU control groups of a process and all above them, of version 1 or 2."""
+    found: list[Path] = []
+    for line in (read_text(membership) or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        bases = [root / "cpu", root / "cpu,cpuacct"] if controllers else [root, root / "unified"]
+        for base in bases:
+            folder = base / path.lstrip("/")
+            while folder != base.parent and base in (folder, *folder.parents):
+                if (folder / "cpu.stat").exists() and folder not in found:
+                    found.append(folder)
+                folder = folder.parent
+    return found
+
+
+def throttled_s(groups: list[Path]) -> float | None:
+    """Returns the seconds for which quotas held these groups back, over all CPUs; the largest of
+    the groups. None: there is no counter."""
+    found: list[float] = []
+    for group in groups:
+        fields = dict(
+            line.split(" ", 1)
+            for line in (read_text(group / "cpu.stat") or "").splitlines()
+            if " " in line
+        )
+        if "throttled_usec" in fields:
+            found.append(int(fields["throttled_usec"]) / 1e6)
+        elif "throttled_time" in fields:
+            found.append(int(fields["throttled_time"]) / 1e9)
+    return max(found, default=None)

@@ -1,0 +1,58 @@
+"""Fixed thresholds of a site: the least or the most that a figure may be."""
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from fireflyer.errors import ValidatorError
+from fireflyer.validator.model import Result
+
+
+class Bound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Range of one figure, in the figure's unit."""
+
+    min: float | None = None
+    max: float | None = None
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Ranges by the name of the figure."""
+
+    bounds: dict[str, Bound]
+
+    def applied(self, result: Result) -> Result:
+        """Returns the result, failed if it passed and its value is out of range."""
+        bound = self.bounds.get(result.name)
+        if bound is None or result.status != "passed" or result.value is None:
+            return result
+        reason = ""
+        if bound.min is not None and result.value < bound.min:
+            reason = f"{result.value:.6g} {result.unit} is below the limit {bound.min:g}"
+        elif bound.max is not None and result.value > bound.max:
+            reason = f"{result.value:.6g} {result.unit} is above the limit {bound.max:g}"
+        return msgspec.structs.replace(result, status="failed", reason=reason) if reason else result
+
+
+def read(path: Path, known: set[str]) -> Limits:
+    """Reads limits, a table for each figure: `["memory bandwidth"]`, `min = 100`.
+
+    Args:
+        known: names of figures.
+
+    Raises:
+        ValidatorError: the file cannot be read or names an unknown figure.
+    """
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        bounds = msgspec.convert(found, dict[str, Bound])
+    except OSError as error:
+        raise ValidatorError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise ValidatorError(f"{path}: {error}") from None
+    for name in bounds:
+        if name not in known:
+            raise ValidatorError(
+                f"{path}: unknown figure {name!r}; `fireflyer validate --list` shows all"
+            )
+    return Limits(bounds)

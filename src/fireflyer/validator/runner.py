@@ -1,0 +1,252 @@
+"""Runner of checks: each in a process of its own, bounded in time, output and disk space.
+
+A check that hangs, crashes, is killed, writes garbage, fills the disk or lacks a permission ends as
+"not run" with the reason. It never counts as passed, and never stops the other checks. Each process
+leads a session; at its end the whole session is killed, and its scratch folder is removed.
+"""
+
+import contextlib
+import math
+import os
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from fireflyer.validator.limits import Limits
+from fireflyer.validator.model import Check, Figure, Measured, Result, Settings
+from fireflyer.validator.process import OUTPUT, Line, Request
+
+PATIENCE = 8.0
+"""Multiple of a check's usual duration after which it counts as hung."""
+
+LEAST_PATIENCE_S = 15.0
+
+QUICK_S = 58.0
+"""Time for a quick validation; a minute with the start of the program."""
+
+OUTPUT_BYTES = 1 << 20
+"""Results beyond this size count as garbage."""
+
+FILE_BYTES = 4 << 30
+"""Maximum size of a file that a check may write; the kernel enforces it."""
+
+SCRATCH_BYTES = 12 << 30
+"""Size of all files of a check, beyond which it is ended."""
+
+REASON = 300
+"""Maximum number of characters of a reason."""
+
+Stop = Callable[[], bool]
+
+
+def run(
+    checks: Iterable[Check],
+    settings: Settings,
+    limits: Limits | None = None,
+    *,
+    stop: Stop = lambda: False,
+    patience_s: float | None = None,
+    budget_s: float | None = None,
+) -> Iterator[Result]:
+    """Runs the checks one after the other and yields a result for each figure.
+
+    Args:
+        limits: fixed thresholds; None: none.
+        stop: called several times a second; if true, the remaining checks are not run.
+        patience_s: time for each check; None: by its duration.
+        budget_s: time for all checks: a check that could not end in it is not run, and one that
+            takes longer is ended. None: no limit.
+    """
+    end = time.monotonic() + (math.inf if budget_s is None else budget_s)
+    for check in checks:
+        left = end - time.monotonic()
+        if stop():
+            yield from _all_not_run(check, "stopped before the check began")
+            continue
+        if left < check.duration_s:
+            yield from _all_not_run(check, f"the validation's {budget_s:g} s are used up")
+            continue
+        time_s = min(left, patience_s or patience(check, settings))
+        found = _run(check, settings, stop, time_s)
+        yield from (limits.applied(result) if limits else result for result in found)
+
+
+def patience(check: Check, settings: Settings) -> float:
+    """Returns the time after which a check counts as hung, in seconds."""
+    factor = 1.0 if settings.quick else 10.0
+    return max(PATIENCE * check.duration_s * factor, LEAST_PATIENCE_S)
+
+
+def _run(check: Check, settings: Settings, stop: Stop, patience_s: float) -> list[Result]:
+    folder = settings.directory or tempfile.gettempdir()
+    try:
+        scratch = tempfile.mkdtemp(prefix="fireflyer-validate-", dir=folder)
+    except OSError as error:
+        return _all_not_run(check, f"cannot write to {folder}: {error.strerror}")
+    try:
+        within = msgspec.structs.replace(settings, directory=scratch)
+        return _in_process(check, within, stop, patience_s)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _in_process(check: Check, settings: Settings, stop: Stop, patience_s: float) -> list[Result]:
+    reading, writing = os.pipe()
+    request = tempfile.TemporaryFile()  # noqa: SIM115  # closed below, with the pipe
+    errors = tempfile.TemporaryFile()  # noqa: SIM115
+    try:
+        request.write(msgspec.json.encode(Request(check, settings)))
+        request.seek(0)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _START, str(writing)],
+            stdin=request, stdout=subprocess.DEVNULL, stderr=errors, pass_fds=(writing,),
+            start_new_session=True, env=_environment(), cwd=settings.directory,
+        )  # fmt: skip
+        os.close(writing)
+        writing = -1
+        output, why = _collect(process, reading, Path(settings.directory), stop, patience_s)
+        errors.seek(0)
+        said = errors.read(OUTPUT_BYTES).decode("utf-8", "replace").strip().splitlines()
+    finally:
+        for descriptor in (reading, writing):
+            if descriptor >= 0:
+                os.close(descriptor)
+        request.close()
+        errors.close()
+    if not why and process.returncode:
+        code = process.returncode
+        end = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        why = f"the check {end}" + (f": {said[-1]}" if said else "")
+    return _results(check, output, why)
+
+
+_START = f"""
+import os, sys
+os.dup2(int(sys.argv[1]), {OUTPUT})
+from fireflyer.validator.process import main
+sys.exit(main())
+"""
+
+
+def _environment() -> dict[str, str]:
+    one = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return os.environ | dict.fromkeys(one, "1")
+
+
+def _collect(
+    process: "subprocess.Popen[bytes]", reading: int, scratch: Path, stop: Stop, patience_s: float
+) -> tuple[bytes, str]:
+    """Reads the results until the process ends. Returns them and the reason for a kill, or ""."""
+    deadline = time.monotonic() + patience_s
+    output, why, open_ = b"", "", True
+    with contextlib.suppress(OSError):
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+        resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
+    while not why:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            why = f"the check hung: no end after {patience_s:g} s"
+        elif stop():
+            why = "stopped during the check"
+        elif _size(scratch) > SCRATCH_BYTES:
+            why = f"the check filled the disk: more than {SCRATCH_BYTES >> 20} MiB of files"
+        elif not open_:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(min(left, 0.1))
+                break
+        elif select.select([reading], [], [], min(left, 0.1))[0]:
+            data = os.read(reading, 65536)
+            open_ = bool(data)
+            output += data
+            if len(output) > OUTPUT_BYTES:
+                why = f"the check wrote garbage: more than {OUTPUT_BYTES} bytes of results"
+        elif process.poll() is not None:
+            open_ = bool(select.select([reading], [], [], 0)[0])
+            if not open_:
+                break
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return output, why
+
+
+def _results(check: Check, output: bytes, why: str) -> list[Result]:
+    """Returns a result for each figure of the check."""
+    if len(output) > OUTPUT_BYTES:
+        return _all_not_run(check, why)
+    figures = {figure.name: figure for figure in check.figures}
+    measured: dict[str, Measured] = {}
+    for line in output.split(b"\n"):
+        if not line:
+            continue
+        try:
+            found = msgspec.json.decode(line, type=Line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return _all_not_run(check, f"the check wrote garbage: {line[:40]!r}")
+        why = why or found.not_run or found.error
+        if found.measured is not None:
+            if found.measured.name not in figures:
+                return _all_not_run(check, f"the check wrote an unknown figure {line[:60]!r}")
+            measured[found.measured.name] = found.measured
+    missing = why or "the check ended without this figure"
+    return [
+        _result(figure, measured[name]) if name in measured else _not_run(figure, missing)
+        for name, figure in figures.items()
+    ]
+
+
+def _result(figure: Figure, measured: Measured) -> Result:
+    if measured.skipped:
+        return _not_run(figure, measured.skipped)
+    return Result(
+        name=figure.name,
+        status="failed" if measured.failed else "passed",
+        value=measured.value,
+        unit=figure.unit,
+        reason=_line(measured.failed),
+        better=figure.better,
+        samples=measured.samples,
+    )
+
+
+def _all_not_run(check: Check, reason: str) -> list[Result]:
+    return [_not_run(figure, reason) for figure in check.figures]
+
+
+def _not_run(figure: Figure, reason: str) -> Result:
+    return Result(
+        name=figure.name, status="not run", value=None, unit=figure.unit, reason=_line(reason),
+        better=figure.better,
+    )  # fmt: skip
+
+
+def _line(text: str) -> str:
+    """Returns the text as one line of bounded length."""
+    printable = "".join(c if c.isprintable() else " " for c in text)
+    return " ".join(printable.split())[:REASON]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _size(folder: Path) -> int:
+    """Returns the bytes that the files of a folder take on the disk."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += 512 * os.lstat(os.path.join(parent, name)).st_blocks
+    return total
