@@ -176,6 +176,7 @@ void bind(nb::module_ m) {
                    "Length in bytes, as far as the mount knows.")
       .def_prop_rw("widened", [](const FileState& f) { return f.widened.load(); },
                    [](FileState& f, std::int64_t to) { f.widened = to; }, "No byte at or beyond it is written.")
+      .def_prop_ro("writers", [](const FileState& f) { return f.writers.load(); }, "Writes in flight.")
       .def_prop_ro("dirty", [](const FileState& f) { return f.written != kClean; }, "Bytes were written since `take`.")
       .def_prop_ro("written_ns", [](const FileState& f) { return f.written_ns.load(); }, "Time of the last write.")
       .def("take", [](FileState& f) { return f.written.exchange(kClean); },

@@ -19,6 +19,18 @@ namespace ff::fs3::mount {
 
 namespace {
 
+// Counts a write of a file while it lasts.
+class Writer {
+ public:
+  explicit Writer(FileState& file) : file_(file) { ++file_.writers; }
+  ~Writer() { --file_.writers; }
+  Writer(const Writer&) = delete;
+  Writer& operator=(const Writer&) = delete;
+
+ private:
+  FileState& file_;
+};
+
 client::Pieces piece_of(const FileState& file, std::int64_t offset, std::byte* memory, std::size_t bytes) {
   const client::FileMap* const map = &file.map;
   const client::Range range{0, offset, static_cast<std::int64_t>(bytes), memory};
@@ -58,6 +70,7 @@ std::int64_t Core::write(FileState& file, std::int64_t offset, std::span<const s
   try {
     if (bytes.empty()) return 0;
     const std::int64_t end = offset + static_cast<std::int64_t>(bytes.size());
+    const Writer counted(file);
     if (end > file.widened) {
       const Answer widened = call({.op = "widen", .inode = file.inode, .offset = offset, .size = end - offset});
       if (widened.error != 0) return -widened.error;

@@ -27,7 +27,8 @@ inline constexpr std::int64_t kClean = -1;
 //   - No byte at or beyond `end` is read; `end` is at least the end of every write that has returned.
 //   - `written` is the largest end written since it was last taken, or kClean.
 //   - It is owned by shared pointers alone, of which Python's object holds one: the last may go without the GIL.
-//   - No chunk at or beyond byte `widened` is written.
+//   - No chunk at or beyond byte `widened` is written. A write counts itself in `writers` before it looks at `widened`.
+//     Whoever sets `widened` to 0 and then sees no writers knows that each later write asks again.
 struct FileState : std::enable_shared_from_this<FileState> {
   FileState(std::uint64_t number, client::FileMap chunks, std::int64_t length)
       : inode(number), map(std::move(chunks)), end(length) {}
@@ -36,6 +37,7 @@ struct FileState : std::enable_shared_from_this<FileState> {
   const client::FileMap map;
   std::atomic<std::int64_t> end;
   std::atomic<std::int64_t> widened = 0;
+  std::atomic<int> writers = 0;
   std::atomic<std::int64_t> written = kClean;
   std::atomic<std::int64_t> written_ns = 0;  // time of the last write
 

@@ -298,15 +298,17 @@ void write(fuse_req_t req, fuse_ino_t, const char* bytes, std::size_t size, off_
   }
 }
 
-void flush(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
+void report(fuse_req_t req, const char* op, fuse_ino_t inode, const fuse_file_info* info) {
   if (state_of(info).written == kClean) {
     fuse_reply_err(req, 0);
     return;
   }
-  reply_error(req, ask(req, request_of(req, "flush", inode)));
+  reply_error(req, ask(req, request_of(req, op, inode)));
 }
 
-void fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info* info) { flush(req, inode, info); }
+void flush(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) { report(req, "flush", inode, info); }
+
+void fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info* info) { report(req, "fsync", inode, info); }
 
 void release(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   const std::unique_ptr<OpenedFile> opened(reinterpret_cast<OpenedFile*>(info->fh));

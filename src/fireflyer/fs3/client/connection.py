@@ -291,6 +291,7 @@ class Client(Names):
 
         Files still open for writing keep the length that they last reported.
         """
+        self._pulse.close()
         self._metadata.close()
         self._cluster.close()
 

@@ -299,6 +299,18 @@ class File(io.RawIOBase):
             if self._written != OMIT:
                 self._report()
 
+    def end_session(self) -> None:
+        """Reports the length and ends the write session; the file can only be read from now on.
+
+        Raises as `close`; the session then stays.
+        """
+        self._check_open()
+        with self._turn:
+            if self._handle:
+                self._report(last=True)
+                self._pulse.closed(self._handle)
+                self._handle = 0
+
     def refresh(self) -> Inode:
         """Learns what other clients have reported; returns the attributes."""
         with self._turn:

@@ -169,22 +169,25 @@ class Metadata:
 
 
 class SessionKeepAlive:
-    """Heartbeat thread that keeps a client's sessions alive while files are open for writing."""
+    """Heartbeat thread that keeps a client's sessions alive while files are open for writing.
+
+    The thread starts with the first file and ends when no file was open for a whole interval,
+    because a program may open and close thousands of files a second.
+    """
 
     def __init__(self, metadata: Metadata, every_s: float) -> None:
         self._metadata, self._every_s = metadata, every_s
-        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._lock = threading.Lock()  # guards the attributes below
         self._open: dict[int, int] = {}  # inodes by handle
-        self._stop: threading.Event | None = None
+        self._beating = False
 
     def opened(self, handle: int, inode: int) -> None:
         with self._lock:
             self._open[handle] = inode
-            if self._stop is None:
-                self._stop = threading.Event()
-                threading.Thread(
-                    target=self._beat, args=(self._stop,), name="fs3-alive", daemon=True
-                ).start()
+            start, self._beating = not self._beating, True
+        if start:
+            threading.Thread(target=self._beat, name="fs3-alive", daemon=True).start()
 
     def handle_of(self, inode: int) -> int:
         """Returns a handle under which the inode is open for writing; 0 if there is none."""
@@ -194,12 +197,17 @@ class SessionKeepAlive:
     def closed(self, handle: int) -> None:
         with self._lock:
             del self._open[handle]
-            if not self._open and self._stop is not None:
-                self._stop.set()
-                self._stop = None
 
-    def _beat(self, stop: threading.Event) -> None:
-        while not stop.wait(self._every_s):
+    def close(self) -> None:
+        """Ends the thread, if it runs; files that are still open expire."""
+        self._stop.set()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._every_s):
+            with self._lock:
+                if not self._open:
+                    self._beating = False
+                    return
             try:
                 self._metadata.act(KeepAlive(), Done)
             except FireflyerError as error:

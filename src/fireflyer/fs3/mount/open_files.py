@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from fireflyer._native.fs3.mount import FileState
@@ -31,6 +31,7 @@ class OpenFile:
         self._parts, self._number = parts, number
         self._file: File | None = None
         self._state: FileState | None = None
+        self._ends_early = True  # until a program writes after it has closed a copy of the file
 
     @property
     def state(self) -> FileState:
@@ -69,10 +70,12 @@ class OpenFile:
         """Takes over an inode that was opened under `handle`, 0 to read only."""
         data, metadata, pulse, _ = self._parts
         name = f"inode {inode.number}"
-        file = File(data, metadata, pulse, inode, name, readable=True, handle=handle)
-        self._file = file
+        before = self._file
+        self._file = File(data, metadata, pulse, inode, name, readable=True, handle=handle)
         if self._state is None:
             self._state = FileState(inode.number, data.map_of(inode), inode.length)
+        elif before is not None and before.version != inode.length_version:
+            self.state.end = inode.length  # another client truncated the file meanwhile
         self.state.reach(inode.length)
         self._widened()
 
@@ -91,17 +94,33 @@ class OpenFile:
         with self._version_watched():
             self.file.met(holes)
 
-    def flush(self) -> None:
-        """Reports the length: files that are opened from now on, on any client, see all writes."""
+    def flush(self, *, last: bool = False) -> None:
+        """Reports the length: files that are opened from now on, on any client, see all writes.
+
+        Args:
+            last: this is probably the last close, so end the write session in the same transaction;
+                a write that follows nevertheless opens a new one.
+        """
+        if last and self._ends_early and self.file.writable():
+            widened, self.state.widened = self.state.widened, 0
+            if not self.state.writers:
+                self._report(self.file.end_session)
+                return
+            self.state.widened = widened
+        if self.state.dirty:
+            self._report(self.file.fsync)
+
+    def _report(self, how: Callable[[], None]) -> None:
         end = self.state.take()
-        if end < 0:
-            return
-        self.file.wrote(end)
+        if end >= 0:
+            self.file.wrote(end)
         try:
             with self._version_watched():
-                self.file.fsync()
+                how()
         except BaseException:
-            self.state.wrote(end)  # the next flush reports it again
+            if end >= 0:
+                self.state.wrote(end)  # the next flush reports it again
+            self._widened()
             raise
 
     def truncate(self, size: int) -> None:
@@ -119,6 +138,9 @@ class OpenFile:
 
     def widen(self, offset: int, size: int) -> None:
         """Prepares a write at and beyond `state.widened`; raises FileError (EFBIG)."""
+        if not self.file.writable():
+            self._ends_early = False
+            self.open(reads=False, writes=True)
         self.file.target(offset, size)
         self._widened()
 

@@ -149,7 +149,7 @@ class Requests:
         if valid & MODE:
             self._metadata.act(messages.ChangeMode(number, b"", request.mode & 0o7777), Inode)
         if valid & (ATIME | MTIME):
-            self._flush(request)  # a later report would set the time again
+            self._fsync(request)  # a later report would set the time again
             atime = _time(request.atime, valid, ATIME, ATIME_NOW)
             mtime = _time(request.mtime, valid, MTIME, MTIME_NOW)
             self._metadata.act(messages.SetTimes(number, b"", atime, mtime, False), Inode)
@@ -292,12 +292,15 @@ class Requests:
             self.files.drop(request.inode, entry)
         return 0
 
-    def _flush(self, request: Request) -> Answer:
+    def _flush(self, request: Request, *, last: bool = True) -> Answer:
         entry = self.files.find(request.inode)
         if entry is not None and entry.known:
             with entry.lock:
-                entry.flush()
+                entry.flush(last=last and entry.users == 1)
         return 0
+
+    def _fsync(self, request: Request) -> Answer:
+        return self._flush(request, last=False)
 
     def _widen(self, request: Request) -> Answer:
         entry = self.files.find(request.inode)
