@@ -221,7 +221,7 @@ def test_status_and_check(fs: Client, capsys: Any, monkeypatch: pytest.MonkeyPat
         ("mv /a /b /c", 1, "/c is not a directory"),
         ("rm -r /", 1, "the root cannot be moved or removed"),
         ("rm -r /../.", 1, "the root cannot be moved or removed"),
-        ("find --type x", 2, "--type 'x': expected one of f, d, l"),
+        ("find --type x", 2, "--type 'x': expected one of f, d, l, p, s, c, b"),
         ("ls --dir absent/x", 1, "absent/x does not exist"),
         ("ls --dir folder", 1, "there is no file system in folder"),
         ("ls --dir nowhere", 1, "'nowhere' is not an address"),

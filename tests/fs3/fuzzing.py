@@ -150,6 +150,7 @@ def _changes() -> list[Any]:
         *(meta.MakeDirectory(1, b"fuzz/d"), meta.RemoveDirectory(1, b"fuzz/d")),
         *(meta.Unlink(1, path), meta.Rename(1, path, 1, b"fuzz/b", 0)),
         *(meta.Link(1, path, 1, b"fuzz/c"), meta.Symlink(1, b"fuzz/l", b"a")),
+        meta.MakeNode(1, b"fuzz/p", 4),
         *(meta.ChangeMode(1, path, 0o600), meta.ChangeOwner(1, path, 65534, 65534)),
         *(meta.SetTimes(1, path, 1, 2), meta.SetXattr(1, path, name, b"v")),
         *(meta.RemoveXattr(1, path, name), meta.SetLayout(1, path, Layout(1, 1, 4096, 2, 0))),

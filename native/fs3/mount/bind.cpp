@@ -37,6 +37,8 @@ Attributes attributes_of(const nb::tuple& from) {
   to.mtime = nb::cast<std::int64_t>(from[7]);
   to.ctime = nb::cast<std::int64_t>(from[8]);
   to.block = nb::cast<std::uint32_t>(from[9]);
+  to.device = nb::cast<std::uint32_t>(from[10]);
+  to.age_s = nb::cast<double>(from[11]);
   return to;
 }
 

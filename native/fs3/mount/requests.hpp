@@ -60,7 +60,8 @@ struct Attributes {
   std::uint64_t inode = 0;
   std::uint32_t mode = 0, nlink = 0, uid = 0, gid = 0;
   std::int64_t size = 0, atime = 0, mtime = 0, ctime = 0;  // bytes; ns
-  std::uint32_t block = 0;
+  std::uint32_t block = 0, device = 0;
+  double age_s = 0;  // since the metadata service told them
 };
 
 struct Entry {

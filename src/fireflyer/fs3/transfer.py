@@ -268,7 +268,8 @@ def plan(source: End, path: str, target: End, to: str, *, recursive: bool) -> li
         if kind == stat.S_IFLNK:
             items.append(Item(one, its, 0, found.st_mode))
             continue
-        if kind != stat.S_IFREG and (one != path or kind == stat.S_IFSOCK):
+        streams = one == path and isinstance(source, Local) and kind != stat.S_IFSOCK
+        if kind != stat.S_IFREG and not streams:
             raise ConfigError(f"{one} is neither a file nor a directory nor a symlink")
         out = target.is_stream(its)
         # A lookup per file costs a file system more than this machine.

@@ -14,6 +14,7 @@ from fireflyer.fs3.meta import Inode, Layout, MetaService, Request, User
 from fireflyer.fs3.meta import messages as m
 from fireflyer.fs3.meta.context import Context
 from fireflyer.fs3.meta.directories import make_directory
+from fireflyer.fs3.meta.inode import BLOCK_DEVICE, CHARACTER_DEVICE, FIFO, SOCKET
 
 ROOT, ALICE, BOB = User(0, 0), User(1, 10), User(2, 10, (20,))
 Ask = Callable[..., Any]
@@ -41,6 +42,7 @@ def ask(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ask]:
     ask(m.Symlink(1, b"loop", b"loop"))
     ask(m.Symlink(1, b"to-d", b"/d"))
     ask(m.Symlink(1, b"nowhere", b"nothing"))
+    ask(m.MakeNode(1, b"fifo", FIFO, 0o666))
     yield ask
     engine.close()
 
@@ -89,6 +91,14 @@ CASES: list[tuple[str, m.Call, User, int]] = [
     ("a path of 4097 bytes", m.Stat(1, b"/" * 4097), ROOT, e.ENAMETOOLONG),
     ("a target of 4096 bytes", m.Symlink(1, b"s", b"x" * 4096), ROOT, e.ENAMETOOLONG),
     ("an empty target", m.Symlink(1, b"s", b""), ROOT, e.ENOENT),
+    ("mknod of a directory", m.MakeNode(1, b"x", 2), ROOT, e.EINVAL),
+    ("mknod of a device", m.MakeNode(1, b"tmp/x", BLOCK_DEVICE, 0o644, 1), ALICE, e.EPERM),
+    ("mknod over a file", m.MakeNode(1, b"f", FIFO), ROOT, e.EEXIST),
+    ("open of a fifo", m.Open(1, b"fifo", handle=1), ROOT, e.ENXIO),
+    ("create over a fifo", m.Create(1, b"fifo"), ROOT, e.ENXIO),
+    ("truncation of a fifo", m.Truncate(1, b"fifo", 0), ROOT, e.EINVAL),
+    ("the layout of a fifo", m.SetLayout(1, b"fifo", Layout(1, 1, 4096, 4)), ROOT, e.EINVAL),
+    ("an attribute of a fifo", m.SetXattr(1, b"fifo", b"user.n", b""), ROOT, e.EPERM),
     ("NUL in a name", m.Create(1, b"a\0b"), ROOT, e.EINVAL),
     ("an empty name", m.Create(1, b""), ROOT, e.ENOENT),
     ("a way out of the root", m.Stat(1, b"../../../none"), ROOT, e.ENOENT),
@@ -146,7 +156,7 @@ CASES: list[tuple[str, m.Call, User, int]] = [
 ]
 
 
-@pytest.mark.sample(113)
+@pytest.mark.sample(121)
 @pytest.mark.parametrize(
     ("call", "user", "number"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
 )
@@ -182,6 +192,19 @@ def test_python_knows_the_errors_by_its_own_classes(ask: Ask) -> None:
         ask(m.Stat(1, b"f/x"))
     with pytest.raises(OSError, match="not empty"):
         ask(m.RemoveDirectory(1, b"d"))
+
+
+def test_special_files_have_names_and_attributes_but_no_bytes(ask: Ask) -> None:
+    made = ask(m.MakeNode(1, b"tmp/socket", SOCKET, 0o600, 77), ALICE)
+    assert (made.kind, made.device, made.uid, made.length, made.layout) == (SOCKET, 0, 1, 0, None)
+    assert ask(m.MakeNode(1, b"null", CHARACTER_DEVICE, 0o666, 259)).device == 259
+    ask(m.Link(1, b"null", 1, b"d/other"))
+    ask(m.Unlink(1, b"null"))
+    assert ask(m.Stat(1, b"d/other")).nlink == 1
+    before = ask(m.Statfs())
+    ask(m.Unlink(1, b"d/other"))
+    after = ask(m.Statfs())
+    assert (after.files, after.unlinked) == (before.files - 1, before.unlinked)
 
 
 def test_only_who_may_write_a_directory_gives_it_another_parent(ask: Ask) -> None:

@@ -2,9 +2,12 @@
 
 import errno
 import fcntl
+import mmap
 import os
 import random
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -20,6 +23,8 @@ from tests.waiting import LIMIT_S
 from fireflyer.errors import ConfigError, Unavailable
 from fireflyer.fs3.client import Client
 from fireflyer.fs3.mount import program
+
+SHARED = ("st_mode", "st_nlink", "st_size", "st_atime_ns", "st_mtime_ns", "st_ctime_ns")
 
 
 @pytest.fixture
@@ -70,6 +75,60 @@ def test_names_links_and_attributes(place: Path) -> None:
     with pytest.raises(OSError, match="not empty"):
         os.rmdir(place / "e")
     assert os.statvfs(place).f_bavail > 0
+
+
+def test_programs_meet_at_fifos_and_sockets(place: Path) -> None:
+    os.mkfifo(place / "fifo", 0o640)
+    os.mknod(place / "null", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(place / "socket"))
+        kinds = {p.name: stat.filemode(p.stat().st_mode) for p in place.iterdir()}
+        assert kinds["fifo"] == "prw-r-----"
+        assert (kinds["null"], kinds["socket"][0]) == ("crw-------", "s")
+        assert os.stat(place / "null").st_rdev == os.makedev(1, 3)
+        listener.listen()
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(os.path.relpath(place / "socket"))
+    writer = subprocess.Popen(["sh", "-c", "echo hello > fifo"], cwd=place)
+    assert (place / "fifo").read_text() == "hello\n"
+    assert writer.wait(LIMIT_S) == 0
+
+
+def test_a_directory_shows_changes_of_its_names_at_once(place: Path, second: Path) -> None:
+    (place / "d").mkdir()
+    for change in (
+        lambda: (place / "d/f").write_bytes(b"1"),
+        lambda: os.symlink("f", place / "d/s"),
+        lambda: os.link(place / "d/f", place / "d/g"),
+        lambda: (place / "d/sub").mkdir(),
+        lambda: (place / "d/f").unlink(),
+        lambda: os.rename(place / "d/g", place / "d/h"),
+        lambda: os.utime(place / "d", (5, 6)),
+    ):
+        before = os.stat(place / "d")
+        change()
+        after, elsewhere = os.stat(place / "d"), os.stat(second / "d")
+        assert after.st_ctime_ns > before.st_ctime_ns
+        assert [getattr(after, name) for name in SHARED] == [
+            getattr(elsewhere, name) for name in SHARED
+        ]
+
+
+def test_a_file_written_after_a_copy_of_it_was_closed_keeps_all(place: Path, second: Path) -> None:
+    with open(place / "f", "wb", buffering=0) as file:
+        for at in range(3):
+            file.write(b"%d" % at * CHUNK)
+            os.close(os.dup(file.fileno()))
+            assert os.stat(second / "f").st_size == (at + 1) * CHUNK
+        os.unlink(place / "f")
+        os.pwrite(file.fileno(), b"x", 0)
+        memory = mmap.mmap(file.fileno(), CHUNK, mmap.MAP_SHARED, mmap.PROT_WRITE)
+        os.close(os.dup(file.fileno()))
+        memory[1:3] = b"yz"
+        memory.flush()
+        memory.close()
+        with open(f"/proc/self/fd/{file.fileno()}", "rb") as again:
+            assert again.read(4) == b"xyz0"
 
 
 def test_times_that_a_program_sets_survive_its_close(place: Path) -> None:

@@ -81,6 +81,7 @@ struct stat stat_of(const Attributes& from) {
   to.st_gid = from.gid;
   to.st_size = from.size;
   to.st_blksize = from.block;
+  to.st_rdev = from.device;
   to.st_blocks = (from.size + 511) / 512;
   to.st_atim = time_of(from.atime);
   to.st_mtim = time_of(from.mtime);
@@ -92,7 +93,7 @@ fuse_entry_param entry_of(const Mounted& mount, const Attributes& from) {
   fuse_entry_param entry = {};
   entry.ino = from.inode;
   entry.attr = stat_of(from);
-  entry.attr_timeout = entry.entry_timeout = mount.options.attributes_s;
+  entry.attr_timeout = entry.entry_timeout = std::max(0.0, mount.options.attributes_s - from.age_s);
   return entry;
 }
 
@@ -107,7 +108,7 @@ void reply_entry(fuse_req_t req, const Answer& answer) {
 void reply_attributes(fuse_req_t req, const Answer& answer) {
   if (answer.error != 0) return reply_error(req, answer);
   const struct stat attributes = stat_of(answer.attributes);
-  fuse_reply_attr(req, &attributes, mounted(req).options.attributes_s);
+  fuse_reply_attr(req, &attributes, std::max(0.0, mounted(req).options.attributes_s - answer.attributes.age_s));
 }
 
 void reply_bytes(fuse_req_t req, const Answer& answer, std::size_t size) {  // size 0: of an attribute, its length alone
@@ -153,9 +154,10 @@ void readlink(fuse_req_t req, fuse_ino_t inode) {
   fuse_reply_readlink(req, answer.bytes.c_str());
 }
 
-void mknod(fuse_req_t req, fuse_ino_t parent, const char* name, mode_t mode, dev_t) {
+void mknod(fuse_req_t req, fuse_ino_t parent, const char* name, mode_t mode, dev_t device) {
   Request request = request_of(req, "mknod", parent, name);
   request.mode = mode;
+  request.size = static_cast<std::int64_t>(device);
   reply_entry(req, ask(req, request));
 }
 

@@ -26,7 +26,7 @@ from fireflyer.fs3.client.file import File
 from fireflyer.fs3.client.modes import BUFFER_BYTES
 from fireflyer.fs3.client.names import KINDS
 from fireflyer.fs3.discovery import find
-from fireflyer.fs3.meta.inode import DIRECTORY, SYMLINK, Inode
+from fireflyer.fs3.meta.inode import DIRECTORY, FILE, SYMLINK, Inode
 from fireflyer.fs3.transfer import End, Item, Local, Remote, beside_of, copy
 
 PREFIX = "fs3://"
@@ -125,7 +125,7 @@ class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
         if link:
             with contextlib.suppress(FileNotFoundError):
                 at = self.client.inode(path)
-        kind = {SYMLINK: "link", DIRECTORY: "directory"}.get(at.kind, "file")
+        kind = {FILE: "file", SYMLINK: "link", DIRECTORY: "directory"}.get(at.kind, "other")
         described: Info = {
             "name": path,
             "size": 0 if at.kind == DIRECTORY else len(at.target) or at.length,

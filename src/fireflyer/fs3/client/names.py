@@ -11,9 +11,25 @@ from typing import Any, NamedTuple
 from fireflyer.errors import FileError
 from fireflyer.fs3.client.metadata import Metadata, Path, encoded, integer, raw_name
 from fireflyer.fs3.meta import messages
-from fireflyer.fs3.meta.inode import DIRECTORY, FILE, ROOT, SYMLINK, Inode, Layout
+from fireflyer.fs3.meta.inode import (
+    BLOCK_DEVICE,
+    CHARACTER_DEVICE,
+    DIRECTORY,
+    FIFO,
+    FILE,
+    ROOT,
+    SOCKET,
+    SYMLINK,
+    Inode,
+    Layout,
+)
 
-KINDS = {FILE: stat.S_IFREG, DIRECTORY: stat.S_IFDIR, SYMLINK: stat.S_IFLNK}
+KINDS = {
+    **{FILE: stat.S_IFREG, DIRECTORY: stat.S_IFDIR, SYMLINK: stat.S_IFLNK},
+    **{FIFO: stat.S_IFIFO, SOCKET: stat.S_IFSOCK},
+    **{CHARACTER_DEVICE: stat.S_IFCHR, BLOCK_DEVICE: stat.S_IFBLK},
+}
+"""Type bits of `st_mode` by kind."""
 PAGE = 1024
 """Number of names requested at a time."""
 
@@ -46,6 +62,7 @@ def status_of(inode: Inode) -> os.stat_result:
         **{f"st_{n}time_ns": t for n, t in zip("amc", times, strict=True)},
         "st_blksize": block,
         "st_blocks": (size + 511) // 512,
+        "st_rdev": inode.device,
     }
     mode = KINDS[inode.kind] | inode.mode
     fields = (mode, inode.number, 0, inode.nlink, inode.uid, inode.gid, size, *whole)

@@ -185,13 +185,15 @@ def set_layout(t: Transaction, ctx: Context, call: SetLayout) -> Inode:
     """Sets the layout of a directory, or of an empty file.
 
     Raises:
-        FileError: EINVAL (sizes), EPERM, EBUSY (the file is open for writing), ENOTEMPTY (it is not
+        FileError: EINVAL (sizes, a special file), EPERM, EBUSY (the file is open for writing), ENOTEMPTY (it is not
             empty), ...
     """
     inode = find(t, ctx.user, call.inode, call.path)
     require_owner(ctx.user, inode, call.path)
     layout = call.layout
     size = layout.chunk_size
+    if inode.kind not in (FILE, DIRECTORY):
+        raise FileError(errno.EINVAL, call.path)
     if not CHUNK_MIN <= size <= CHUNK_MAX or size & (size - 1):
         raise FileError(errno.EINVAL, call.path)
     if not 1 <= layout.stripe <= STRIPE_MAX or layout.table < 0 or layout.table_version < 0:

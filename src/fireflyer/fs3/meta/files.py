@@ -19,6 +19,7 @@ from fireflyer.fs3.meta.inode import (
     FILE,
     FILES,
     LINKS_FOLLOWED,
+    SPECIAL,
     SYMLINK,
     Inode,
     Layout,
@@ -132,6 +133,8 @@ def _opened(
         raise FileError(errno.EISDIR, path)
     if inode.kind == SYMLINK:
         raise FileError(errno.ELOOP, path)
+    if inode.kind in SPECIAL:
+        raise FileError(errno.ENXIO, path, "fifos, sockets and devices can be opened on a mount only")
     if inode.nlink == 0:
         raise FileError(errno.ENOENT, path)
     if read:
@@ -147,7 +150,7 @@ def open_file(t: Transaction, ctx: Context, call: Open) -> Inode:
 
     Raises:
         FileError: EISDIR (a directory, for writing), ELOOP (a symlink, not followed), EACCES,
-            ENOENT, ...
+            ENOENT, ENXIO (a special file), ...
     """
     inode = find(t, ctx.user, call.inode, call.path, call.follow)
     return _opened(t, ctx, inode, call.handle, call.path, read=call.read)

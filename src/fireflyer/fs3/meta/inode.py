@@ -10,6 +10,9 @@ from fireflyer.errors import Corrupted, FileError
 FORMAT = 1
 ROOT = 1
 FILE, DIRECTORY, SYMLINK = 1, 2, 3
+FIFO, SOCKET, CHARACTER_DEVICE, BLOCK_DEVICE = 4, 5, 6, 7
+SPECIAL = (FIFO, SOCKET, CHARACTER_DEVICE, BLOCK_DEVICE)
+"""Kinds without bytes: only the kernel of a machine that mounts the file system can open them."""
 
 CHUNK_MIN, CHUNK_MAX = 4 << 10, 64 << 20
 """Smallest and largest chunk, in bytes."""
@@ -31,7 +34,7 @@ class Layout(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Inode(msgspec.Struct, array_like=True, gc=False):
-    """File, directory or symlink. Times are ns since 1970; `parent` and `name` are one of its
+    """File, directory, symlink or special file. Times are ns since 1970; `parent` and `name` are one of its
     names.
 
     A directory's mtime, ctime and nlink are complete in an answer; in the store, `M` rows add to
@@ -60,6 +63,8 @@ class Inode(msgspec.Struct, array_like=True, gc=False):
     name: bytes
     target: bytes = b""
     """Target of a symlink."""
+    device: int = 0
+    """Number of a device, as in `st_rdev`."""
 
     @property
     def length_max(self) -> int:

@@ -233,6 +233,16 @@ class Symlink(Call, frozen=True, tag="Symlink"):
     target: bytes
 
 
+class MakeNode(Call, frozen=True, tag="MakeNode"):
+    """Makes a fifo, a socket, or a device with this number. Answer: Inode."""
+
+    inode: Number
+    path: bytes
+    kind: Signed
+    mode: Signed = 0o644
+    device: Number = 0
+
+
 class ChangeMode(Call, frozen=True, tag="ChangeMode"):
     """Answer: Inode."""
 
@@ -410,6 +420,7 @@ Writing = (
     | Rename
     | Link
     | Symlink
+    | MakeNode
     | ChangeMode
     | ChangeOwner
     | SetTimes

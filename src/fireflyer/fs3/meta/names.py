@@ -1,4 +1,4 @@
-"""unlink, link, symlink, readlink, all names of an inode."""
+"""unlink, link, symlink, mknod, readlink, all names of an inode."""
 
 import errno
 
@@ -25,16 +25,29 @@ from fireflyer.fs3.meta.directory_entries import (
     put_entry,
 )
 from fireflyer.fs3.meta.inode import (
+    BLOCK_DEVICE,
+    CHARACTER_DEVICE,
     DIRECTORY,
     FILES,
     PATH_MAX,
     ROOT,
+    SPECIAL,
     SYMLINK,
     Inode,
     entry_key,
     rows_of,
 )
-from fireflyer.fs3.meta.messages import Blob, Blobs, Done, Link, Names, ReadLink, Symlink, Unlink
+from fireflyer.fs3.meta.messages import (
+    Blob,
+    Blobs,
+    Done,
+    Link,
+    MakeNode,
+    Names,
+    ReadLink,
+    Symlink,
+    Unlink,
+)
 from fireflyer.fs3.meta.walk import child, find, place
 
 LINKS_MAX = 1 << 31
@@ -97,6 +110,27 @@ def symlink(t: Transaction, ctx: Context, call: Symlink) -> Inode:
     inode.layout = None
     inode.target = target
     inode.length = len(target)
+    store(t, inode)
+    put_entry(t, ctx, at.directory, at.name, inode)
+    t.add(FILES, 1)
+    return inode
+
+
+def make_node(t: Transaction, ctx: Context, call: MakeNode) -> Inode:
+    """Makes a special file.
+
+    Raises:
+        FileError: EINVAL (another kind), EPERM (a device, not for root), EEXIST, EACCES, ...
+    """
+    if call.kind not in SPECIAL:
+        raise FileError(errno.EINVAL, call.path)
+    device = call.kind in (CHARACTER_DEVICE, BLOCK_DEVICE)
+    at = free_place(t, ctx, call.inode, call.path, directory=False)
+    if device and ctx.user.uid != 0:
+        raise FileError(errno.EPERM, call.path)
+    inode = new_inode(ctx, call.kind, call.mode, at)
+    inode.layout = None
+    inode.device = call.device if device else 0
     store(t, inode)
     put_entry(t, ctx, at.directory, at.name, inode)
     t.add(FILES, 1)

@@ -75,6 +75,7 @@ _WRITES: dict[type, tuple[Operation, type]] = {
     messages.Rename: (rename.rename, messages.Done),
     messages.Link: (names.link, Inode),
     messages.Symlink: (names.symlink, Inode),
+    messages.MakeNode: (names.make_node, Inode),
     messages.ChangeMode: (attributes.change_mode, Inode),
     messages.ChangeOwner: (attributes.change_owner, Inode),
     messages.SetTimes: (attributes.set_times, Inode),
@@ -179,11 +180,14 @@ class Numbers:
         return first
 
 
+_MAKING = messages.Create | messages.MakeDirectory | messages.Symlink | messages.MakeNode
+
+
 def _made(call: messages.Call) -> int:
     """Returns the maximum number of inodes that a call makes."""
     if isinstance(call, messages.CreateMany):
         return len(call.names)
-    return int(isinstance(call, messages.Create | messages.MakeDirectory | messages.Symlink))
+    return int(isinstance(call, _MAKING))
 
 
 class Folders:

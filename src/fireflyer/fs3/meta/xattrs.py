@@ -13,7 +13,7 @@ from fireflyer.fs3.meta.context import (
     require_owner,
     store,
 )
-from fireflyer.fs3.meta.inode import DIRECTORY, NAME_MAX, SYMLINK, Inode, rows_of, xattr_key
+from fireflyer.fs3.meta.inode import DIRECTORY, FILE, NAME_MAX, Inode, rows_of, xattr_key
 from fireflyer.fs3.meta.messages import (
     XATTR_CREATE,
     XATTR_REPLACE,
@@ -42,7 +42,7 @@ def _check(ctx: Context, inode: Inode, name: bytes, bits: int, path: bytes) -> N
         return
     if not name.startswith(b"user."):
         raise FileError(errno.EOPNOTSUPP, path)
-    if inode.kind == SYMLINK:
+    if inode.kind not in (FILE, DIRECTORY):
         raise FileError(errno.EPERM if bits == WRITE else errno.ENODATA, path)
     if bits == WRITE and inode.kind == DIRECTORY and inode.mode & STICKY:
         require_owner(ctx.user, inode, path)

@@ -28,7 +28,7 @@ class OpenFile:
     def __init__(self, parts: Parts, number: int) -> None:
         self.lock = threading.RLock()
         self.users = 0
-        self._parts, self._number = parts, number
+        self._parts, self._number = parts, number  # 0: not made yet
         self._file: File | None = None
         self._state: FileState | None = None
         self._ends_early = True  # until a program writes after it has closed a copy of the file
@@ -69,6 +69,7 @@ class OpenFile:
     def adopt(self, inode: Inode, handle: int) -> None:
         """Takes over an inode that was opened under `handle`, 0 to read only."""
         data, metadata, pulse, _ = self._parts
+        self._number = inode.number
         name = f"inode {inode.number}"
         before = self._file
         self._file = File(data, metadata, pulse, inode, name, readable=True, handle=handle)

@@ -146,7 +146,7 @@ def serve(where: str | None, directory: str, *, cache_s: float, ready: Callable[
     place = find(where)
     settings = Settings(deadline_s=DEADLINE_S, lanes=THREADS)
     with connect(place.addresses, secret_file=place.secret_file, settings=settings) as client:
-        requests = Requests(client, lambda: space_of(place))
+        requests = Requests(client, lambda: space_of(place), cache_s)
         mount = Mount(
             *(client.parts.engine, requests.call, requests.finish),
             *(settings.attempt_s, settings.slowest),

@@ -17,11 +17,12 @@ from fireflyer.errors import FileError, FileTimeout, FireflyerError, NoSpace
 from fireflyer.fs3.client import Client
 from fireflyer.fs3.client.names import KINDS
 from fireflyer.fs3.meta import messages
-from fireflyer.fs3.meta.inode import FILE, SYMLINK, Inode
+from fireflyer.fs3.meta.inode import FILE, SPECIAL, SYMLINK, Inode
+from fireflyer.fs3.mount.directory_cache import DirectoryCache
 from fireflyer.fs3.mount.open_files import OpenFile, OpenFiles, access_of
 from fireflyer.log import get_logger
 
-Attributes = tuple[int, int, int, int, int, int, int, int, int, int]
+Attributes = tuple[int, int, int, int, int, int, int, int, int, int, int, float]
 Answer = (
     int
     | bytes
@@ -46,6 +47,7 @@ again, because another client may have put another file there."""
 SPACE_S = 10.0
 """Seconds for which the figures of statfs are kept."""
 BLOCK = 4096
+SPECIAL_KINDS = {KINDS[kind]: kind for kind in SPECIAL}
 
 
 class Requests:
@@ -53,13 +55,17 @@ class Requests:
 
     Args:
         space: returns the bytes of all disks and the free ones, both for one copy of the data.
+        cache_s: how long attributes may be kept.
     """
 
-    def __init__(self, client: Client, space: Callable[[], tuple[int, int]]) -> None:
+    def __init__(
+        self, client: Client, space: Callable[[], tuple[int, int]], cache_s: float
+    ) -> None:
         self._names, self._metadata = client, client.parts.metadata
         self._data = client.parts.data
         self._parts = client.parts
         self.files = OpenFiles(client.parts)
+        self._directories = DirectoryCache(cache_s)
         self._space, self._root = space, os.getuid() == 0
         self._space_lock = threading.Lock()  # guards the attribute below
         self._space_known = (-SPACE_S, 0, 0)
@@ -111,7 +117,7 @@ class Requests:
 
     # Attributes
 
-    def _described(self, inode: Inode) -> Attributes:
+    def _described(self, inode: Inode, age_s: float = 0.0) -> Attributes:
         size, mtime = inode.length, inode.mtime
         block = BLOCK
         if inode.kind == SYMLINK:
@@ -122,11 +128,14 @@ class Requests:
                 size, mtime = entry.merged(inode)
         ctime = max(inode.ctime, mtime) if mtime != inode.mtime else inode.ctime
         mode = KINDS[inode.kind] | inode.mode
-        who = inode.uid, inode.gid
-        return inode.number, mode, inode.nlink, *who, size, inode.atime, mtime, ctime, block
+        own = inode.number, mode, inode.nlink, inode.uid, inode.gid, size
+        return *own, inode.atime, mtime, ctime, block, inode.device, age_s
 
     def _stat(self, number: int, name: bytes = b"") -> Inode:
-        return self._metadata.ask(messages.Stat(number, name, False), Inode)
+        ticket = self._directories.ticket()
+        inode = self._metadata.ask(messages.Stat(number, name, False), Inode)
+        self._directories.learn(inode, ticket)
+        return inode
 
     def _lookup(self, request: Request) -> Answer:
         return self._described(self._stat(request.inode, request.name))
@@ -134,7 +143,8 @@ class Requests:
     def _getattr(self, request: Request) -> Answer:
         entry = self.files.find(request.inode)
         if entry is None:
-            return self._described(self._stat(request.inode))
+            known = self._directories.find(request.inode)
+            return self._described(*known or (self._stat(request.inode),))
         with entry.lock:
             return self._described(entry.refresh() if entry.known else self._stat(request.inode))
 
@@ -153,6 +163,7 @@ class Requests:
             atime = _time(request.atime, valid, ATIME, ATIME_NOW)
             mtime = _time(request.mtime, valid, MTIME, MTIME_NOW)
             self._metadata.act(messages.SetTimes(number, b"", atime, mtime, False), Inode)
+        self._directories.forget(number)
         return self._described(self._stat(number))
 
     def _statfs(self, _: Request) -> Answer:
@@ -173,17 +184,25 @@ class Requests:
         return messages.User(request.caller_uid, request.caller_gid, groups)
 
     def _make(self, call: messages.Writing, request: Request) -> Answer:
-        return self._described(self._metadata.act(call, Inode, self._user(request)))
+        inode = self._metadata.act(call, Inode, self._user(request))
+        self._directories.added(request.inode, inode.btime)
+        return self._described(inode)
 
     def _mknod(self, request: Request) -> Answer:
-        if stat.S_IFMT(request.mode) not in (0, stat.S_IFREG):
-            return errno.EPERM
-        mode = request.mode & 0o7777
-        return self._make(messages.Create(request.inode, request.name, mode, True), request)
+        mode, kind = request.mode & 0o7777, stat.S_IFMT(request.mode)
+        if kind in (0, stat.S_IFREG):
+            return self._make(messages.Create(request.inode, request.name, mode, True), request)
+        if kind not in SPECIAL_KINDS:
+            return errno.EINVAL
+        made = SPECIAL_KINDS[kind], mode, request.size
+        return self._make(messages.MakeNode(request.inode, request.name, *made), request)
 
     def _mkdir(self, request: Request) -> Answer:
         mode = request.mode & 0o7777
-        return self._make(messages.MakeDirectory(request.inode, request.name, mode), request)
+        call = messages.MakeDirectory(request.inode, request.name, mode)
+        made = self._metadata.act(call, Inode, self._user(request))
+        self._directories.forget(request.inode)
+        return self._described(made)
 
     def _symlink(self, request: Request) -> Answer:
         call = messages.Symlink(request.inode, request.name, request.data)
@@ -191,15 +210,19 @@ class Requests:
 
     def _link(self, request: Request) -> Answer:
         call = messages.Link(request.inode, b"", request.other, request.name)
-        return self._described(self._metadata.act(call, Inode))
+        inode = self._metadata.act(call, Inode)
+        self._directories.added(request.other, inode.ctime)
+        return self._described(inode)
 
     def _unlink(self, request: Request) -> Answer:
         self._hold(request.inode, request.name)
         self._metadata.act(messages.Unlink(request.inode, request.name), messages.Done)
+        self._directories.forget(request.inode)
         return 0
 
     def _rmdir(self, request: Request) -> Answer:
         self._metadata.act(messages.RemoveDirectory(request.inode, request.name), messages.Done)
+        self._directories.forget(request.inode)
         return 0
 
     def _rename(self, request: Request) -> Answer:
@@ -209,6 +232,7 @@ class Requests:
             self._hold(request.other, request.data)
         ends = request.inode, request.name, request.other, request.data
         self._metadata.act(messages.Rename(*ends, request.flags), messages.Done)
+        self._directories.forget(request.inode, request.other)
         return 0
 
     def _hold(self, parent: int, name: bytes) -> None:
@@ -242,6 +266,7 @@ class Requests:
         name, data = request.name, request.data
         call = messages.SetXattr(request.inode, b"", name, data, request.flags, False)
         self._metadata.act(call, messages.Done)
+        self._directories.forget(request.inode)
         return 0
 
     def _listxattr(self, request: Request) -> Answer:
@@ -252,6 +277,7 @@ class Requests:
     def _removexattr(self, request: Request) -> Answer:
         call = messages.RemoveXattr(request.inode, b"", request.name, False)
         self._metadata.act(call, messages.Done)
+        self._directories.forget(request.inode)
         return 0
 
     # Open files
@@ -275,6 +301,7 @@ class Requests:
         handle = self._metadata.handle()
         call = messages.Create(request.inode, request.name, mode, exclusive, handle)
         inode = made.create(call, self._user(request))
+        self._directories.added(request.inode, inode.btime)
         entry = self.files.add(inode.number, made)
         if entry is not made:  # an existing file, which is open already
             made.close()
