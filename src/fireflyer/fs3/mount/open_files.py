@@ -31,7 +31,7 @@ class OpenFile:
         self._parts, self._number = parts, number  # 0: not made yet
         self._file: File | None = None
         self._state: FileState | None = None
-        self._ends_early = True  # until a program writes after it has closed a copy of the file
+        self._ends_early = True  # until a write comes after a close, or the session keeps the bytes
 
     @property
     def state(self) -> FileState:
@@ -82,6 +82,7 @@ class OpenFile:
 
     def hold(self) -> None:
         """Keeps the bytes of a file that loses its last name while it is open."""
+        self._ends_early = False
         if self._file is not None and not self._file.writable():
             self.open(reads=False, writes=True)
 
