@@ -28,7 +28,7 @@ inline constexpr std::int64_t kClean = -1;
 //   - `written` is the largest end written since it was last taken, or kClean.
 //   - It is owned by shared pointers alone, of which Python's object holds one: the last may go without the GIL.
 //   - No chunk at or beyond byte `widened` is written. A write counts itself in `writers` before it looks at `widened`.
-//     Whoever sets `widened` to 0 and then sees no writers knows that each later write asks again.
+//     A thread that sets `widened` to 0 and then sees no writers knows that each later write asks again.
 struct FileState : std::enable_shared_from_this<FileState> {
   FileState(std::uint64_t number, client::FileMap chunks, std::int64_t length)
       : inode(number), map(std::move(chunks)), end(length) {}

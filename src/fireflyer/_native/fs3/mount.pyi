@@ -83,6 +83,10 @@ class FileState:
     def widened(self, arg: int, /) -> None: ...
 
     @property
+    def writers(self) -> int:
+        """Writes in flight."""
+
+    @property
     def dirty(self) -> bool:
         """Bytes were written since `take`."""
 

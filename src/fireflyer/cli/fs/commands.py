@@ -310,7 +310,11 @@ def find(
     ] = None,
     kind: Annotated[
         str | None,
-        typer.Option("--type", metavar="f|d|l|p|s|c|b", help="Only files, directories, symlinks, pipes, sockets or devices."),
+        typer.Option(
+            "--type",
+            metavar="f|d|l|p|s|c|b",
+            help="Only files, directories, symlinks, pipes, sockets or devices.",
+        ),
     ] = None,
     json: Json = False,
     where: Where = None,

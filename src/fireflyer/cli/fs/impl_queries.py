@@ -28,13 +28,22 @@ from fireflyer.fs3.scrub import Scrubbed
 from fireflyer.program import plain, text
 
 KINDS = {
-    **{"f": stat.S_ISREG, "d": stat.S_ISDIR, "l": stat.S_ISLNK, "p": stat.S_ISFIFO},
-    **{"s": stat.S_ISSOCK, "c": stat.S_ISCHR, "b": stat.S_ISBLK},
+    "f": stat.S_ISREG,
+    "d": stat.S_ISDIR,
+    "l": stat.S_ISLNK,
+    "p": stat.S_ISFIFO,
+    "s": stat.S_ISSOCK,
+    "c": stat.S_ISCHR,
+    "b": stat.S_ISBLK,
 }
 NAMES = {
-    **{stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"},
-    **{stat.S_IFIFO: "fifo", stat.S_IFSOCK: "socket"},
-    **{stat.S_IFCHR: "character device", stat.S_IFBLK: "block device"},
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "symlink",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "character device",
+    stat.S_IFBLK: "block device",
 }
 NODE_COLUMNS = (
     *("NODE", "NAME", "LEASE", "HEARD", "SOFTWARE", "TARGETS", "FREE", "DISK", "SCRUBBED"),

@@ -25,9 +25,13 @@ from fireflyer.fs3.meta.inode import (
 )
 
 KINDS = {
-    **{FILE: stat.S_IFREG, DIRECTORY: stat.S_IFDIR, SYMLINK: stat.S_IFLNK},
-    **{FIFO: stat.S_IFIFO, SOCKET: stat.S_IFSOCK},
-    **{CHARACTER_DEVICE: stat.S_IFCHR, BLOCK_DEVICE: stat.S_IFBLK},
+    FILE: stat.S_IFREG,
+    DIRECTORY: stat.S_IFDIR,
+    SYMLINK: stat.S_IFLNK,
+    FIFO: stat.S_IFIFO,
+    SOCKET: stat.S_IFSOCK,
+    CHARACTER_DEVICE: stat.S_IFCHR,
+    BLOCK_DEVICE: stat.S_IFBLK,
 }
 """Type bits of `st_mode` by kind."""
 PAGE = 1024

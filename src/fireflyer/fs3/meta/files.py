@@ -134,7 +134,9 @@ def _opened(
     if inode.kind == SYMLINK:
         raise FileError(errno.ELOOP, path)
     if inode.kind in SPECIAL:
-        raise FileError(errno.ENXIO, path, "fifos, sockets and devices can be opened on a mount only")
+        raise FileError(
+            errno.ENXIO, path, "fifos, sockets and devices can be opened on a mount only"
+        )
     if inode.nlink == 0:
         raise FileError(errno.ENOENT, path)
     if read:
