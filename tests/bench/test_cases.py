@@ -8,7 +8,6 @@ import torch
 
 from fireflyer.bench.collectives import cases, one_host, overhead
 from fireflyer.bench.harness import goals
-from fireflyer.bench.harness.options import parse_size
 from fireflyer.errors import ConfigError
 
 K, M = 1 << 10, 1 << 20
@@ -139,8 +138,3 @@ def test_overhead_compares_with_gloo_and_the_time_allowed() -> None:
     rows = overhead.run(ranks=1, rounds=1)
     assert [row.peer for row in rows] == ["allowed", "gloo", "gloo"] * 2
     assert [row.peer_value for row in rows if row.peer == "allowed"] == [8.0, 20.0]
-
-
-@pytest.mark.parametrize(("text", "size"), [("64K", 64 * K), ("16m", 16 * M), ("1000", 1000)])
-def test_sizes(text: str, size: int) -> None:
-    assert parse_size(text) == size

@@ -168,7 +168,11 @@ def test_the_preview_page(here: Path, capsysbinary: Any) -> None:
         ("pack rows.jsonl -o photos --force", 1, "photos exists and is not a file"),
         ("pack rows.jsonl -o photos --files 2", 1, "photos already exists"),
         ("pack rows.jsonl -o a --files 2 --file-size 1M", 2, "exclude each other"),
-        ("pack rows.jsonl -o a --file-size 1X", 2, "--file-size '1X': expected e.g. 64K"),
+        (
+            "pack rows.jsonl -o a --file-size 1X",
+            2,
+            "--file-size: invalid size '1X': expected e.g. 64K",
+        ),
         (
             "pack rows.jsonl -o a.ffr --from csv",
             1,

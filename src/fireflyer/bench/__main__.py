@@ -20,6 +20,7 @@ from fireflyer.bench.harness.command_line import (
     teller,
 )
 from fireflyer.bench.harness.report import Machine
+from fireflyer.bench.network import commands as network_commands
 from fireflyer.bench.parallel import commands as parallel_commands
 from fireflyer.bench.train import commands as train_commands
 from fireflyer.errors import CollectiveError
@@ -559,6 +560,7 @@ for _command_of_training in (
     train_commands.train,
     train_commands.wire,
     train_commands.scaling,
+    network_commands.net,
     parallel_commands.experts,
     parallel_commands.pipeline,
     parallel_commands.tensor,

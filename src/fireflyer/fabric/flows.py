@@ -1,125 +1,173 @@
-"""Max-min fair rates of flows over static routes, and traffic to apply them to.
+"""Max-min fair rates of flows over static routes, and the time at which each flow ends.
 
 The model knows no queues: it is right where lanes isolate the kinds of traffic, and blind to
 congestion that spreads from one kind to another.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fireflyer.errors import FabricError
+from fireflyer._native import fabric as native
 from fireflyer.fabric.net import Ints, Net
-from fireflyer.fabric.verify import Check, zone_orders
-
-Floats = NDArray[np.float64]
+from fireflyer.fabric.routing import route
+from fireflyer.fabric.traffic import Floats, Traffic
+from fireflyer.fabric.verify import Check
 
 PORT_BYTES_S = 25e9
 """Bytes a second of a cable of 200 Gb/s, in each direction."""
 
-READS = 12
-"""Stores that each client of the storage traffic reads from at once."""
 
-TRAFFIC = ("storage", "ring", "random")
+@dataclass(frozen=True)
+class Paths:
+    """Links that flows use.
+
+    Links are the cables (switch * (P + 1) + port), the ports out of the endpoints, the ports into
+    them, and a last one without capacity, for flows without a route.
+
+    Attributes:
+        begin: int64 (F + 1,); flow i uses `links[begin[i]:begin[i + 1]]`.
+        links: int32.
+    """
+
+    begin: NDArray[np.int64]
+    links: Ints
+
+    @classmethod
+    def over(cls, check: Check, of: Traffic) -> "Paths":
+        """Follows the routes of flows."""
+        net = check.net
+        size, ends, (at, _) = net.peers.size, len(net.endpoints), net.attached
+        cabled = (at[of.senders] >= 0) & (at[of.receivers] >= 0)
+        arrives = cabled & check.arrives[np.where(cabled, at[of.senders], 0), of.receivers]
+        cables = check.cables(of.senders, of.receivers).T
+        nowhere = np.full(len(arrives), size + 2 * ends)
+        ports = np.stack([size + of.senders, size + ends + of.receivers, nowhere], axis=1)
+        whole = np.concatenate([cables < size, np.ones((len(cables), 2), bool)], axis=1)
+        used = np.concatenate([whole & arrives[:, None], ~arrives[:, None]], axis=1)
+        begin = np.zeros(len(used) + 1, np.int64)
+        np.cumsum(used.sum(axis=1), out=begin[1:])
+        return cls(begin, np.concatenate([cables, ports], axis=1)[used].astype(np.int32))
 
 
-def fair_rates(
-    flows: NDArray[np.int64], links: NDArray[np.int64], capacities: Floats, count: int
-) -> Floats:
-    """Computes the max-min fair rate of each flow.
+def fair_rates(paths: Paths, capacities: Floats) -> Floats:
+    """Computes the max-min fair rate of each flow, in bytes a second.
 
-    Args:
-        flows: flow of each use of a link.
-        links: link of each use.
-        capacities: capacity of each link.
-        count: number of flows; each must use a link.
-
-    Returns:
-        (count,) rates. No rate can grow without a smaller or equal one shrinking.
+    No rate can grow without a smaller or equal one shrinking.
 
     Raises:
-        ValueError: a flow uses no link, so its rate has no bound.
+        ValueError: a flow uses no link, so its rate has no bound, or an index is out of range.
     """
-    if count and len(np.unique(flows)) < count:
-        raise ValueError("a flow uses no link; its rate has no bound")
-    rates = np.zeros(count)
-    left = capacities.astype(np.float64).copy()
-    while len(flows):
-        users = np.bincount(links, minlength=len(left))
-        share = np.full(len(left), np.inf)
-        np.divide(left, users, out=share, where=users > 0)
-        lowest = float(share.min())
-        full = share <= lowest * (1 + 1e-12)
-        settled = np.zeros(count, bool)
-        settled[flows[full[links]]] = True
-        rates[settled] = lowest
-        gone = settled[flows]
-        left -= np.bincount(links[gone], minlength=len(left)) * lowest
-        np.maximum(left, 0.0, out=left)
-        flows, links = flows[~gone], links[~gone]
-    return rates
+    sizes = np.ones(len(paths.begin) - 1)
+    return native.Flows(capacities, paths.begin, paths.links, sizes).rates()
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """Flows by their ends: endpoints that send, and the receiver of each."""
+class Failure:
+    """Cables that fail together, and when.
 
-    senders: Ints
-    receivers: Ints
-
-
-def traffic(net: Net, kind: str, seed: int = 0) -> Traffic:
-    """Makes the flows of a kind of traffic.
-
-    "storage": each compute node reads from 12 stores of its zone, dealt out evenly.
-    "ring": each endpoint of a zone sends to the next in the order of leaves and ports.
-    "random": a random permutation inside each zone.
-
-    Raises:
-        FabricError: the kind is unknown, or the network has no storage nodes.
+    Attributes:
+        at_s: seconds from the start.
+        switches: switches whose cables fail.
+        links: cables that fail, each as (switch, port) of one of its ends.
+        until_s: time at which they work again; infinity: never.
     """
-    orders = zone_orders(net)
-    if kind == "storage":
-        senders, receivers = [], []
-        for order in orders:
-            stores = np.array([net.endpoints[end].startswith("store") for end in order], bool)
-            sources, clients = order[stores], order[~stores]
-            if not len(sources):
-                raise FabricError("the network has no storage nodes; use --preset fire-flyer2")
-            turn = np.arange(len(clients) * READS) % len(sources)
-            senders.append(sources[turn])
-            receivers.append(np.repeat(clients, READS))
-        return Traffic(np.concatenate(senders), np.concatenate(receivers))
-    if kind not in TRAFFIC:
-        raise FabricError(f"invalid traffic {kind!r}: expected one of {', '.join(TRAFFIC)}")
-    random = np.random.default_rng(seed)
-    ends = [np.roll(one, -1) if kind == "ring" else random.permutation(one) for one in orders]
-    senders, receivers = orders, ends
-    moving = np.concatenate(senders) != np.concatenate(receivers)
-    return Traffic(np.concatenate(senders)[moving], np.concatenate(receivers)[moving])
+
+    at_s: float
+    switches: tuple[int, ...] = ()
+    links: tuple[tuple[int, int], ...] = ()
+    until_s: float = math.inf
 
 
-def flowing(check: Check, of: Traffic) -> dict[str, Any]:
-    """Computes the rates of flows and sums them up.
+@dataclass(frozen=True)
+class Run:
+    """Times at which flows ended, infinity for those that never do, and computations of rates."""
+
+    ends_s: Floats
+    events: int
+
+
+def run_flows(
+    net: Net, of: Traffic, size: float, failures: Sequence[Failure] = (), *,
+    reroute_s: float = 1.0, merge: float = 0.0,
+) -> Run:  # fmt: skip
+    """Runs flows to their ends, through failures.
+
+    Flows over a failed cable wait. New tables are in force `reroute_s` after each change; entries
+    whose route survives stay as they were.
+
+    Args:
+        net: the network without failures.
+        of: the flows.
+        size: bytes that the user asks for (see `traffic.KINDS`).
+        failures: what fails, and when.
+        reroute_s: seconds from a change of the network to its new tables.
+        merge: flows that end within this share of the time after another one end with it.
+    """
+    left, ends, events = of.weights * size, np.full(len(of.senders), math.inf), 0
+    marks = _marks(failures, reroute_s)
+    routes, routed = route(net), net
+    for number, (now, seen_at) in enumerate(marks):
+        if seen_at is not None:
+            routed = _at(net, failures, seen_at)
+            routes = route(net) if routed is net else route(routed, routes)
+        running = np.flatnonzero(np.isinf(ends))
+        if not len(running):
+            break
+        rest = Traffic(of.senders[running], of.receivers[running], left[running])
+        paths = Paths.over(Check(routed, routes.tables), rest)
+        capacities = link_capacities(_at(net, failures, now))
+        solver = native.Flows(capacities, paths.begin, paths.links, rest.weights)
+        solver.run(marks[number + 1][0] - now if number + 1 < len(marks) else math.inf, merge)
+        ends[running] = now + solver.ends()
+        left[running] = solver.left()
+        events += solver.events
+    return Run(ends, events)
+
+
+def _marks(failures: Sequence[Failure], reroute_s: float) -> list[tuple[float, float | None]]:
+    """Times at which cables or tables change: each with the time of the state that new tables see."""
+    marks: dict[float, float | None] = {0.0: None}
+    changes = sorted({t for one in failures for t in (one.at_s, one.until_s) if math.isfinite(t)})
+    for at in changes:
+        marks.setdefault(at, None)
+    for at in changes:
+        marks[at + reroute_s] = at
+    return sorted(marks.items())
+
+
+def _at(net: Net, failures: Sequence[Failure], now: float) -> Net:
+    """Returns the network with the cables that work at a time."""
+    down = [one for one in failures if one.at_s <= now < one.until_s]
+    if not down:
+        return net
+    switches = [switch for one in down for switch in one.switches]
+    return net.without(switches, [link for one in down for link in one.links])
+
+
+def link_capacities(net: Net) -> Floats:
+    """Returns the capacity of each link of `Paths`; 0 for cables and ports that do not work."""
+    cables = np.where(net.peers.ravel() >= 0, PORT_BYTES_S, 0.0)
+    ports = np.where(net.attached[0] >= 0, PORT_BYTES_S, 0.0)
+    return np.concatenate([cables, ports, ports, np.zeros(1)])
+
+
+def flow_figures(net: Net, of: Traffic) -> dict[str, Any]:
+    """Computes the rates of flows over the own routes of a network and sums them up.
 
     Returns:
         `flows`, `total_bytes_s`, `ceiling_bytes_s` (the ports of the senders, or of the receivers
         if they are fewer), `of_ceiling`, and the least and mean rate of a flow.
     """
-    net = check.net
-    cables = check.cables(of.senders, of.receivers)
-    size, ends, count = net.peers.size, len(net.endpoints), len(of.senders)
-    rows, flow = np.nonzero(cables < size)
-    each = np.arange(count)
-    flows = np.concatenate([flow, each, each])
-    links = np.concatenate([cables[rows, flow], size + of.senders, size + ends + of.receivers])
-    capacities = np.full(size + 2 * ends, PORT_BYTES_S)
-    rates = fair_rates(flows.astype(np.int64), links.astype(np.int64), capacities, count)
+    paths = Paths.over(Check(net, route(net).tables), of)
+    rates = fair_rates(paths, link_capacities(net))
     ceiling = min(len(np.unique(of.senders)), len(np.unique(of.receivers))) * PORT_BYTES_S
     return {
-        "flows": count, "total_bytes_s": float(rates.sum()), "ceiling_bytes_s": ceiling,
+        "flows": len(rates), "total_bytes_s": float(rates.sum()), "ceiling_bytes_s": ceiling,
         "of_ceiling": float(rates.sum() / ceiling), "least_bytes_s": float(rates.min()),
         "mean_bytes_s": float(rates.mean()),
     }  # fmt: skip

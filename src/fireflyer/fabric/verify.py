@@ -92,11 +92,16 @@ class Check:
         return int(np.where(joined, self._missed, 0).sum())
 
     @cached_property
+    def arrives(self) -> NDArray[np.bool_]:
+        """(S, E): True if packets at the switch arrive at the endpoint."""
+        arrives: NDArray[np.bool_] = _absorbed(self._following) == len(self.net.switches)
+        return arrives
+
+    @cached_property
     def _missed(self) -> Counts:
         """(S, E): pairs from endpoints of the switch that miss the endpoint."""
-        net = self.net
+        net, arrives = self.net, self.arrives
         at, _ = net.attached
-        arrives = _absorbed(self._following) == len(net.switches)
         missed = np.where(arrives, 0, self._weights[:, None]).astype(np.int64)
         cabled = np.flatnonzero(at >= 0)
         missed[at[cabled], cabled] -= ~arrives[at[cabled], cabled]

@@ -10,6 +10,7 @@ import typer
 
 from fireflyer.bench.harness import options
 from fireflyer.bench.harness.report import Machine, NcclRow, Report, Row, emit
+from fireflyer.units import parse_size
 
 JsonTo = Annotated[
     str | None,
@@ -58,7 +59,7 @@ def report(
 def sizes_of(text: str) -> tuple[int, ...]:
     """Parses a list of sizes; raises BadParameter if it is invalid."""
     try:
-        return tuple(options.parse_size(size.strip()) for size in text.split(","))
+        return tuple(parse_size(size) for size in text.split(","))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 

@@ -210,3 +210,8 @@ PIPELINE_PREDICTED = (1 / 1.05, 1 / 1.02)
 PIPELINE_TORCH = {"compute-bound": (1 / 1.02, 1.0), "communication-bound": (1 / 0.95, 1 / 0.8)}
 PIPELINE_BYTES = (1 / 1.001, 1 / 1.001)
 """Payload over the bytes that a card sends, headers of messages included."""
+
+FLOWS_SPEED = (10.0, 20.0)
+"""Ends of flows: our solver against SimGrid."""
+FLOWS_SECONDS = ((3.0, 1.0), (0.5, 0.2))
+"""Allowed seconds, and the aim, for 15,000 flows: exact, and with ends merged within 1 %."""

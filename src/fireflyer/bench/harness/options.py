@@ -26,22 +26,6 @@ ORDERS = ("contiguous", "round-robin")
 WIRES = {"bf16": 2, "fp16": 2, "int8": 1}
 """Bytes per element, without the scales of the blocks."""
 
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-def parse_size(text: str) -> int:
-    """Returns the bytes of "64K", "16M", "1GiB" or "1000".
-
-    Raises:
-        ValueError: the text is not a size.
-    """
-    short = text[:-2] if text[-2:].lower() == "ib" else text
-    unit = _UNITS.get(short[-1:].upper(), 1)
-    digits = short[:-1] if unit > 1 else text
-    if not digits.isdigit() or int(digits) == 0:
-        raise ValueError(f"invalid size {text!r}: expected 64K, 16M, 1G or bytes")
-    return int(digits) * unit
-
 
 def parse_names(text: str, known: Iterable[str]) -> tuple[str, ...]:
     """Returns the names of a comma-separated list, each once.

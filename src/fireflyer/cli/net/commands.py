@@ -23,6 +23,11 @@ IbnetdiscoverOption = Annotated[
 ]
 
 
+HtmlOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a page with drawings, too.")
+]
+
+
 @net.callback(invoke_without_command=True)
 def show_help(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
@@ -34,7 +39,10 @@ def show_help(context: typer.Context) -> None:
 def plan(
     preset: PresetOption = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="Plan two zones for this many compute nodes.")
+        int | None,
+        typer.Option(
+            min=1, help="Plan two zones, or with --compare all topologies, for this many."
+        ),
     ] = None,
     storage: Annotated[
         int, typer.Option(min=0, help="Storage nodes of --nodes, one port in each zone.")
@@ -43,7 +51,8 @@ def plan(
         int, typer.Option(min=2, help="Links from each zone of --nodes to the other.")
     ] = 20,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Print Tables II and III of the paper side by side.")
+        bool,
+        typer.Option("--compare", help="Print networks side by side; default: Tables II and III."),
     ] = False,
     dollars: Annotated[
         bool, typer.Option("--dollars", help="Price --preset; refused if a price is unknown.")
@@ -52,6 +61,7 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Catalogue of parts, TOML; default: the paper's parts."),
     ] = None,
+    html: HtmlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Count the switches, ports and cables of a network, and price it.
@@ -60,12 +70,13 @@ def plan(
       fireflyer net plan --preset fire-flyer2
       fireflyer net plan --nodes 1200 --storage 180 --json
       fireflyer net plan --compare
+      fireflyer net plan --compare --nodes 700 --storage 60
     """
     from fireflyer.cli.net import impl
 
     impl.plan(
         preset, nodes, storage, cross, compare=compare, dollars=dollars, catalogue=catalogue,
-        json=json,
+        html=html, json=json,
     )  # fmt: skip
 
 
@@ -79,6 +90,7 @@ def verify(
             metavar="FILE", help="opensm-lfts.dump of --ibnetdiscover; default: own routes."
         ),
     ] = None,
+    html: HtmlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Check that routes reach every pair, form no credit loop, and spread over the links.
@@ -91,7 +103,7 @@ def verify(
     """
     from fireflyer.cli.net import impl
 
-    raise typer.Exit(impl.verify(preset, ibnetdiscover, lfts, json=json))
+    raise typer.Exit(impl.verify(preset, ibnetdiscover, lfts, html=html, json=json))
 
 
 @net.command()
@@ -141,16 +153,49 @@ def order(
 def flows(
     preset: PresetOption = None,
     traffic: Annotated[
-        str, typer.Option(metavar="KIND", help="storage, ring or random.")
+        str,
+        typer.Option(metavar="KIND", help="storage, checkpoint, ring, tree, all-to-all or random."),
     ] = "random",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of --traffic random.")] = 0,
+    size: Annotated[
+        str | None,
+        typer.Option("--bytes", metavar="SIZE", help="Run the flows to their ends, e.g. 64M."),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Compute nodes that take part, by zone, leaf and port; default: all."
+        ),
+    ] = None,
+    fail: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:PORT]@TIME[-TIME]",
+            help="A switch or cable that fails during --bytes, e.g. Z0S3@1ms or Z0L3:21@1ms-50ms.",
+        ),
+    ] = None,
+    cuts: Annotated[
+        int, typer.Option(min=0, help="Random cables that fail during --bytes, one at a time.")
+    ] = 0,
+    reroute: Annotated[
+        str, typer.Option(metavar="TIME", help="Time from a failure to new routes.")
+    ] = "1s",
+    merge: Annotated[
+        float, typer.Option(min=0, max=0.1, help="End flows together that end within this share.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of random traffic and --cuts.")] = 0,
+    html: HtmlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Compute max-min fair rates of a traffic over the static routes.
+    """Compute max-min fair rates of a traffic over the static routes, and when its flows end.
 
     \b
       fireflyer net flows --preset fire-flyer2 --traffic storage
+      fireflyer net flows --preset fire-flyer2 --traffic tree --bytes 186M --nodes 64
+      fireflyer net flows --preset fire-flyer2 --traffic ring --bytes 64M --fail Z0S3@1ms
     """
-    from fireflyer.cli.net import impl
+    from fireflyer.cli.net import flows as impl
 
-    impl.flows(preset, traffic, seed, json=json)
+    impl.flows(
+        preset, traffic, nodes, impl.Ask(size, tuple(fail or ()), cuts, reroute, merge, seed),
+        html=html, json=json,
+    )  # fmt: skip

@@ -2,46 +2,53 @@
 
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fireflyer.cli.net.output import show, write_page
 from fireflyer.cli.printing import as_json, table
-from fireflyer.errors import ConfigError
-from fireflyer.fabric import infiniband, slurm, topologies
+from fireflyer.errors import ConfigError, FabricError
+from fireflyer.fabric import infiniband, report, sizing, slurm, topologies
 from fireflyer.fabric import plan as plans
 from fireflyer.fabric.catalogue import Catalogue
 from fireflyer.fabric.findings import checked
-from fireflyer.fabric.flows import flowing, traffic
 from fireflyer.fabric.job_order import job_order
 from fireflyer.fabric.routing import on_one_lane, route
-from fireflyer.fabric.verify import Check
 from fireflyer.program import plain
 
 
 def plan(
     preset: str | None, nodes: int | None, storage: int, cross: int, *, compare: bool,
-    dollars: bool, catalogue: Path | None, json: bool,
+    dollars: bool, catalogue: Path | None, html: Path | None, json: bool,
 ) -> None:  # fmt: skip
-    """Prints a plan, or the tables of the paper."""
-    if sum((preset is not None, nodes is not None, compare)) != 1:
+    """Prints a plan, networks side by side, or the tables of the paper."""
+    if (preset is None) == (nodes is None and not compare):
         raise ConfigError("net plan needs one of --preset NAME, --nodes N and --compare")
     if dollars and preset is None:
         raise ConfigError("--dollars needs --preset NAME")
     parts = Catalogue.read(catalogue)
     if compare:
-        _compare(parts, json=json)
+        if nodes is None:
+            _tables(parts, html, json=json)
+        else:
+            _side_by_side(nodes, storage, cross, parts, html, json=json)
         return
     if preset is not None:
-        result = plans.planned(preset, parts)
+        result, planes = plans.planned(preset, parts), topologies.preset(preset)
         if dollars:
             result["dollars"] = plans.dollars(preset, parts)
     else:
         result = plans.planned_zones(nodes or 0, storage, cross, parts)
-    _show(result, json=json)
+        planes = [topologies.two_zone(nodes or 0, storage, cross=cross)]
+    if html is not None:
+        write_page(html, report.plan_page(result["description"], planes, result, parts))
+    show(result, json=json)
 
 
-def verify(preset: str | None, ibnetdiscover: Path | None, lfts: Path | None, *, json: bool) -> int:
+def verify(
+    preset: str | None, ibnetdiscover: Path | None, lfts: Path | None, *, html: Path | None,
+    json: bool,
+) -> int:  # fmt: skip
     """Prints what a check found; returns 1 if a pair is unreachable or a loop exists."""
     if lfts is not None and ibnetdiscover is None:
         raise ConfigError("--lfts needs the network, --ibnetdiscover FILE")
@@ -55,7 +62,9 @@ def verify(preset: str | None, ibnetdiscover: Path | None, lfts: Path | None, *,
             planes.append((whole.net, on_one_lane(tables)))
     result = checked(planes)
     result["wall_s"] = round(time.perf_counter() - begin, 4)
-    _show(result, json=json)
+    if html is not None:
+        write_page(html, report.verify_page(planes, result))
+    show(result, json=json)
     return 1 if result["unreachable"] or result["credit_loops"] else 0
 
 
@@ -98,18 +107,6 @@ def order(job: Path | None, preset: str | None, ibnetdiscover: Path | None, *, j
         sys.stdout.write(f"{plain(host)}\n")
 
 
-def flows(preset: str | None, kind: str, seed: int, *, json: bool) -> None:
-    """Prints the rates of a traffic; all planes of a network are alike, so one is shown."""
-    if preset is None:
-        raise ConfigError("net flows needs --preset NAME")
-    begin = time.perf_counter()
-    net = topologies.preset(preset)[0]
-    of = traffic(net, kind, seed)
-    result = {"traffic": kind, **flowing(Check(net, route(net).tables), of)}
-    result["wall_s"] = round(time.perf_counter() - begin, 4)
-    _show(result, json=json)
-
-
 def _sites(preset: str | None, ibnetdiscover: Path | None) -> list[infiniband.Site]:
     """Planes of a preset, or the network of a file."""
     if (preset is None) == (ibnetdiscover is None):
@@ -126,8 +123,42 @@ def _text(path: Path) -> str:
         raise ConfigError(f"cannot read {path}: {error}") from None
 
 
-def _compare(parts: Catalogue, *, json: bool) -> None:
+def _side_by_side(
+    nodes: int, storage: int, cross: int, parts: Catalogue, html: Path | None, *, json: bool
+) -> None:
+    """Prints the networks that hold the nodes, and why the others do not."""
+    rows: list[dict[str, Any]] = []
+    for topology in sizing.TOPOLOGIES:
+        try:
+            size = sizing.sized(topology, nodes, storage, cross=cross)
+        except FabricError as refusal:
+            rows.append({"topology": topology, "switches": None, "host_ports": None, "cables": None,
+                         "network_price": None, "note": str(refusal)})  # fmt: skip
+            continue
+        price = sizing.network_price(size, parts)
+        note = ", ".join(f"{count:,} {name}" for name, count in size.cables.items())
+        rows.append({"topology": topology, "switches": size.switches,
+                     "host_ports": size.host_ports, "cables": sum(size.cables.values()),
+                     "network_price": price, "note": note})  # fmt: skip
+    if html is not None:
+        write_page(html, report.compare_page(rows, parts))
+    if json:
+        as_json({"nodes": nodes, "storage": storage, "networks": rows})
+        return
+    cells = [["" if v is None else f"{v:,.0f}" if isinstance(v, int | float) else v
+              for v in row.values()] for row in rows]  # fmt: skip
+    table(
+        ("TOPOLOGY", "SWITCHES", "PORTS", "CABLES", "PRICE", "CABLES BY CLASS, OR WHY NOT"), cells
+    )
+    sys.stdout.write(
+        "\nPrices are estimates in units of Table III, by the price of a switch there.\n"
+    )
+
+
+def _tables(parts: Catalogue, html: Path | None, *, json: bool) -> None:
     two, three = plans.table_two(parts), plans.table_three(parts)
+    if html is not None:
+        write_page(html, report.compare_page(three, parts))
     if json:
         as_json({"table_two": two, "table_three": three})
         return
@@ -147,19 +178,3 @@ def _compare(parts: Catalogue, *, json: bool) -> None:
         f"{two['relative_price']:.0%}, cost-performance {two['cost_performance']:.2f}, "
         f"power {two['power']:.1%}\n"
     )
-
-
-def _show(result: Mapping[str, Any], *, json: bool) -> None:
-    """Prints figures as lines, and notes below them."""
-    if json:
-        as_json(result)
-        return
-    for name, value in result.items():
-        if name in ("notes", "loops") or value is None:
-            continue
-        text = f"{value:,.10g}" if isinstance(value, int | float) else str(value)
-        sys.stdout.write(f"{name:<20} {plain(text)}\n")
-    for note in result.get("notes", ()):
-        sys.stdout.write(f"note: {plain(note)}\n")
-    for loop in result.get("loops", ()):
-        sys.stdout.write(f"credit loop on {plain(loop)}\n")

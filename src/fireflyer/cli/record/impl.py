@@ -23,10 +23,9 @@ from fireflyer.ffrecord.convert.record_writer import Form, Plan, Written
 from fireflyer.ffrecord.convert.source import Row, as_array
 from fireflyer.program import plain
 from fireflyer.storage.targets import is_stream
+from fireflyer.units import parse_size
 
 FORMS = ("raw", "text", "json", "hex")
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_LONGEST_SIZE = 18  # digits
 _SHOW_EVERY = 256
 """Samples between two updates of a progress bar."""
 
@@ -235,7 +234,7 @@ def _plan(
                 "--files needs the length of the source, which is unknown; use --file-size"
             )
         per_file = max(1, -(-total // files))
-    size = None if file_size is None else parse_size(file_size)
+    size = None if file_size is None else _size(file_size)
     return Plan(out=out, per_file=per_file, file_bytes=size, form=form, force=force)
 
 
@@ -266,20 +265,11 @@ def _nan(given: str | None) -> str:
     return nan
 
 
-def parse_size(text: str) -> int:
-    """Returns the bytes of "64K", "256M", "1G" or "1000".
-
-    Raises:
-        BadParameter: not a size.
-    """
-    unit = _UNITS.get(text[-1:].upper(), 1)
-    digits = text[:-1] if unit > 1 else text
-    sound = digits.isascii() and digits.isdigit() and len(digits) <= _LONGEST_SIZE
-    if not sound or int(digits) == 0:
-        raise typer.BadParameter(
-            f"--file-size {text[:40]!r}: expected e.g. 64K, 256M, 1G or a number of bytes"
-        )
-    return int(digits) * unit
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--file-size: {error}") from None
 
 
 def _fractions(text: str) -> list[float]:

@@ -1,0 +1,90 @@
+// Flows over links with max-min fair rates, and the time at which each flow ends.
+//
+// Thread contract: one thread at a time. No I/O, no clock: time is a number of seconds from the start.
+//
+// Invariants, whenever a public method returns:
+//   1. The rates of the flows that have not ended are max-min fair: each flow uses a link that is full and on which no
+//      flow is faster. The sum of the rates on a link does not exceed its capacity, but for rounding.
+//   2. A flow that ended has rate 0; a flow whose links have capacity 0 has rate 0 and never ends.
+//
+// After an end only some rates are computed again. A set of flows starts with those that the links of the ended flow
+// held back. Their rates are filled anew while all other flows keep theirs; then each touched link is checked, and a
+// flow for which invariant 1 no longer holds, or that keeps a flow of the set below it, joins the set. If no flow joins,
+// the rates are max-min fair, and such rates are unique. After a few rounds all flows join that shared links connect.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace ff::fabric {
+
+class Flows {
+ public:
+  // Flow i uses links[begin[i]] to links[begin[i + 1] - 1], each at most once, and carries bytes[i]. Capacities are
+  // bytes a second. Throws Code::invalid if an index is out of range, a number is negative or not finite, or a flow
+  // uses no link.
+  Flows(std::span<const double> capacities, std::span<const std::int64_t> begin, std::span<const std::int32_t> links,
+        std::span<const double> bytes);
+
+  // Runs until the time `until`, or until no flow can end. Flows that would end within `merge` times the present time
+  // after another one end with it, at the time that their present rate gives: `merge` bounds the relative error.
+  void run(double until, double merge);
+
+  double now() const { return now_; }
+  // Times at which rates were computed again.
+  std::size_t events() const { return events_; }
+  const std::vector<double>& rates() const { return rate_; }
+  // Time at which each flow ended; infinity if it has not.
+  const std::vector<double>& ends() const { return end_; }
+  // Bytes that each flow still has to carry.
+  std::vector<double> left() const;
+
+ private:
+  struct Share {
+    double share;
+    std::int32_t link;
+  };
+
+  void solve_after(std::span<const std::int32_t> ended);
+  void add(std::int32_t flow);
+  void see(std::int32_t link);
+  void fill();
+  void settle(std::int32_t flow, double rate, std::int32_t link);
+  bool join();
+  void reschedule();
+  double next_end();
+  void take_ended(double horizon, std::vector<std::int32_t>& ended);
+  void end_at(std::int32_t flow, double at);
+
+  std::span<const std::int32_t> links_of(std::int32_t flow) const {
+    return {links_.data() + begin_[flow], links_.data() + begin_[flow + 1]};
+  }
+
+  std::vector<double> capacity_;
+  std::vector<std::int64_t> begin_;  // flow -> links
+  std::vector<std::int32_t> links_;
+  std::vector<std::int64_t> users_begin_, users_end_;  // link -> flows; those that ended are dropped when seen
+  std::vector<std::int32_t> users_;
+
+  std::vector<double> rate_, remaining_, since_, end_;  // of flows; remaining_ is that at the time since_
+  std::vector<std::int32_t> held_;                      // the link that holds a flow back
+  std::vector<char> live_;
+  // When each flow will end by its present rate, and the first end of each block of flows.
+  std::vector<double> due_, block_due_;
+  std::vector<char> block_changed_;
+
+  // The set of flows to fill, the links that they and the ended flows use, and marks for both.
+  std::vector<std::int32_t> set_, seen_;
+  std::vector<char> in_set_, is_seen_;
+  std::vector<double> before_;           // rate of a flow of the set before the event
+  std::vector<double> free_;             // capacity of a link that settled flows leave
+  std::vector<std::int32_t> unsettled_;  // flows of a link without a new rate
+  std::vector<char> waits_;              // a flow without a new rate
+  std::vector<Share> shares_;
+  double now_ = 0.0;
+  std::size_t events_ = 0;
+};
+
+}  // namespace ff::fabric

@@ -1,0 +1,1 @@
+"""Benchmark of the network's flows: `fireflyer bench net`."""

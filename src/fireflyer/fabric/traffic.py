@@ -1,0 +1,195 @@
+"""Kinds of traffic: the flows that programs put on a network, by their ends and sizes."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fireflyer.errors import FabricError
+from fireflyer.fabric.net import Ints, Net
+from fireflyer.fabric.verify import zone_orders
+
+Floats = NDArray[np.float64]
+
+READS = 12
+"""Stores that each client reads from, or writes to, at once."""
+
+REPLICAS = 2
+"""Copies of each chunk of a checkpoint; the paper mirrors its storage."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Flows by their ends.
+
+    Attributes:
+        senders: endpoint that sends each flow.
+        receivers: endpoint that receives it.
+        weights: bytes of each flow, per byte that the user asks for (see `KINDS`).
+    """
+
+    senders: Ints
+    receivers: Ints
+    weights: Floats
+
+
+def traffic(net: Net, kind: str, nodes: int | None = None, seed: int = 0) -> Traffic:
+    """Makes the flows of a kind of traffic.
+
+    Args:
+        net: the network.
+        kind: a key of `KINDS`.
+        nodes: compute endpoints that take part, the first in the order of zone, leaf and port;
+            default: all.
+        seed: seed of the kind "random".
+
+    Raises:
+        FabricError: the kind is unknown, the network has fewer nodes, or it has no storage nodes.
+    """
+    if kind not in KINDS:
+        raise FabricError(f"invalid traffic {kind!r}: expected one of {', '.join(KINDS)}")
+    zones = []
+    left = nodes
+    for order in zone_orders(net):
+        stores = np.array([net.endpoints[end].startswith("store") for end in order], bool)
+        compute = order[~stores]
+        if left is not None:
+            compute = compute[:left]
+            left -= len(compute)
+        zones.append(Zone(compute, order[stores]))
+    count = sum(len(zone.compute) for zone in zones)
+    if left or count < 2:
+        raise FabricError(f"invalid number of nodes {nodes}: expected 2 to {count}")
+    return KINDS[kind][1](zones, seed)
+
+
+@dataclass(frozen=True)
+class Zone:
+    """Endpoints of a zone in the order of leaves and ports."""
+
+    compute: Ints
+    stores: Ints
+
+
+def _joined(parts: Sequence[Traffic]) -> Traffic:
+    return Traffic(
+        np.concatenate([part.senders for part in parts]),
+        np.concatenate([part.receivers for part in parts]),
+        np.concatenate([part.weights for part in parts]),
+    )
+
+
+def _equal(senders: Ints, receivers: Ints, weight: float = 1.0) -> Traffic:
+    return Traffic(senders, receivers, np.full(len(senders), weight))
+
+
+def _dealt(zones: Sequence[Zone]) -> list[tuple[Zone, Ints, Ints]]:
+    """Deals the stores of each zone out to its clients: zone, client and store of each use."""
+    found = []
+    for zone in zones:
+        if len(zone.compute) and not len(zone.stores):
+            raise FabricError("the network has no storage nodes; use --preset fire-flyer2")
+        if len(zone.compute):
+            turn = np.arange(len(zone.compute) * READS) % len(zone.stores)
+            found.append((zone, np.repeat(zone.compute, READS), zone.stores[turn]))
+    return found
+
+
+def _storage(zones: Sequence[Zone], _: int) -> Traffic:
+    return _joined([_equal(stores, clients, 1 / READS) for _, clients, stores in _dealt(zones)])
+
+
+def _checkpoint(zones: Sequence[Zone], _: int) -> Traffic:
+    """Writes to the first store of a chain, and from each store of a chain to the next."""
+    parts = []
+    for zone, clients, stores in _dealt(zones):
+        parts.append(_equal(clients, stores, 1 / READS))
+        heads, uses = np.unique(stores, return_counts=True)
+        following = dict(zip(zone.stores.tolist(), np.roll(zone.stores, -1).tolist(), strict=True))
+        if len(zone.stores) < REPLICAS:
+            continue
+        for _copy in range(REPLICAS - 1):
+            tails = np.array([following[head] for head in heads.tolist()], np.int32)
+            parts.append(Traffic(heads, tails, uses / READS))
+            heads = tails
+    return _joined(parts)
+
+
+def _ring(zones: Sequence[Zone], _: int) -> Traffic:
+    orders = [np.concatenate([zone.stores, zone.compute]) for zone in zones]
+    return _joined([_moving(order, np.roll(order, -1)) for order in orders])
+
+
+def _random(zones: Sequence[Zone], seed: int) -> Traffic:
+    random = np.random.default_rng(seed)
+    orders = [np.concatenate([zone.stores, zone.compute]) for zone in zones]
+    return _joined([_moving(order, random.permutation(order)) for order in orders])
+
+
+def _moving(senders: Ints, receivers: Ints) -> Traffic:
+    moving = senders != receivers
+    return _equal(senders[moving], receivers[moving])
+
+
+def _all_to_all(zones: Sequence[Zone], _: int) -> Traffic:
+    compute = np.concatenate([zone.compute for zone in zones])
+    count = len(compute)
+    shifts = [_equal(compute, np.roll(compute, -k), 1 / count) for k in range(1, count)]
+    return _joined(shifts)
+
+
+def _tree(zones: Sequence[Zone], _: int) -> Traffic:
+    """Both directions of each edge of two trees, which carry half of the data each."""
+    parts = []
+    for second in (False, True):
+        roots: list[int] = []
+        for zone in zones:
+            count = len(zone.compute)
+            parents = tree_parents(count, second=second)
+            children = np.flatnonzero(parents >= 0)
+            lower, upper = zone.compute[children], zone.compute[parents[children]]
+            parts += [_equal(lower, upper, 0.5), _equal(upper, lower, 0.5)]
+            roots += zone.compute[parents < 0].tolist()
+        for one, other in itertools.pairwise(roots):
+            ends = np.array([one, other], np.int32)
+            parts.append(_equal(ends, ends[::-1].copy(), 0.5))
+    return _joined(parts)
+
+
+def tree_parents(count: int, *, second: bool = False) -> Ints:
+    """Returns the parent of each rank in one of two binary trees, or -1 for the root.
+
+    The trees are those of a double binary tree: in the first all odd ranks are leaves. The second
+    is the first with the ranks in reverse order (even `count`) or shifted by one (odd `count`), so
+    a rank is an inner node of one tree at most.
+
+    Raises:
+        ValueError: `count` is negative.
+    """
+    if count < 0:
+        raise ValueError(f"invalid number of ranks {count}: expected at least 0")
+    ranks = np.arange(count, dtype=np.int32)
+    bit = ranks & -ranks
+    without = ranks ^ bit
+    parents = without | (bit << 1)
+    parents = np.where(parents < count, parents, without).astype(np.int32)
+    parents[:1] = -1
+    if not second:
+        return parents
+    if count % 2 == 0:
+        return np.where(parents >= 0, count - 1 - parents, -1)[::-1].astype(np.int32)
+    shifted = np.roll(parents, 1)
+    return np.where(shifted >= 0, (shifted + 1) % count, -1).astype(np.int32)
+
+
+KINDS: dict[str, tuple[str, Callable[[Sequence[Zone], int], Traffic]]] = {
+    "storage": ("each node reads the bytes, from 12 stores of its zone", _storage),
+    "checkpoint": ("each node writes the bytes to 12 stores, which mirror them", _checkpoint),
+    "ring": ("each endpoint of a zone sends the bytes to the next", _ring),
+    "tree": ("the bytes are summed over all nodes by two trees; a root a zone", _tree),
+    "all-to-all": ("each node sends the bytes in equal parts to all nodes", _all_to_all),
+    "random": ("each endpoint of a zone sends the bytes to a random one", _random),
+}
+"""Kinds of traffic: what the bytes of a user are, and a maker of the flows."""
