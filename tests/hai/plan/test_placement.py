@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from tests.hai.plan.bench import Bench, launched, preempted
 
-from fireflyer.hai.scheduling.cluster import Node, Quota, Window
+from fireflyer.hai.scheduling.cluster import TICK_S, Node, Quota, Window
+from fireflyer.hai.scheduling.jobs import AVOID_S
 
 
 def zoned(*sizes: int, leaf: int = 2) -> list[Node]:
@@ -77,6 +78,17 @@ def test_nodes_to_avoid_are_taken_last_or_not_at_all() -> None:
     bench = Bench("fifo", 2)
     assert launched(bench.submit({"avoid": frozenset({"n0"})})) == [("t1", ("n1",))]
     assert bench.submit({"avoid": frozenset({"n0"})}) == [], "it waits for n1"
+    for policy in ("fifo", "timeshare"):  # the node returns: it is not left idle for good
+        bench = Bench(policy, 2)
+        bench.submit({})
+        name = bench.cluster.jobs["t1"].placement[0]
+        other = "n1" if name == "n0" else "n0"
+        assert bench.submit({"avoid": frozenset({other})}) == []
+        assert bench.plan(AVOID_S - 1) == []
+        look = bench.cluster.next_look(AVOID_S - 1)
+        assert look is not None
+        assert look <= AVOID_S + TICK_S
+        assert ("t2", (other,)) in launched(bench.plan(look - (AVOID_S - 1)))
     bench = Bench("fifo", 2)
     assert launched(bench.submit({"nodes": 2, "avoid": frozenset({"n0"})})) == [
         ("t1", ("n0", "n1"))

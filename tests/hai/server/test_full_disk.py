@@ -13,6 +13,9 @@ from tests.hai.server.conftest import Server
 from fireflyer.errors import NoSpace
 from fireflyer.hai.database import reserve
 from fireflyer.hai.database.connection import Database
+from fireflyer.hai.engines import RankStarted
+from fireflyer.hai.engines.journal import Journal, read_journal
+from fireflyer.hai.engines.messages import Record
 from fireflyer.hai.model import TaskSpec
 from fireflyer.hai.server.process import _End
 
@@ -62,6 +65,32 @@ def test_tasks_stop_suspend_and_end_without_a_free_byte(
     (small_disk / "filler").unlink()
     full.start(nodes=3)
     assert [view.state for view in client.tasks()] == ["suspended", "stopped", "stopped"]
+
+
+@pytest.mark.parametrize("small_disk", ["1m"], indirect=True)
+@pytest.mark.parametrize("again", [False, True])
+def test_a_journal_takes_the_outcome_without_a_free_byte(small_disk: Path, again: bool) -> None:
+    path = small_disk / "n0.journal"
+    event = RankStarted(
+        task="t1", attempt=1, rank=0, node="n0", pid=9, monotonic_ns=1, wall=1.0, incarnation=0
+    )
+    records = [Record(attempt=1, seq=number, event=event) for number in range(300)]
+    starts, ends = records[:200], records[200:300:2]
+    journal = Journal(path)
+    for record in starts:
+        journal.append(record)
+    if again:
+        journal.close()
+        assert path.read_bytes().endswith(b"}\n")
+        with path.open("ab") as file:
+            file.write(b'{"torn')
+        journal = Journal(path, again=True)
+    fill(small_disk)
+    for record in ends:
+        journal.append(record)
+    assert read_journal(path) == [*starts, *ends]
+    journal.close()
+    assert read_journal(path) == [*starts, *ends]
 
 
 @pytest.mark.parametrize("small_disk", ["12m"], indirect=True)

@@ -20,6 +20,7 @@ from fireflyer.hai.scheduling.changes import Changes
 from fireflyer.hai.scheduling.jobs import (
     ANY,
     AUTO,
+    AVOID_S,
     LEAD_S,
     NORMAL,
     Health,
@@ -287,9 +288,8 @@ class Cluster:
             if kind == "node":
                 node = self.nodes[name]
                 if node.until == stamp and node.health in ("suspect", "drained"):
-                    self.set_node(
-                        msgspec.structs.replace(node, health="ready", reason="", until=None)
-                    )
+                    well = msgspec.structs.replace(node, health="ready", reason="", until=None)
+                    self.set_node(well)
             elif name in self.windows:
                 self.fresh = ALL
                 if self.windows[name].end <= now:
@@ -314,20 +314,19 @@ class Cluster:
     # -- questions ---------------------------------------------------------------------------------
 
     def allowed(self, job: Job, now: float) -> int:
-        """Returns nodes the job may use, free or not; avoided ones only if others are too few."""
+        """Returns nodes the job may use, free or not; for avoided ones see `Job.avoid`."""
         found = self.ready | self.suspect
         for window in self.windows.values():
             if window.end > now >= window.closes(job) and not window.lets_in(job):
                 for name in window.nodes:
                     if name in self.places:
                         found &= ~(1 << self.places[name])
-        if job.avoid:
+        if job.avoid and (job.phase != "queued" or now < job.since + AVOID_S):
             others = found
             for name in job.avoid & self.places.keys():
                 others &= ~(1 << self.places[name])
-            if self.topology.enough(
-                job.nodes, self.capacity.sized(job.gpus, job.memory_mib, others)
-            ):
+            large = self.capacity.sized(job.gpus, job.memory_mib, others)
+            if self.topology.enough(job.nodes, large):
                 found = others
         return found
 
@@ -390,6 +389,7 @@ class Cluster:
         else:
             self._remind(since + self.policy.patience_s, "overdue", job.id, since)
         self._remind(since + self.policy.repack_after_s, "repack", job.id, since)
+        self._remind(since + AVOID_S if job.avoid else math.inf, "avoided", job.id, since)
         for window in self.windows.values():
             self._foresee(job, window)
 

@@ -14,6 +14,9 @@ NORMAL = PRIORITIES["normal"]
 ANY = "*"
 """Any user or any group, in a quota."""
 
+AVOID_S = 300.0
+"""Wait after which a job takes nodes that it avoids rather than leave them idle: what failed there
+may be over, as when only the supervisor was killed."""
 LEAD_S = 600.0
 """Time before a window within which no job of unknown length starts on its nodes."""
 
@@ -62,7 +65,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     estimate_s: float | None = None
     """Seconds of work left, if known; the cluster subtracts running time."""
     avoid: frozenset[str] = frozenset()
-    """Nodes where the job met faults; used only if the others are too few."""
+    """Nodes where the job met faults; used if the others are too few, or after a wait of AVOID_S."""
 
     phase: Phase = "queued"
     attempt: int = 0
