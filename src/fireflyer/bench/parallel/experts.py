@@ -14,6 +14,7 @@ import numpy
 import torch
 import torch.distributed as dist
 
+from fireflyer import allocator
 from fireflyer.bench.collectives.network import enter, sent_by_a_host
 from fireflyer.bench.harness import goals
 from fireflyer.bench.harness.ranks import Run, Session, Timing, interleave, on_ranks
@@ -96,6 +97,7 @@ def _bound(spec: Spec) -> int:
 
 
 def _rank(spec: Spec, lab: Lab, secret: str, store: str, rank: int) -> Measured:
+    allocator.follow(os.environ)  # as ranks that `fireflyer run` starts; the same for the peer
     enter(lab, rank // spec.ranks_per_host, secret)
     with Session(store, rank, spec.ranks) as session:
         world = dist.group.WORLD

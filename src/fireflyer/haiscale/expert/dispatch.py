@@ -103,11 +103,13 @@ class Dispatcher:
         heard = groups.swap(sizes.int(), one, one, group).tolist()
         sent, sent_pairs = sizes.T.tolist()
         received, received_pairs = ([line[n] for line in heard] for n in (0, 1))
-        counts = groups.swap(per_row.to(torch.uint8), sent, received, group).long()
-        slots = pairs.slot[order].to(torch.int16)
-        slots = groups.swap(slots, sent_pairs, received_pairs, group).long()
-        weights = groups.exchange(pairs.weight[order], sent_pairs, received_pairs, group, None)
+        counts, slots, weights = groups.swap_together(
+            (per_row.to(torch.uint8), pairs.slot[order].to(torch.int16), pairs.weight[order]),
+            (sent, sent_pairs, sent_pairs),
+            (received, received_pairs, received_pairs),
+            group,
+        )
         moved = groups.exchange(x.index_select(0, taken), sent, received, group, wire)
-        row = torch.repeat_interleave(torch.arange(len(moved)), counts)
+        row = torch.repeat_interleave(torch.arange(len(moved)), counts.long())
         way = _Hop(group, len(x), taken, sent, received, wire)
-        return moved, Pairs(row, slots, weights), way
+        return moved, Pairs(row, slots.long(), weights), way

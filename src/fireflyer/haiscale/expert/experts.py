@@ -121,6 +121,11 @@ class Experts(ShardedLayer):
         result[places] = got
         return result
 
+    def square_of(self, name: str, piece: torch.Tensor) -> torch.Tensor:
+        copies = torch.bincount(self.phy2log, minlength=self.experts)[self.held]
+        squares: torch.Tensor = piece.double().square().flatten(1).sum(1) / copies
+        return squares.sum()
+
     def whole_of(self, name: str, piece: torch.Tensor) -> DTensor:
         home = torch.arange(self.experts)
         if not torch.equal(self.phy2log, home):

@@ -89,6 +89,47 @@ class ExpertGroups:
         self.run(dist.all_to_all_single, result, source, list(received), list(sent), group=group)
         return result
 
+    def swap_together(
+        self,
+        tensors: Sequence[torch.Tensor],
+        sent: Sequence[list[int]],
+        received: Sequence[list[int]],
+        group: hfreduce.ProcessGroupHFReduce,
+    ) -> list[torch.Tensor]:
+        """Does `swap` for several vectors in one message a rank. Collective.
+
+        Args:
+            tensors: vectors; those of floats keep their gradients.
+            sent, received: numbers of elements to and from each rank, by vector.
+        """
+        if group.size() == 1:
+            return list(tensors)
+        rank_sizes = [
+            [
+                [count * t.itemsize for count in counts]
+                for t, counts in zip(tensors, way, strict=True)
+            ]
+            for way in (sent, received)
+        ]
+        pieces = [
+            tensor.detach().contiguous().view(torch.uint8).split(sizes)
+            for tensor, sizes in zip(tensors, rank_sizes[0], strict=True)
+        ]
+        out, come = ([sum(each) for each in zip(*sizes, strict=True)] for sizes in rank_sizes)
+        message = torch.cat([piece for line in zip(*pieces, strict=True) for piece in line])
+        got = self.swap(message, out, come, group)
+        cuts = [size for line in zip(*rank_sizes[1], strict=True) for size in line]
+        parts = got.split(cuts)
+        found = []
+        for place, tensor in enumerate(tensors):
+            arrived = torch.cat(parts[place :: len(tensors)]).view(tensor.dtype)
+            if tensor.requires_grad:
+                arrived = _Arrived.apply(  # type: ignore[no-untyped-call]
+                    tensor, arrived, self, received[place], sent[place], group
+                )
+            found.append(arrived)
+        return found
+
     def exchange(
         self,
         rows: torch.Tensor,
@@ -126,3 +167,25 @@ class _Exchange(torch.autograd.Function):
         (rows,) = grads
         back = groups.swap(rows.to(wire or rows.dtype), sent, received, group).to(rows.dtype)
         return back, None, None, None, None, None
+
+
+class _Arrived(torch.autograd.Function):
+    """Connects what a swap brought with what this rank gave: gradients take the way back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        given: torch.Tensor,
+        arrived: torch.Tensor,
+        groups: ExpertGroups,
+        received: list[int],
+        sent: list[int],
+        group: hfreduce.ProcessGroupHFReduce,
+    ) -> torch.Tensor:
+        ctx.way = (groups, received, sent, group)
+        return arrived.view_as(arrived)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        groups, received, sent, group = ctx.way
+        return groups.swap(grads[0], received, sent, group), None, None, None, None, None

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fireflyer.haiscale.ddp import DistributedDataParallel
+from fireflyer.haiscale.tensor.clipping import scale, square_norm
 
 if TYPE_CHECKING:
     from fireflyer.haiscale.pipeline.executor import Pipeline
@@ -49,16 +50,8 @@ def reduce_over_replicas(parts: Sequence[DistributedDataParallel]) -> None:
 def clip(pipe: "Pipeline", max_norm: float) -> torch.Tensor:
     """Scales the gradients of all stages to a common norm of at most `max_norm`; returns the norm."""
     copies = {id(p) for _, ranks, p in _tied_here(pipe) if pipe.rank != ranks[0]}
-    parameters = [p for stage in pipe.stages.values() for p in stage.parameters()]
-    distinct = {id(p): p for p in parameters if p.grad is not None}
-    square = torch.zeros((), dtype=torch.float64)
-    for key, parameter in distinct.items():
-        if key not in copies and parameter.grad is not None:
-            square += parameter.grad.detach().double().square().sum()
+    square = square_norm(pipe.stages.values(), copies)
     dist.all_reduce(square, group=pipe._group)
     norm = square.sqrt()
-    scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    for parameter in distinct.values():
-        if parameter.grad is not None:
-            parameter.grad.detach().mul_(scale.to(parameter.grad.dtype))
+    scale(pipe.stages.values(), norm, max_norm)
     return norm

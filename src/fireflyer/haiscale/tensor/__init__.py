@@ -4,6 +4,7 @@
 split.
 """
 
+from fireflyer.haiscale.tensor.clipping import clip_grad_norm_
 from fireflyer.haiscale.tensor.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -23,6 +24,7 @@ __all__ = [
     "Sequence",
     "VocabParallelEmbedding",
     "Vocabulary",
+    "clip_grad_norm_",
     "cross_entropy",
     "load_optimizer_state",
     "optimizer_state",

@@ -75,6 +75,10 @@ class ShardedLayer(Uncopied):
         where = [Shard(self.split_dims[name])]
         return DTensor.from_local(piece.detach(), self.mesh, where, run_check=False)
 
+    def square_of(self, name: str, piece: torch.Tensor) -> torch.Tensor:
+        """Returns this rank's share of the sum of squares of a whole tensor, float64."""
+        return piece.double().square().sum()
+
     def piece_of(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """Returns this rank's piece of a DTensor or of a plain whole tensor.
 
