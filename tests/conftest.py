@@ -302,6 +302,14 @@ def start_gang() -> Iterator[StartGang]:
         gang.close()
 
 
+@pytest.fixture(scope="session")
+def compiler() -> None:
+    """torch.compile, loaded before ranks are forked: each would take a second to import its backends."""
+    import torch._dynamo
+
+    torch._dynamo.list_backends()
+
+
 @pytest.fixture
 def store_path(tmp_path: Path) -> str:
     """A path for one torch FileStore."""

@@ -168,6 +168,7 @@ def test_gradients_that_are_not_finite(
 @pytest.mark.sample(2, 2)
 @pytest.mark.parametrize("outside", [False, True])
 @pytest.mark.parametrize("defers", [False, True])
+@pytest.mark.usefixtures("compiler")
 def test_compiled_modules(
     start_gang: Callable[..., Any], store_path: str, defers: bool, outside: bool
 ) -> None:

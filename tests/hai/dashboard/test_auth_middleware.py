@@ -179,14 +179,14 @@ def test_behind_tls_the_cookie_is_secure(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("token", ["", "x", "hai_", f"hai_{'0' * 12}_{'A' * 43}", "é" * 100])
-def test_what_is_no_token_signs_nobody_in(server: Server, token: str) -> None:
+def test_what_is_no_token_signs_nobody_in(server: Server) -> None:
     server.start()
     visitor = Visitor(server)
-    answer = visitor.sign_in(token)
-    assert answer.status == 401
-    assert 'role="alert"' in answer.text
-    assert visitor.cookie == ""
+    for token in ("", "x", "hai_", f"hai_{'0' * 12}_{'A' * 43}", "é" * 100):
+        answer = visitor.sign_in(token)
+        assert answer.status == 401, token
+        assert 'role="alert"' in answer.text, token
+        assert visitor.cookie == "", token
 
 
 def test_a_link_signs_in_once(server: Server) -> None:
@@ -346,30 +346,25 @@ def test_what_is_no_form_is_refused(visitor: MakeVisitor, server: Server) -> Non
     assert server.client.nodes()[0].state == "ready"
 
 
-@pytest.mark.parametrize(
-    "path", ["tasks?user=%00", "tasks?user=a%1Bb", "map?leaf=%0A", "map?leaf=%C2%85"]
-)
-def test_an_address_with_control_characters_is_refused_in_words(
-    visitor: MakeVisitor, path: str
-) -> None:
-    answer = visitor().get(f"/dashboard/{path}")
-    assert answer.status == 400
-    assert "this text of the address has control characters" in answer.text
-    assert visitor().get("/dashboard/tasks?user=" + "a" * 201).status == 400
-    assert visitor().get("/dashboard/tasks?user=%C3%A9%20%F0%9F%9A%80").status == 200
-
-
-@pytest.mark.parametrize("reason", ["a\0b", "a\x1b[31mb", "a\nb", "a\x9bb", "x" * 501])
-def test_a_reason_is_a_line_as_the_api_has_it(
-    server: Server, visitor: MakeVisitor, reason: str
-) -> None:
+def test_an_address_with_control_characters_is_refused_in_words(visitor: MakeVisitor) -> None:
     owner = visitor()
-    answer = owner.post("/dashboard/nodes/n0/drain", reason=reason)
-    assert answer.status == 400
-    with pytest.raises(ConfigError) as refused:
-        server.client.drain("n0", reason, None)
-    assert escape(str(refused.value))[:200] in answer.text
-    assert server.client.nodes()[0].state == "ready"
+    for path in ("tasks?user=%00", "tasks?user=a%1Bb", "map?leaf=%0A", "map?leaf=%C2%85"):
+        answer = owner.get(f"/dashboard/{path}")
+        assert answer.status == 400, path
+        assert "this text of the address has control characters" in answer.text, path
+    assert owner.get("/dashboard/tasks?user=" + "a" * 201).status == 400
+    assert owner.get("/dashboard/tasks?user=%C3%A9%20%F0%9F%9A%80").status == 200
+
+
+def test_a_reason_is_a_line_as_the_api_has_it(server: Server, visitor: MakeVisitor) -> None:
+    owner = visitor()
+    for reason in ("a\0b", "a\x1b[31mb", "a\nb", "a\x9bb", "x" * 501):
+        answer = owner.post("/dashboard/nodes/n0/drain", reason=reason)
+        assert answer.status == 400, reason
+        with pytest.raises(ConfigError) as refused:
+            server.client.drain("n0", reason, None)
+        assert escape(str(refused.value))[:200] in answer.text, reason
+        assert server.client.nodes()[0].state == "ready", reason
     assert owner.post("/dashboard/nodes/n0/drain", reason="x" * 500).status == 303
     assert server.client.nodes()[0].reason == "x" * 500
 

@@ -11,6 +11,7 @@ what its gang does:
 """
 
 import asyncio
+import gc
 import os
 import select
 import socket
@@ -211,4 +212,6 @@ def fork_servers(control: socket.socket) -> None:
 
 
 if __name__ == "__main__":
+    gc.collect()
+    gc.freeze()  # no server searches what it was forked with
     fork_servers(socket.socket(fileno=int(sys.argv[1])))

@@ -1,13 +1,12 @@
 """Requests made of the OpenAPI document, and around it: none ends in a 5xx."""
 
-import http.client
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import msgspec
-import pytest
 import schemathesis
 from tests import draws
 from tests.hai.server.conftest import Server
@@ -82,52 +81,37 @@ def test_no_request_of_the_document_ends_in_a_5xx(server: Server, tmp_path: Path
     assert server.client.nodes()
 
 
-@pytest.mark.parametrize(
-    "target", ["/tasks/..%2f..%2fhome", "/tasks/t1%2f..%2ft2", "/users/..%2f/x"]
-)
-def test_a_path_is_never_a_way_out(server: Server, target: str) -> None:
+def test_a_path_is_never_a_way_out(server: Server) -> None:
     server.start()
     token = server.client.home.token.read_text()
-    assert ask(server, "GET", target, token)[0] in (404, 405)
+    for target in ("/tasks/..%2f..%2fhome", "/tasks/t1%2f..%2ft2", "/users/..%2f/x"):
+        assert ask(server, "GET", target, token)[0] in (404, 405), target
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize(
-    "rank", ["..", "../0", "%2e%2e%2f0", "-1", "0%00", "99999999999999999999", "0.log"]
-)
-def test_a_rank_is_a_number(server: Server, spec: Any, rank: str) -> None:
+def test_a_rank_is_a_number(server: Server, spec: Any) -> None:
     server.start()
     server.client.submit(spec("say", "x"))
     server.client.wait("t1", {"running"}, LIMIT_S)
     token = server.client.home.token.read_text()
-    assert ask(server, "GET", f"/tasks/t1/log/{rank}", token)[0] in (400, 404, 409)
+    for rank in ("..", "../0", "%2e%2e%2f0", "-1", "0%00", "99999999999999999999", "0.log"):
+        assert ask(server, "GET", f"/tasks/t1/log/{rank}", token)[0] in (400, 404, 409), rank
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize(
-    "request_",
-    [
+def test_what_is_no_request_is_refused_and_the_server_stays(server: Server) -> None:
+    server.start()
+    for request in (
         b"GET /tasks HTTP/1.1\r\n\r\n",
         b"\x00\xff" * 100 + b"\r\n\r\n",
         b"GET /tasks HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + b"a" * 100_000 + b"\r\n\r\n",
         b"POST /tasks HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    ],
-)
-def test_what_is_no_request_is_refused_and_the_server_stays(
-    server: Server, request_: bytes
-) -> None:
-    server.start()
-    connection = http.client.HTTPConnection(
-        "127.0.0.1", server.client.server().port, timeout=LIMIT_S
-    )
-    connection.connect()
-    assert connection.sock is not None
-    connection.sock.sendall(request_)
-    connection.sock.shutdown(1)
-    answer = b""
-    while data := connection.sock.recv(65536):
-        answer += data
-    connection.close()
-    assert answer.split(b" ")[1:2] in ([], [b"400"], [b"401"], [b"431"])
-    assert server.client.nodes()
+    ):
+        address = "127.0.0.1", server.client.server().port
+        with socket.create_connection(address, LIMIT_S) as connection:
+            connection.sendall(request)
+            connection.shutdown(socket.SHUT_WR)
+            answer = b""
+            while data := connection.recv(65536):
+                answer += data
+        assert answer.split(b" ")[1:2] in ([], [b"400"], [b"401"], [b"431"]), request
+        assert server.client.nodes()

@@ -221,10 +221,10 @@ def test_a_server_that_does_not_answer(server: Any, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("running")
-@pytest.mark.parametrize(("generation", "members"), [(0, ["a"]), (-1, ["a"]), (1, [])])
-def test_a_question_that_makes_no_sense_is_an_error(generation: int, members: list[str]) -> None:
-    with pytest.raises(ConfigError, match="the lease cannot be read"):
-        hai.lease(generation, members)
+def test_a_question_that_makes_no_sense_is_an_error() -> None:
+    for generation, members in ((0, ["a"]), (-1, ["a"]), (1, [])):
+        with pytest.raises(ConfigError, match="the lease cannot be read"):
+            hai.lease(generation, members)
 
 
 @pytest.mark.usefixtures("running")

@@ -238,6 +238,7 @@ def test_deferred_equals_synchronous(
     assert start_gang(body, 2).results() == [[True, True]] * 2
 
 
+@pytest.mark.usefixtures("compiler")
 def test_compiled_code(start_gang: Callable[..., Any], store_path: str) -> None:
     """In a sharded model, around it, or of the same module apart from a replicated one: its parameters have
     arrived. Guards on them hold, where the wrapper is called."""

@@ -45,6 +45,7 @@ def test_a_rank_that_is_lost_in_a_backward_of_ddp_is_an_error(play: Play) -> Non
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("static", [False, True])
+@pytest.mark.usefixtures("compiler")
 def test_a_compiled_ddp_trains_as_one_that_is_not(play: Play, static: bool) -> None:
     """Its forward broadcasts the buffers: torch.compile must not trace into that."""
 
@@ -64,6 +65,7 @@ def test_a_compiled_ddp_trains_as_one_that_is_not(play: Play, static: bool) -> N
     assert all(play(body, "AA"))
 
 
+@pytest.mark.usefixtures("compiler")
 def test_compiled_code_may_call_our_functions(play: Play) -> None:
     from fireflyer import hfreduce
 

@@ -438,6 +438,7 @@ def test_functional_collectives(play: Play, shape: str) -> None:
     play(body, shape)
 
 
+@pytest.mark.usefixtures("compiler")
 def test_functional_collectives_under_the_compiler(play: Play) -> None:
     """Traced by dynamo and run eagerly: no code generator is needed for what the graph calls."""
     import torch._dynamo
