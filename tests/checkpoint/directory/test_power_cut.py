@@ -19,7 +19,7 @@ from fireflyer.storage import DirectoryStorage
 
 Differences = Callable[[Any, Any], list[str]]
 Job = Callable[[int, Callable[[int], None]], None]
-SCENARIOS = 100 if SOAK else 4
+SCENARIOS = 100 if SOAK else 2
 CUTS = 3
 """Disks made for each moment."""
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.draws import full
 from tests.test_allocator import mapped_by_a_large_block
 from torch import nn
 from torch.nn import functional
@@ -14,7 +15,7 @@ from torch.nn import functional
 from fireflyer.errors import CollectiveError, ConfigError
 from fireflyer.haiscale.ddp import DistributedDataParallel
 
-STEPS = 20
+STEPS = 20 if full() else 6
 BATCH = 24
 
 

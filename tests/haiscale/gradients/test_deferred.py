@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.draws import full
 from torch import nn
 from torch.nn import functional
 
@@ -15,7 +16,7 @@ from fireflyer.errors import ConfigError
 from fireflyer.haiscale.ddp import DistributedDataParallel
 from fireflyer.haiscale.gradients.deferred import DeferredParameter
 
-STEPS = 20
+STEPS = 20 if full() else 6
 BATCH = 8
 LENGTH = 6
 WORDS = 30

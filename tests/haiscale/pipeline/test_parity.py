@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.draws import full
 from torch import nn
 from torch.nn import functional
 
@@ -19,7 +20,8 @@ from fireflyer.haiscale.pipeline import (
     partition,
 )
 
-STEPS, ROWS, WIDTH, WORDS, CHUNKS = 20, 16, 6, 11, 4
+STEPS = 20 if full() else 6
+ROWS, WIDTH, WORDS, CHUNKS = 16, 6, 11, 4
 KINDS: dict[str, Any] = {
     "gpipe": GPipe,
     "1f1b": PipeDream,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.draws import full
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy
@@ -20,7 +21,7 @@ from fireflyer.haiscale.fsdp import (
     hybrid_mesh,
 )
 
-STEPS = 20
+STEPS = 20 if full() else 6
 BATCH = 8
 LENGTH = 6
 WORDS = 31
