@@ -101,7 +101,7 @@ def test_json_is_alone_on_stdout(shell: Any) -> None:
     assert shell.run("logs", "t1").stdout == "args [] rank 0 flag None\n"
     table = shell.run("ps", "-a").stdout.splitlines()
     assert table[0].split() == [
-        "TASK", "NAME", "STATE", "RANKS", "ATTEMPT", "RESTARTS", "AGE", "REASON",
+        "TASK", "NAME", "STATE", "RANKS", "GPUS", "ATTEMPT", "RESTARTS", "AGE", "REASON",
     ]  # fmt: skip
     assert table[1].split()[:6] == ["t1", "script.py", "finished", "1", "x", "1"]
     assert shell.run("show", "t9", code=1).stderr.startswith("fireflyer: no task 't9' here")

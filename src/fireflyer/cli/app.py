@@ -3,7 +3,6 @@
 The implementation of a verb is imported when it runs, so `--help` stays fast.
 """
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -42,6 +41,7 @@ from fireflyer.cli.run.options import (
     WorkspaceOption,
 )
 from fireflyer.cli.sim.commands import sim
+from fireflyer.cli.up import options as of_up
 from fireflyer.cli.validate.commands import validate
 from fireflyer.cli.workspace.commands import workspace as workspaces
 from fireflyer.program import INTERRUPTED, in_one_line
@@ -91,66 +91,20 @@ def main(
 
 @app.command()
 def up(
-    nodes: Annotated[
-        int | None,
-        typer.Option(
-            "--nodes", "-n", min=1, help="Virtual nodes of the local engine. [default: 2]"
-        ),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="local|slurm",
-            help="Run tasks on this machine or on a Slurm cluster. Remembered by the home.",
-        ),
-    ] = None,
-    partition: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Slurm partition; default: the cluster's.")
-    ] = None,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any free one.")
-    ] = 0,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="timeshare, fifo, fifo-backfill, las or fairshare. Remembered by the home. "
-            "[default: timeshare]",
-        ),
-    ] = None,
-    log_limit: Annotated[
-        str,
-        typer.Option(
-            metavar="SIZE",
-            help="Maximum size of a rank's log in one attempt, e.g. 512MiB. Beyond it the middle "
-            "is dropped.",
-        ),
-    ] = "4GiB",
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave tasks running when the server ends.")
-    ] = False,
-    database: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Use postgresql://USER@HOST:PORT/NAME instead of SQLite. Remembered by the home.",
-        ),
-    ] = None,
-    database_password_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Password file; default: PGPASSFILE.")
-    ] = None,
-    listen: Annotated[
-        str | None, typer.Option(metavar="ADDR:PORT", help="Also serve users with tokens here.")
-    ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate for --listen, PEM.")
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Private key of --tls-cert, PEM.")
-    ] = None,
-    behind_proxy: Annotated[
-        bool, typer.Option("--behind-proxy", help="A proxy in front of --listen provides TLS.")
-    ] = False,
+    nodes: of_up.NodesOption = None,
+    gpus: of_up.GpusOption = None,
+    engine: of_up.EngineOption = None,
+    partition: of_up.PartitionOption = None,
+    port: of_up.PortOption = None,
+    policy: of_up.PolicyOption = None,
+    log_limit: of_up.LogLimitOption = None,
+    keep: of_up.KeepOption = False,
+    database: of_up.DatabaseOption = None,
+    database_password_file: of_up.DatabasePasswordFileOption = None,
+    listen: of_up.ListenOption = None,
+    tls_cert: of_up.TlsCertOption = None,
+    tls_key: of_up.TlsKeyOption = None,
+    behind_proxy: of_up.BehindProxyOption = False,
     home: HomeOption = None,
 ) -> None:
     """Start the server in the foreground.
@@ -160,13 +114,15 @@ def up(
     If several servers share one PostgreSQL database, one leads and the others stand by.
     """
     from fireflyer.cli.up import impl
+    from fireflyer.hai.home import Settings
 
     where = impl.Where(
         database=database, password_file=database_password_file, listen=listen,
         certificate=tls_cert, key=tls_key, behind_proxy=behind_proxy,
     )  # fmt: skip
     chosen = impl.choose(home, engine, partition)
-    impl.serve(home, chosen, where, nodes, port, keep, policy, log_limit)
+    given = Settings(nodes=nodes, gpus=gpus, port=port, log_limit_mib=impl.limit_mib(log_limit))
+    impl.serve(home, chosen, where, given, keep, policy)
 
 
 @app.command()
@@ -208,7 +164,7 @@ def run(
     workspace_limit: LimitOption = 256,
     venv_lock: VenvLockOption = None,
     rehearse: RehearseOption = None,
-    gpus: GpusOption = 0,
+    gpus: GpusOption = "0",
     memory: MemoryOption = "",
     priority: PriorityOption = "normal",
     group: GroupOption = "",

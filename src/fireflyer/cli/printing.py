@@ -43,6 +43,7 @@ def tasks(found: list[TaskView], *, json: bool) -> None:
             title(view),
             view.state,
             f"{view.spec.nodes} x {view.spec.ranks_per_node}",
+            gpus(view),
             str(view.attempt),
             str(view.restarts),
             age(time.time() - view.created),
@@ -50,7 +51,7 @@ def tasks(found: list[TaskView], *, json: bool) -> None:
         )
         for view in found
     ]
-    table(("TASK", "NAME", "STATE", "RANKS", "ATTEMPT", "RESTARTS", "AGE", "REASON"), rows)
+    table(("TASK", "NAME", "STATE", "RANKS", "GPUS", "ATTEMPT", "RESTARTS", "AGE", "REASON"), rows)
 
 
 def task(view: TaskView, *, json: bool) -> None:
@@ -64,6 +65,8 @@ def task(view: TaskView, *, json: bool) -> None:
         ("attempt", f"{view.attempt}, restarts {view.restarts} of {view.spec.max_restarts}"),
         ("directory", view.directory),
     ]
+    if view.spec.gpus or view.devices:
+        lines.insert(3, ("GPUs", gpus(view)))
     if view.node_faults or view.avoid:
         avoided = f"; avoids {', '.join(view.avoid)}" if view.avoid else ""
         lines.insert(
@@ -85,6 +88,18 @@ def task(view: TaskView, *, json: bool) -> None:
             for rank in view.ranks
         ]
         table(("RANK", "NODE", "PID", "STATE", "LOG"), rows)
+
+
+def gpus(view: TaskView) -> str:
+    """Returns the GPUs of a task: those that it holds, like "n0:2,3", else what it asks for."""
+    if view.devices and view.state in ("starting", "running", "suspending"):
+        held = zip(view.nodes, view.devices, strict=True)
+        return " ".join(f"{node}:{','.join(map(str, each))}" for node, each in held if each)
+    if not view.spec.gpus:
+        return "-"
+    kind = f"{view.spec.gpu_type}:" if view.spec.gpu_type else ""
+    times = f"{view.spec.nodes} x " if view.spec.nodes > 1 else ""
+    return f"{times}{kind}{view.spec.gpus}"
 
 
 def events(found: list[Event], *, json: bool) -> None:

@@ -7,6 +7,7 @@ import unicodedata
 
 from fireflyer.errors import ConfigError
 from fireflyer.hai.model import TaskSpec
+from fireflyer.hai.scheduling.devices import is_type
 
 RESERVED = frozenset(
     {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -50,6 +51,11 @@ def check(spec: TaskSpec) -> None:
     for field, (given, low, high) in limits.items():
         if not low <= given <= high:
             raise ConfigError(f"{field} must be from {low} to {high}, not {given}")
+    if spec.gpu_type and not (spec.gpus and is_type(spec.gpu_type)):
+        raise ConfigError(
+            f"invalid gpu_type {spec.gpu_type!r} (--gpus): expected a type in small letters, with a "
+            "number of GPUs, e.g. a100:2"
+        )
     for name, value in spec.env.items():
         if not name or "=" in name or "\0" in name or "\0" in value:
             raise ConfigError(f"environment variable {name!r} has no usable name or value")
@@ -114,6 +120,7 @@ def check_text(spec: TaskSpec) -> None:
     """
     texts = [("the script's path", spec.script), ("the working directory", spec.cwd)]
     texts += [("the task's name (--name)", spec.name), ("the group (--group)", spec.group)]
+    texts.append(("the type of GPUs (--gpus)", spec.gpu_type))
     texts += [("a label (--label)", text) for item in spec.labels.items() for text in item]
     texts += [
         (f"argument {number} of the script", text) for number, text in enumerate(spec.args, 1)

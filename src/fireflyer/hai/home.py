@@ -8,6 +8,7 @@
     ├── database.json           location of its PostgreSQL, once set; then there is no hai.sqlite
     ├── engine.json             engine of the tasks, once set; later servers use it, too
     ├── policy                  scheduling policy, once set; later servers use it, too
+    ├── settings.json           other options of the last `up`; later servers use them, too
     ├── token                   bearer token, mode 0600
     ├── server.log              output of a background server
     ├── dashboard.html          link to the dashboard, made by `fireflyer dashboard --open`
@@ -53,6 +54,17 @@ class EngineFile(msgspec.Struct, frozen=True, kw_only=True):
     """Slurm partition; empty: the cluster's default."""
 
 
+class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Content of settings.json: options of `fireflyer up` that later servers of the home use."""
+
+    nodes: int | None = None
+    """Virtual nodes of the local engine."""
+    gpus: str | None = None
+    """GPUs of this machine, e.g. "8:a100"; None: as the driver reports them."""
+    port: int | None = None
+    log_limit_mib: int | None = None
+
+
 class Home:
     """Paths below the platform's folder."""
 
@@ -65,6 +77,7 @@ class Home:
         self.engine = path / "engine.json"
         self.database_file = path / "database.json"
         self.policy = path / "policy"
+        self.settings = path / "settings.json"
         self.token = path / "token"
         self.log = path / "server.log"
         self.tasks = path / "tasks"
@@ -116,7 +129,7 @@ class Home:
             os.close(descriptor)  # the home was replaced between open and lock
         os.pwrite(descriptor, b"%-20d\n" % os.getpid(), 0)
         self.server.unlink(missing_ok=True)
-        for file in (self.server, self.token, self.engine, self.policy):
+        for file in (self.server, self.token, self.engine, self.policy, self.settings):
             for partial in self.path.glob(f".{file.name}.*"):  # of a server that was killed
                 partial.unlink(missing_ok=True)
         return descriptor

@@ -35,6 +35,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     nodes: int
     ranks_per_node: int = 1
+    gpus: int = 0
+    """GPUs of each node that the task asks for; 0: whole nodes."""
 
 
 class Gap(msgspec.Struct, frozen=True):
@@ -322,14 +324,14 @@ def books(
     since: float = 0.0,
 ) -> Books:
     """Computes the ledger as `account`, from the segments of each task instead of its events."""
-    load = _Load(found.values())
     scale = weights(gpus)
+    load = _Load(shapes, found, scale)
     begins = [of_task[0].begin for of_task in found.values() if of_task]
     end = _us(until)
     begin = min(end, max(_us(since), min(begins, default=end)))
     cuts: list[_Cut] = []
     for shape in shapes:
-        split = load.split(found[shape.task], shape.nodes, len(gpus))
+        split = load.split(found[shape.task], _wanted(shape, scale))
         cuts.append((shape, _clip(split, begin, end)))
     accounts = {shape.task: _sum(shape, cut, scale) for shape, cut in cuts}
     return Books(
@@ -354,10 +356,10 @@ def _amounts(shape: Shape, segment: Segment, scale: Weights) -> list[tuple[Cause
     """Splits the segment's amount by cause."""
     span = segment.end - segment.begin
     if not segment.held:
-        return [(segment.cause, span * shape.nodes * scale.usual)]
-    whole = span * _weight(segment.held, scale)
+        return [(segment.cause, span * _wanted(shape, scale))]
+    whole = span * _weight(segment.held, shape, scale)
     gone = sum(
-        span * _weight((gap.node,), scale) * gap.ranks // shape.ranks_per_node
+        span * _weight((gap.node,), shape, scale) * gap.ranks // shape.ranks_per_node
         for gap in segment.gaps
     )
     return [(segment.cause, whole - gone), ("fault", gone)]
@@ -378,8 +380,17 @@ def _sum(shape: Shape, cut: list[Segment], scale: Weights) -> Account:
     return Account(whole=whole, parts=parts, held=held)
 
 
-def _weight(nodes: tuple[str, ...], scale: Weights) -> int:
-    return sum(scale.of.get(node, scale.usual) for node in nodes)
+def _weight(nodes: tuple[str, ...], shape: Shape, scale: Weights) -> int:
+    """Returns what the task holds of these nodes."""
+    share = shape.gpus if scale.unit == "GPU" else 0
+    sizes = (scale.of.get(node, scale.usual) for node in nodes)
+    return sum(min(share, size) if share else size for size in sizes)
+
+
+def _wanted(shape: Shape, scale: Weights) -> int:
+    """Returns what a waiting task asks for."""
+    share = shape.gpus if scale.unit == "GPU" else 0
+    return shape.nodes * (share or scale.usual)
 
 
 def _clip(of_task: Iterable[Segment], begin: int, end: int) -> list[Segment]:
@@ -399,7 +410,7 @@ def _cluster(cuts: list[_Cut], scale: Weights, begin: int, end: int) -> Account:
     for shape, segment in ((shape, s) for shape, cut in cuts for s in cut if s.held):
         for cause, amount in _amounts(shape, segment, scale):
             parts[cause] += amount
-        weight = _weight(segment.held, scale)
+        weight = _weight(segment.held, shape, scale)
         changes[segment.begin] += weight
         changes[segment.end] -= weight
     whole = busy = 0
@@ -412,13 +423,18 @@ def _cluster(cuts: list[_Cut], scale: Weights, begin: int, end: int) -> Account:
 
 
 class _Load:
-    """Number of nodes held at each moment."""
+    """Nodes (or GPUs) held at each moment."""
 
-    def __init__(self, of_tasks: Iterable[list[Segment]]) -> None:
+    def __init__(
+        self, shapes: Iterable[Shape], found: Mapping[str, list[Segment]], scale: Weights
+    ) -> None:
+        self._capacity = sum(scale.of.values())
         changes: Counter[int] = Counter()
-        for segment in (s for of_task in of_tasks for s in of_task):
-            changes[segment.begin] += len(segment.held)
-            changes[segment.end] -= len(segment.held)
+        for shape in shapes:
+            for segment in found[shape.task]:
+                weight = _weight(segment.held, shape, scale)
+                changes[segment.begin] += weight
+                changes[segment.end] -= weight
         self._times = sorted(time for time, change in changes.items() if change)
         self._held: list[int] = []
         held = 0
@@ -426,9 +442,8 @@ class _Load:
             held += changes[time]
             self._held.append(held)
 
-    def split(self, of_task: list[Segment], nodes: int, there: int) -> list[Segment]:
-        """Marks waits beside enough free nodes as fragmentation. `there`: number of nodes of the
-        cluster."""
+    def split(self, of_task: list[Segment], wanted: int) -> list[Segment]:
+        """Marks waits for `wanted` nodes (or GPUs) while as many are free as fragmentation."""
         result: list[Segment] = []
         for segment in of_task:
             if segment.cause != "queue":
@@ -442,7 +457,7 @@ class _Load:
             for begin, end in pairwise(cuts):
                 index = bisect_right(self._times, begin) - 1
                 held = self._held[index] if index >= 0 else 0
-                hindered = there - held >= nodes and end - begin >= MOMENT_US
+                hindered = self._capacity - held >= wanted and end - begin >= MOMENT_US
                 cause: Cause = "fragmentation" if hindered else "queue"
                 result.append(Segment(begin, end, cause))
         return result

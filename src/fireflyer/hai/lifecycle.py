@@ -44,6 +44,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     placement: tuple[str, ...] = ()
     """Nodes that the active attempt holds; empty outside ACTIVE."""
+    devices: tuple[tuple[int, ...], ...] = ()
+    """Indexes of its GPUs on each of these nodes; empty: whole nodes without GPUs, or the engine
+    chooses."""
     previous: tuple[str, ...] = ()
     """Nodes of the last attempt while the engine keeps warm processes there; a restart prefers
     them."""
@@ -84,6 +87,8 @@ class Launch(msgspec.Struct, frozen=True, tag="Launch"):
     task: str
     attempt: int
     nodes: tuple[str, ...]
+    devices: tuple[tuple[int, ...], ...] = ()
+    """Indexes of the GPUs on each of these nodes."""
 
 
 class SuspendGang(msgspec.Struct, frozen=True, tag="SuspendGang"):
@@ -293,7 +298,8 @@ def _gang_ended(task: Task, event: GangEnded, verdict: Verdict) -> Step:
     wants_suspend = task.state == "suspending" and not task.preempted
     preempted = task.reason if task.preempted else ""
     task = _replace(
-        task, placement=(), previous=task.placement, stopping=False, preempted=False, unsure=False,
+        task, placement=(), devices=(), previous=task.placement, stopping=False,
+        preempted=False, unsure=False,
         started=frozenset(), exited=frozenset(), newcomers=frozenset(), lease=None,
     )  # fmt: skip
     if event.outcome == "finished":
@@ -343,9 +349,15 @@ def decide(task: Task, action: Action) -> Step:
     """Turns one action of `plan` into the step that records it."""
     match action:
         case Launch():
-            task = _replace(task, attempt=action.attempt, placement=action.nodes, previous=())
+            task = _replace(
+                task, attempt=action.attempt, placement=action.nodes, devices=action.devices,
+                previous=(),
+            )  # fmt: skip
             step = _enter(task, "starting", "")
-            noted = (Note("starting", {"nodes": list(action.nodes)}),)
+            detail: dict[str, Any] = {"nodes": list(action.nodes)}
+            if action.devices:
+                detail["devices"] = [list(each) for each in action.devices]
+            noted = (Note("starting", detail),)
             return msgspec.structs.replace(step, notes=noted, actions=(action,))
         case Release():
             return Step(task=_replace(task, previous=()), actions=(action,))

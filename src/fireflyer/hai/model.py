@@ -72,6 +72,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     environment."""
     gpus: int = 0
     """GPUs on each node; 0: whole nodes."""
+    gpu_type: str = ""
+    """Type of these GPUs, e.g. "a100"; empty: any."""
     memory_mib: int = 0
     """Memory on each node; 0: all that it has."""
     priority: Priority = "normal"
@@ -156,6 +158,10 @@ class TaskView(msgspec.Struct, frozen=True, kw_only=True):
     """Wall clock, seconds since 1970."""
     user: str = ""
     """User that submitted the task."""
+    nodes: tuple[str, ...] = ()
+    """Nodes of the current or last attempt, in the order of its ranks."""
+    devices: tuple[tuple[int, ...], ...] = ()
+    """Indexes of its GPUs on each of these nodes; empty: the engine does not tell them."""
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +180,10 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 0
     free: int = 0
     """Free GPUs; for a node without GPUs 1 if it is idle."""
+    gpu_type: str = ""
+    """Type of its GPUs; empty: not known."""
+    devices: tuple[str | None, ...] = ()
+    """Task that holds each GPU, by index; empty: the engine does not tell."""
     leaf: str = ""
     zone: str = ""
 
@@ -204,6 +214,9 @@ class WhyView(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     state: TaskState
     text: str
+    rule: str = ""
+    """Rule that holds a queued task: size, health, window, quota, avoided, reserved or busy; "start":
+    none does. Empty for other states."""
     ahead: int = 0
     """Queued tasks that come before it."""
     earliest: float | None = None

@@ -35,7 +35,7 @@ class SlurmStage(Stage):
         self.cluster = cluster
         self.deadline_s = 3 * LIMIT_S
 
-    def engine(self, nodes: int = 4, preload: tuple[str, ...] = ()) -> SlurmEngine:
+    def engine(self, nodes: int = 4, preload: tuple[str, ...] = (), gpus: str = "0") -> SlurmEngine:
         """A partition has the nodes it has."""
         engine = SlurmEngine(self.folder, "low", preload=preload)
         self._engines.append(engine)

@@ -25,6 +25,7 @@ from fireflyer.hai.engines import (
     RankExited,
     RankStarted,
 )
+from fireflyer.hai.engines.inventory import parse_inventory
 from fireflyer.hai.engines.link import connect
 from fireflyer.hai.engines.local import LocalEngine
 from fireflyer.hai.engines.messages import Request
@@ -96,8 +97,8 @@ class Stage:
 
     # -- what is played ------------------------------------------------------------------------
 
-    def engine(self, nodes: int = 2, preload: tuple[str, ...] = ()) -> LocalEngine:
-        engine = LocalEngine(nodes, preload=preload)
+    def engine(self, nodes: int = 2, preload: tuple[str, ...] = (), gpus: str = "0") -> LocalEngine:
+        engine = LocalEngine(nodes, preload=preload, devices=parse_inventory(gpus))
         self._engines.append(engine)
         return engine
 
@@ -125,6 +126,7 @@ class Stage:
         env: dict[str, str] | None = None,
         elastic: bool = False,
         rejoins: int = 0,
+        devices: tuple[tuple[int, ...], ...] = (),
     ) -> Gang:
         path = script if isinstance(script, Path) else self.script(script)
         return Gang(
@@ -141,6 +143,7 @@ class Stage:
             directory=self.folder / self.task / str(attempt),
             elastic=elastic,
             rejoins=rejoins,
+            devices=devices,
         )
 
     # -- what is seen --------------------------------------------------------------------------

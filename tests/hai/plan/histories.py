@@ -8,6 +8,7 @@ import copy
 import heapq
 import math
 import random
+import re
 import sys
 from collections import Counter
 from itertools import pairwise
@@ -18,9 +19,11 @@ from fireflyer.hai.lifecycle import Action, Launch, Preempt
 from fireflyer.hai.model import PRIORITIES
 from fireflyer.hai.scheduling import planner
 from fireflyer.hai.scheduling.cluster import ALL, AUTO, TICK_S, Cluster, Job, Node, Quota, Window
+from fireflyer.hai.scheduling.jobs import Reservation
 from fireflyer.hai.scheduling.planner import plan
 from fireflyer.hai.scheduling.policies import POLICIES
 from fireflyer.hai.scheduling.preemption import VictimIndex
+from fireflyer.hai.scheduling.why import explain
 
 DAY = 86_400.0
 
@@ -43,6 +46,9 @@ class History:
         self.mixed = self.random.random() < 0.2
         if self.crowded:
             self.users, self.gpus = self.users[:2], 8
+        self.kinds = self.looks.choice(
+            [[""], [""], ["a100", "v100"], ["a100-pcie-40gb", "a100", ""]]
+        )
         self.cluster = Cluster(self._nodes(), self.policy)
         if self.crowded:
             after_s = self.looks.choice([0.0, 60.0, 7200.0])
@@ -72,6 +78,7 @@ class History:
                 name=f"n{number}",
                 gpus=self.random.choice([2, 4, 8]) if self.mixed else self.gpus,
                 memory_mib=self.random.choice([0, 64, 128]) if self.mixed else 0,
+                gpu_type=self.looks.choice(self.kinds),
                 zone=f"z{number * zones // count}",
                 leaf=f"l{number // 3}",
             )
@@ -174,6 +181,8 @@ class History:
                 if self.looks.random() < 0.2
                 else self.looks.choice([1, 2, 3])
             )
+        if job.gpus and self.kinds != [""] and self.looks.random() < 0.5:
+            job.gpu_type = self.looks.choice(["a100", "a100", "v100", "a100-pcie-40gb"])
         self.jobs[name], self.work[name] = job, work
         self.cluster.submit(job, self.now)
 
@@ -191,7 +200,10 @@ class History:
 
     def _set(self, name: str, health: str) -> None:
         node = self.cluster.nodes[name]
-        fields = {field: getattr(node, field) for field in ("gpus", "memory_mib", "zone", "leaf")}
+        fields = {
+            field: getattr(node, field)
+            for field in ("gpus", "gpu_type", "memory_mib", "zone", "leaf")
+        }
         self.cluster.set_node(Node(name=name, health=health, **fields))  # type: ignore[arg-type]
 
     def _suspend(self) -> None:
@@ -214,6 +226,7 @@ class History:
         cluster.advance(self.now)
         narrow = bool(cluster.queue) and cluster.fresh != ALL
         actions = plan(cluster, self.now)
+        reserved = self._reserved()
         remembered = (cluster.rooms, cluster.ladder, cluster.fresh, cluster.alike, cluster.again)
         movers = cluster.movers
         cluster.rooms, cluster.ladder, cluster.fresh, cluster.movers = (
@@ -224,6 +237,7 @@ class History:
         )
         assert plan(cluster, self.now) == actions, "what it remembers changes what it says"
         assert remembered[4] == cluster.again
+        assert actions or cluster.again or self._reserved() == reserved
         self.counts["narrow plan"] += narrow
         self.counts["narrow find"] += narrow and bool(actions)
         self.counts["cut"] += len(actions) >= planner.BATCH
@@ -240,8 +254,22 @@ class History:
             elif isinstance(action, Preempt):
                 self._at(self.now + self.random.uniform(0, 30), "left", *_at(action))
         self._check_cluster()
+        self._check_devices()
+        if not actions and not cluster.again:
+            self._check_waits()
         if not actions:  # what was decided is followed by events
             self._check_rest()
+
+    def _reserved(self) -> list[Reservation]:
+        """What is kept for jobs; a time that has passed is as good as now."""
+        return [
+            kept
+            if kept.until is None
+            else Reservation(
+                kept.task, kept.places, kept.whole, kept.reason, max(kept.until, self.now)
+            )
+            for kept in self.cluster.reserved
+        ]
 
     def _check_action(self, action: Action) -> None:
         job = self.jobs[action.task]
@@ -253,6 +281,7 @@ class History:
             assert action.attempt == job.attempt + 1
             nodes = [self.cluster.nodes[name] for name in action.nodes]
             assert all(node.health in ("ready", "suspect") for node in nodes)
+            assert all(serves(node.gpu_type, job.gpu_type) for node in nodes), "the wrong type"
             zones = [node.zone for node in nodes]
             crossings = sum(a != b for a, b in pairwise(zones))
             assert crossings <= 1, "at most one pair of neighbours crosses zones"
@@ -311,6 +340,56 @@ class History:
                 0 if whole else node.gpus - taken
             )
 
+    def _check_devices(self) -> None:
+        """Every job that holds nodes has devices of its own there."""
+        taken: dict[str, set[int]] = {name: set() for name in self.cluster.names}
+        for job in self.cluster.jobs.values():
+            for name, given in zip(job.placement, job.devices, strict=bool(job.devices)):
+                node = self.cluster.nodes[name]
+                assert len(given) == (job.gpus or node.gpus), "too few devices"
+                assert not taken[name] & set(given), "a device is given twice"
+                assert set(given) <= set(range(node.gpus)), "no such device"
+                taken[name] |= set(given)
+            assert job.devices or not any(self.cluster.nodes[n].gpus for n in job.placement)
+        for name, devices in taken.items():
+            free = self.cluster.devices.free(self.cluster.places[name])
+            assert {n for n in range(free.bit_length()) if free >> n & 1} == (
+                set(range(self.cluster.nodes[name].gpus)) - devices
+            )
+
+    def _check_waits(self) -> None:
+        """Nothing is due: a job whose devices are free waits for a rule that `why` names."""
+        cluster = self.cluster
+        for job in cluster.in_order():
+            found = explain(cluster, job, self.now, expect=False)
+            self.counts[f"waits: {found.rule}"] += 1
+            assert found.rule != "start", f"{job.id} waits for nothing: {found.text}"
+            if found.rule == "busy":
+                free = self._free_for(job)
+                places = sum(1 << cluster.places[name] for name in free)
+                assert not cluster.topology.enough(job.nodes, places), f"{job.id}: {found.text}"
+            elif found.rule == "reserved":
+                other = next(iter(re.findall(r"reserved for (t\d+)", found.text)))
+                assert other != job.id
+                assert self.jobs[other].phase in ("queued", "suspending")
+
+    def _free_for(self, job: Job) -> list[str]:
+        """Counts anew, from the placements: the nodes that have what a member of the job needs."""
+        found = []
+        for node in self.cluster.nodes.values():
+            on = [other for other in self.cluster.jobs.values() if node.name in other.placement]
+            left = node.gpus - sum(other.gpus or node.gpus for other in on)
+            memory = node.memory_mib - sum(other.memory_mib for other in on)
+            if (
+                node.health in ("ready", "suspect")
+                and serves(node.gpu_type, job.gpu_type)
+                and (left >= job.gpus if job.gpus else not on)
+                and (not node.memory_mib or memory >= job.memory_mib)
+                and all(other.gpus for other in on)
+            ):
+                found.append(node.name)
+        return found
+
     def _check_rest(self) -> None:
         """Until shortly before `next_look` a plan finds nothing to do, if nothing happens."""
         look = self.cluster.next_look(self.now)
@@ -331,11 +410,17 @@ class History:
         for job in cluster.jobs.values():
             assert job.phase == "queued"
             capacity, everywhere = cluster.capacity, cluster.ready
+            everywhere &= cluster.devices.typed(job.gpu_type)
             large = capacity.sized(job.gpus, job.memory_mib, everywhere)
             possible = cluster.topology.enough(job.nodes, large) and cluster.room_in_quota(job)
             assert not possible, f"{job.id} waits for ever"
             self.counts["impossible"] += 1
         self.counts["ended"] += len(self.ended)
+
+
+def serves(kind: str, asked: str) -> bool:
+    """Whether GPUs of this type are what a job asks for."""
+    return asked in ("", kind) or kind.split("-")[0] == asked
 
 
 def _at(action: Launch | Preempt) -> tuple[str, int]:

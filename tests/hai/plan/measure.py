@@ -10,17 +10,27 @@ import random
 import statistics
 import time
 
+import msgspec
+
 from fireflyer.hai.lifecycle import Launch, Preempt
 from fireflyer.hai.scheduling.cluster import Cluster, Job, Node
 from fireflyer.hai.scheduling.planner import plan
 from fireflyer.hai.scheduling.policies import POLICIES
 
+KINDS = ("a100-pcie-40gb", "a100-sxm4-80gb", "v100")
+
 
 def cluster_of(nodes: int, policy: str) -> Cluster:
-    """Nodes of 8 GPUs, 40 on a leaf, in two zones."""
+    """Nodes of 8 GPUs of three types, 40 on a leaf, in two zones."""
     return Cluster(
         [
-            Node(name=f"n{n}", gpus=8, zone=f"z{n * 2 // nodes}", leaf=f"l{n // 40}")
+            Node(
+                name=f"n{n}",
+                gpus=8,
+                gpu_type=KINDS[n // 40 % 3],
+                zone=f"z{n * 2 // nodes}",
+                leaf=f"l{n // 40}",
+            )
             for n in range(nodes)
         ],
         policy,
@@ -28,11 +38,13 @@ def cluster_of(nodes: int, policy: str) -> Cluster:
 
 
 def job(number: int, draw: random.Random) -> Job:
-    """Of 97 users, mostly of normal priority, mostly of one node."""
+    """Of 97 users, mostly of normal priority, mostly of one node; half of those for some GPUs name a
+    type."""
     nodes = draw.choice([1, 1, 1, 1, 2, 4, 16])
     gpus = draw.choice([1, 2, 4, 8, 0]) if nodes == 1 else 0
     return Job(
         id=f"t{number}", order=number, nodes=nodes, gpus=gpus, user=f"u{number % 97}",
+        gpu_type=draw.choice(["", "", "a100", "v100"]) if gpus else "",
         priority=draw.choice([8, 10, 10, 10, 20]), estimate_s=draw.uniform(60, 1e5),
     )  # fmt: skip
 
@@ -75,7 +87,8 @@ def measure(policy: str, nodes: int, jobs: int, events: int) -> str:
                 name = draw.choice(cluster.names)
                 for each in cluster.jobs_on(name):
                     cluster.requeue(each.id, now)
-                cluster.set_node(Node(name=name, gpus=8, health="down"))
+                node = cluster.nodes[name]
+                cluster.set_node(msgspec.structs.replace(node, health="down"))
         rest += plan_all(cluster, now)
     times = sorted(took for took, _ in rest)
     longest, actions = max(rest)

@@ -33,14 +33,19 @@ from fireflyer.hai.database import upgrade  # noqa: F401
 from fireflyer.hai.database.connection import PostgreSQL
 from fireflyer.hai.database.leader import LEASE_S
 from fireflyer.hai.engines import EngineEvent, Gang, GangEnded, Node, RankExited, RankStarted
+from fireflyer.hai.engines.inventory import Device, divide, parse_inventory
 from fireflyer.hai.home import ServerFile, locate
 from fireflyer.hai.server.listeners import Public
 from fireflyer.hai.server.process import Options, serve
 
 
 class FakeEngine:
-    def __init__(self, nodes: int, files: Path) -> None:
-        self._nodes = [Node(name=f"n{i}") for i in range(nodes)]
+    def __init__(self, nodes: int, files: Path, devices: tuple[Device, ...] = ()) -> None:
+        shares = divide(devices, nodes)
+        self._nodes = [
+            Node(name=f"n{i}", gpus=len(own), gpu_type=own[0].kind if own else "")
+            for i, own in enumerate(shares)
+        ]
         self._files = files
         self._files.mkdir(exist_ok=True)
         self._queue: asyncio.Queue[EngineEvent | None] = asyncio.Queue()
@@ -155,7 +160,7 @@ def main(said: dict[str, Any], ready: int) -> None:
             pipe.write(msgspec.json.encode(server))
 
     def engine(options: Options) -> FakeEngine:
-        return FakeEngine(options.nodes, options.home.path / "engine")
+        return FakeEngine(options.nodes, options.home.path / "engine", options.devices)
 
     database = said.get("database")
     public = said.get("public")
@@ -163,6 +168,7 @@ def main(said: dict[str, Any], ready: int) -> None:
         Options(
             home=locate(Path(said["home"])),
             nodes=said.get("nodes", 2),
+            devices=parse_inventory(said.get("gpus", "0")),
             port=said.get("port", 0),
             database=database and msgspec.convert(database, PostgreSQL),
             public=public and msgspec.convert(public, Public),

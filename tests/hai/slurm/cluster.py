@@ -189,14 +189,14 @@ class Cluster:
 
     def _write(self) -> None:
         controller, *ports = take_ports(1 + len(NODES))
-        gres = f" Gres=gpu:{GPUS}" if self.gpus else ""
+        gres = f" Gres=gpu:A100:{GPUS}" if self.gpus else ""
         lines = [NODE.format(name=n, port=p, gres=gres) for n, p in zip(NODES, ports, strict=True)]
         gres = ("GresTypes=gpu\n" if self.gpus else "") + "".join(lines)
         user = pwd.getpwuid(os.getuid()).pw_name
         fields = {"controller": controller, "user": user, "root": self.root, "down": DOWN_S}
         self.conf.write_text(CONF.format(gres=gres, **fields))
         if self.gpus:
-            line = f"NodeName=fn[1-4] Name=gpu File={self.root}/gpu[0-{GPUS - 1}]\n"
+            line = f"NodeName=fn[1-4] Name=gpu Type=A100 File={self.root}/gpu[0-{GPUS - 1}]\n"
             (self.root / "gres.conf").write_text(line)
         (self.root / "topology.conf").write_text(self._topology)
         (self.root / "cgroup.conf").write_text("CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n")

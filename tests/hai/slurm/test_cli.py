@@ -36,33 +36,73 @@ def test_host_lists(text: str, names: list[str]) -> None:
     [
         (
             "fn1|10.0.0.1|idle|gpu:8|16000|96|none",
-            Node(name="fn1", gpus=8, cpus=96, memory_mib=16000, leaf="leaf1", zone="p1"),
+            Node(
+                name="fn1",
+                gpus=8,
+                cpus=96,
+                memory_mib=16000,
+                leaf="leaf1",
+                zone="p1",
+                indexed=False,
+            ),
         ),
         (
             "fn2|fn2|mixed|gpu:a100:4(S:0,2),gpu:t4:2,nvme:1|8|2|none",
-            Node(name="fn2", gpus=6, cpus=2, memory_mib=8),
+            Node(name="fn2", gpus=6, cpus=2, memory_mib=8, indexed=False),
+        ),
+        (
+            "fn8|fn8|idle|gpu:A100:8(S:0-1)|8|2|none",
+            Node(name="fn8", gpus=8, gpu_type="A100", cpus=2, memory_mib=8, indexed=False),
         ),
         (
             "fn3|fn3|draining|(null)|8|2|gemm | twice",
             Node(
-                name="fn3", state="drained", reason="draining: gemm | twice", cpus=2, memory_mib=8
+                name="fn3",
+                state="drained",
+                reason="draining: gemm | twice",
+                cpus=2,
+                memory_mib=8,
+                indexed=False,
             ),
         ),
         (
             "fn4|fn4|allocated*|(null)|8|2|none",
-            Node(name="fn4", state="drained", reason="allocated*", cpus=2, memory_mib=8),
+            Node(
+                name="fn4",
+                state="drained",
+                reason="allocated*",
+                cpus=2,
+                memory_mib=8,
+                indexed=False,
+            ),
         ),
         (
             "fn5|fn5|down*|(null)|8|2|Not responding",
-            Node(name="fn5", state="down", reason="down*: Not responding", cpus=2, memory_mib=8),
+            Node(
+                name="fn5",
+                state="down",
+                reason="down*: Not responding",
+                cpus=2,
+                memory_mib=8,
+                indexed=False,
+            ),
         ),
         (
             "fn6|fn6|never heard of|(null)|8|2|none",
-            Node(name="fn6", state="down", reason="never heard of", cpus=2, memory_mib=8),
+            Node(
+                name="fn6",
+                state="down",
+                reason="never heard of",
+                cpus=2,
+                memory_mib=8,
+                indexed=False,
+            ),
         ),
         (
             "fn7|fn7|unknown|(null)|8|2|none",
-            Node(name="fn7", state="drained", reason="unknown", cpus=2, memory_mib=8),
+            Node(
+                name="fn7", state="drained", reason="unknown", cpus=2, memory_mib=8, indexed=False
+            ),
         ),
     ],
 )
@@ -90,6 +130,14 @@ def test_what_a_job_asks_slurm_for(
     gpus: int, memory_mib: int, nodes: list[Node], options: list[str]
 ) -> None:
     assert share_of(gpus, memory_mib, nodes).options() == options
+
+
+def test_a_job_names_the_type_that_all_its_nodes_have() -> None:
+    nodes = [Node(name=f"fn{n}", gpus=8, gpu_type="A100", cpus=8) for n in range(2)]
+    assert "--gres=gpu:A100:2" in share_of(2, 0, nodes, typed=True).options()
+    assert "--gres=gpu:2" in share_of(2, 0, nodes).options()
+    nodes.append(Node(name="fn2", gpus=8, gpu_type="A100-80GB", cpus=8))
+    assert "--gres=gpu:2" in share_of(2, 0, nodes, typed=True).options()
 
 
 ONE_ROOT = """\

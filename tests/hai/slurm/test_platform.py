@@ -138,7 +138,7 @@ def test_tasks_that_ask_for_parts_of_nodes_share_them(
     keep(shell.start("up", "--engine", "slurm"))
     shell.script("import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'], 'seen')\n" + HOLD, "hold.py")
     seen = {}
-    for words in ("-n 2 -r 2 --gpus 4", "--gpus 4", "--gpus 2", "--gpus 2"):
+    for words in ("-n 2 -r 2 --gpus 4", "--gpus a100:4", "--gpus 2", "--gpus A100:1"):
         task = shell.run("run", "-d", *words.split(), "hold.py").stdout.strip()
         output = read_until(shell, task, 1, "holds")
         seen[task] = nodes_of(shell.client.task(task)), output.split(" seen")[0]
@@ -146,8 +146,24 @@ def test_tasks_that_ask_for_parts_of_nodes_share_them(
         "t1": (("fn1", "fn1", "fn2", "fn2"), "0,1,2,3"),
         "t2": (("fn1",), "4,5,6,7"),
         "t3": (("fn2",), "4,5"),
-        "t4": (("fn2",), "6,7"),
+        "t4": (("fn2",), "6"),
     }
+    nodes = {node.name: node for node in shell.client.nodes()}
+    assert [nodes[name].free for name in NODES] == [0, 1, 8, 8]
+    assert {node.gpu_type for node in nodes.values()} == {"a100"}
+    for gpus in ("3", "a100:5", "7", "1"):  # none waits, whatever is left
+        task = shell.run("run", "-d", "--gpus", gpus, "hold.py").stdout.strip()
+        output = read_until(shell, task, 1, "holds")
+        seen[task] = nodes_of(shell.client.task(task)), output.split(" seen")[0]
+    assert [seen[f"t{n}"] for n in range(5, 9)] == [
+        (("fn3",), "0,1,2"), (("fn3",), "3,4,5,6,7"), (("fn4",), "0,1,2,3,4,5,6"), (("fn2",), "7")
+    ]  # fmt: skip
+    shell.run("run", "-d", "--gpus", "a100:2", "hold.py")
+    waits = shell.client.why("t9")
+    assert (waits.rule, waits.text) == ("busy", "waits for 1 node with 2 a100 GPUs; 0 free")
+    refused = shell.run("run", "-d", "--gpus", "v100:1", "hold.py", code=1)
+    assert "Its GPUs: a100" in refused.stderr
+    shell.client.stop("t9")
     for task in seen:
         shell.client.stop(task)
         assert shell.client.wait(task, {"stopped"}, 60).attempt == 1

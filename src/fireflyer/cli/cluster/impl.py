@@ -60,7 +60,7 @@ def nodes(found: list[NodeView], *, json: bool) -> None:
         reason = node.reason
         if node.until is not None:
             reason += f" (until {_time(node.until)})"
-        gpus = f"{node.free}/{node.gpus}" if node.gpus else "-"
+        gpus = f"{node.free}/{node.gpus} {node.gpu_type}".rstrip() if node.gpus else "-"
         zone = [node.zone or "-"] if zoned else []
         rows.append((node.name, *zone, node.state, gpus, " ".join(node.tasks) or "-", reason))
     heads = ["ZONE"] if zoned else []

@@ -19,6 +19,7 @@ from fireflyer.hai.client import Client
 from fireflyer.hai.home import locate
 from fireflyer.hai.model import PRIORITIES, Event, Priority, TaskSpec, TaskState
 from fireflyer.hai.model import TaskView as View
+from fireflyer.hai.scheduling.devices import parse_request
 from fireflyer.hai.workspaces import client as shipping
 from fireflyer.hai.workspaces.containment import check_inside, folder_in, relative_to
 from fireflyer.hai.workspaces.manifest import identify, in_words
@@ -52,7 +53,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     max_node_faults: int
     watchdog: str
     """Duration, e.g. "30m"; "0" disables the watchdog."""
-    gpus: int
+    gpus: str
+    """Number, or type and number: "a100:2"."""
     memory: str
     priority: str
     group: str
@@ -92,7 +94,7 @@ def prepare(request: Launch, home: Path | None) -> tuple[TaskSpec, Client]:
         )
         check_inside(spec, snapshot.manifest)
     lock = None if request.venv_lock is None else shipping.read_lock(request.venv_lock)
-    client = Client.connect(home, nodes=max(request.nodes, 2))
+    client = Client.connect(home, nodes=request.nodes if request.nodes > 1 else None)
     if snapshot is not None:
         shipped = shipping.ship_snapshot(client, snapshot)
         for what in shipped.left_out:
@@ -161,6 +163,7 @@ def _spec(request: Launch) -> TaskSpec:
     if request.module and request.workspace is not None:
         raise ConfigError("-m and --workspace exclude each other: name a script of the workspace")
     args = (request.script, *request.args) if request.module else request.args
+    gpus, gpu_type = parse_request(request.gpus)
     return TaskSpec(
         script=RUN_MODULE if request.module else os.path.abspath(request.script),
         args=args,
@@ -175,7 +178,8 @@ def _spec(request: Launch) -> TaskSpec:
         grace_s=request.grace_s,
         max_node_faults=request.max_node_faults,
         watchdog_s=seconds(request.watchdog, "--watchdog"),
-        gpus=request.gpus,
+        gpus=gpus,
+        gpu_type=gpu_type,
         memory_mib=size_mib(request.memory) if request.memory else 0,
         priority=cast(Priority, priority),
         group=request.group,

@@ -91,7 +91,10 @@ GraceOption = Annotated[
 
 # -- scheduling ------------------------------------------------------------------------------------
 
-GpusOption = Annotated[int, typer.Option(min=0, help="GPUs of each node; 0: whole nodes.")]
+GpusOption = Annotated[
+    str,
+    typer.Option(metavar="[TYPE:]N", help="GPUs of each node, e.g. 2 or a100:2; 0: whole nodes."),
+]
 MemoryOption = Annotated[str, typer.Option(metavar="SIZE", help="Memory of each node, e.g. 64GiB.")]
 PriorityOption = Annotated[
     str,

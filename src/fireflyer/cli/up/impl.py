@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from fireflyer import log
 from fireflyer.cli.cluster.impl import size_mib
 from fireflyer.errors import ConfigError
 from fireflyer.hai.database.connection import PostgreSQL, parse_url
-from fireflyer.hai.home import EngineFile, ServerFile, locate
+from fireflyer.hai.engines.inventory import Device
+from fireflyer.hai.home import EngineFile, ServerFile, Settings, locate
 from fireflyer.hai.server.listeners import Public, parse_public
-from fireflyer.hai.server.log_quota import HEAD_BYTES
-from fireflyer.hai.server.process import DEFAULT_NODES, Options
+from fireflyer.hai.server.log_quota import HEAD_BYTES, LIMIT_BYTES
+from fireflyer.hai.server.process import Options
 from fireflyer.hai.server.process import serve as serve_home
+from fireflyer.hai.server.settings import DEFAULT_NODES, inventory, remember, settle
 
 
 def choose(home: Path | None, engine: str | None, partition: str | None) -> EngineFile:
@@ -78,33 +81,47 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
         return parse_public(self.listen, certificate, key, behind_proxy=self.behind_proxy)
 
 
+def limit_mib(text: str | None) -> int | None:
+    """Returns the MiB of --log-limit.
+
+    Raises:
+        ConfigError: the text is not a size, or the size is too small.
+    """
+    if text is None:
+        return None
+    found = size_mib(text)
+    if found << 20 < 2 * HEAD_BYTES:
+        raise ConfigError(f"--log-limit must be at least {2 * HEAD_BYTES >> 20}MiB")
+    return found
+
+
 def serve(
     home: Path | None,
     engine: EngineFile,
     where: Where,
-    nodes: int | None,
-    port: int,
+    given: Settings,
     keep: bool,
     policy: str | None,
-    log_limit: str,
 ) -> None:
-    """Serves in the foreground; prints a line on stderr once the server answers requests.
+    """Serves in the foreground; prints a line on stderr once the server answers requests. The home
+    remembers `given` from then on.
 
     Raises:
-        ConfigError: the engine cannot be used, or has nodes of its own; or the policy or size is
-            unknown.
+        ConfigError: the engine cannot be used, or has nodes of its own; or an option is invalid.
     """
-    log_bytes = size_mib(log_limit) << 20
-    if log_bytes < 2 * HEAD_BYTES:
-        raise ConfigError(f"--log-limit must be at least {2 * HEAD_BYTES >> 20}MiB")
-    if engine.engine == "slurm":
-        if nodes is not None:
-            raise ConfigError("--nodes requires --engine local: Slurm has nodes of its own")
-        nodes_text = f"nodes of Slurm, partition {engine.partition or 'by default'}"
-    else:
-        nodes_text = f"nodes: {nodes or DEFAULT_NODES}"
     found = locate(home)
     database, public = where.postgresql(), where.public()
+    settings = settle(found, given)
+    devices: tuple[Device, ...] = ()
+    nodes = DEFAULT_NODES
+    if engine.engine == "slurm":
+        if given.nodes is not None or given.gpus is not None:
+            option = "--nodes" if given.nodes is not None else "--gpus"
+            raise ConfigError(f"{option} requires --engine local: Slurm has nodes of its own")
+        nodes_text = f"nodes of Slurm, partition {engine.partition or 'by default'}"
+    else:
+        devices, nodes = inventory(settings)
+        nodes_text = f"nodes: {nodes}{_gpus_text(devices)}"
     found.create()
     log.configure(logging.INFO)
     with ExitStack() as starting:
@@ -116,14 +133,23 @@ def serve(
 
         def ready(server: ServerFile) -> None:
             starting.close()
+            remember(found, settings)
             also = "" if where.listen is None else f" and at {where.listen}"
             _say(f"serving {found.path} on port {server.port}{also}, {nodes_text}; Ctrl-C ends")
 
         options = Options(
-            home=found, engine=engine, nodes=nodes or DEFAULT_NODES, port=port, keep=keep,
-            log_limit=log_bytes, policy=policy, database=database, public=public, stand_by=stand_by,
+            home=found, engine=engine, nodes=nodes, devices=devices, port=settings.port or 0,
+            keep=keep, log_limit=(settings.log_limit_mib or LIMIT_BYTES >> 20) << 20, policy=policy,
+            database=database, public=public, stand_by=stand_by,
         )  # fmt: skip
         serve_home(options, ready)
+
+
+def _gpus_text(devices: tuple[Device, ...]) -> str:
+    """Returns for example ", GPUs: 8 a100"."""
+    counts = Counter(device.kind or "of unknown type" for device in devices)
+    listed = ", ".join(f"{number} {kind}" for kind, number in counts.items())
+    return f", GPUs: {listed}" if listed else ""
 
 
 def _say(text: str) -> None:

@@ -115,8 +115,9 @@ class LedgerCache:
     def _learn(self, tasks: set[str]) -> None:
         for task, line in self._browsing.some(sorted(tasks)).items() if tasks else ():
             self._shapes[task] = Shape(
-                task=task, nodes=line.brief.nodes, ranks_per_node=line.brief.ranks_per_node
-            )
+                task=task, nodes=line.brief.nodes, ranks_per_node=line.brief.ranks_per_node,
+                gpus=line.brief.gpus,
+            )  # fmt: skip
             self._users[task] = line.user
 
     def _forget(self, wall: float) -> None:

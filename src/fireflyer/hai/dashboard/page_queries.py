@@ -21,6 +21,7 @@ from fireflyer.hai.ledger import Account, segments
 from fireflyer.hai.model import PRIORITIES, TERMINAL, Event, NodeView, RankView, TaskView, WhyView
 from fireflyer.hai.scheduling.cluster import Job
 from fireflyer.hai.server.controller import Controller
+from fireflyer.hai.server.dispatch import masked
 
 DAY_S = 86_400.0
 
@@ -117,8 +118,7 @@ class PageQueries:
 
     def _masked(self, node: NodeView, user: str) -> NodeView:
         jobs = self._cluster.jobs
-        tasks = tuple(t if t in jobs and jobs[t].user == user else MASKED for t in node.tasks)
-        return msgspec.structs.replace(node, task=tasks[0] if tasks else None, tasks=tasks)
+        return masked(node, lambda task: task in jobs and jobs[task].user == user)
 
     def own(self, who: Identity) -> set[str]:
         """Returns the reader's unfinished tasks."""

@@ -28,6 +28,7 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int = 1
     ranks_per_node: int = 1
     gpus: int = 0
+    gpu_type: str = ""
     priority: str = "normal"
     group: str = ""
 

@@ -7,7 +7,7 @@ has none.
 import sqlalchemy as sa
 
 PRODUCT = "fireflyer hai"
-VERSION = 3
+VERSION = 4
 """Number of the newest migration. An older program refuses to open a database with a larger
 number."""
 
@@ -51,9 +51,10 @@ attempt = sa.Table(
     sa.Column("nodes", sa.Text, nullable=False),
     sa.Column("launched", sa.Boolean, nullable=False),
     sa.Column("outcome", sa.Text),
+    sa.Column("devices", sa.Text, nullable=False, server_default="[]"),
 )
-"""`launched`: the engine's launch call has returned. `outcome` is null while the attempt is
-active."""
+"""`devices`: indexes of the GPUs on each node, as JSON. `launched`: the engine's launch call has
+returned. `outcome` is null while the attempt is active."""
 
 event = sa.Table(
     "event",

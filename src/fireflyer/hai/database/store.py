@@ -41,6 +41,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the attempt table."""
 
     nodes: tuple[str, ...]
+    devices: tuple[tuple[int, ...], ...]
     launched: bool
     outcome: str | None
 
@@ -133,7 +134,8 @@ class Store:
                 if isinstance(action, Launch):
                     values["warm"] = True
                     row: dict[str, Any] = {"task": number, "number": action.attempt}
-                    row |= {"nodes": _dump(action.nodes), "launched": False}
+                    row |= {"nodes": _dump(action.nodes), "devices": _dump(action.devices)}
+                    row["launched"] = False
                     connection.execute(_attempt.insert(), row)
             connection.execute(_task.update().where(_task.c.id == number).values(values))
             for note in step.notes:
@@ -196,6 +198,7 @@ class Store:
             attempt=row.attempt,
             restarts=row.restarts,
             placement=nodes if active else (),
+            devices=last.devices if active and last is not None else (),
             previous=nodes if row.warm and not active else (),
             preempted=row.state == "suspending" and self._makes_room(connection, row.id),
             stopping=row.stopping,
@@ -240,7 +243,8 @@ class Store:
         if row is None:
             return None
         nodes = msgspec.json.decode(row.nodes, type=tuple[str, ...])
-        return Attempt(nodes=nodes, launched=row.launched, outcome=row.outcome)
+        devices = msgspec.json.decode(row.devices, type=tuple[tuple[int, ...], ...])
+        return Attempt(nodes=nodes, devices=devices, launched=row.launched, outcome=row.outcome)
 
     def _rank_events(
         self, connection: sa.Connection, task: int, attempt: int

@@ -24,6 +24,10 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """Reason why the node is not up, for people."""
     gpus: int = 0
+    gpu_type: str = ""
+    """Type of its GPUs, e.g. "a100-pcie-40gb"; empty: not known."""
+    indexed: bool = True
+    """True if the platform chooses the GPUs of a gang by index; False: the engine does."""
     cpus: int = 0
     """Number of CPUs; 0: unknown."""
     memory_mib: int = 0
@@ -69,6 +73,10 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     """Interpreter of the ranks; empty: the platform's."""
     gpus: int = 0
     """GPUs of each node; 0: whole nodes."""
+    gpu_type: str = ""
+    """Type of GPUs that the task asked for; empty: any."""
+    devices: tuple[tuple[int, ...], ...] = ()
+    """Indexes of the GPUs of each of `nodes`; empty: the engine chooses, or there are none."""
     memory_mib: int = 0
     """MiB of each node, if the nodes are not taken whole; 0: in proportion to the GPUs."""
 

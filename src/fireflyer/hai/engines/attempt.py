@@ -183,6 +183,7 @@ class Attempt:
             "OMP_NUM_THREADS": "1",
             **allocator.KEEP,
             **part.env,
+            **devices_environment(part),
             "PYTHONUNBUFFERED": "1",
             "RANK": str(part.first_rank + local),
             "WORLD_SIZE": str(part.world_size),
@@ -459,6 +460,13 @@ class Attempt:
                 self.fail(f"{self.part.node} cannot write its journal: {error.strerror}")
         self.records.append(record)
         self._publish(record)
+
+
+def devices_environment(part: Part) -> dict[str, str]:
+    """Returns the variables that show the ranks their own GPUs, and no other."""
+    if part.devices is None:
+        return {}
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(part.devices)}
 
 
 def server_environment(part: Part) -> dict[str, str]:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +20,7 @@ from fireflyer.hai import orphans
 from fireflyer.hai.engines import EngineEvent, Gang, Node, NodesChanged
 from fireflyer.hai.engines.gang import GangState, Now, decide
 from fireflyer.hai.engines.imports import start_of
+from fireflyer.hai.engines.inventory import Device, divide
 from fireflyer.hai.engines.journal import doors_path, journal_path, read_journal
 from fireflyer.hai.engines.keeper_activation import KEEPER_SUFFIX
 from fireflyer.hai.engines.link import Link, connect, spawn
@@ -81,17 +82,33 @@ class _Run:
 class LocalEngine:
     """`Engine` over the processes of this machine; lives in one asyncio loop."""
 
-    def __init__(self, nodes: int, *, preload: tuple[str, ...] = DEFAULT_PRELOAD) -> None:
-        """Creates `nodes` virtual nodes "n0", "n1", ..., each with all memory of the machine; fork
-        servers import `preload` before they fork.
+    def __init__(
+        self,
+        nodes: int,
+        *,
+        devices: Sequence[Device] = (),
+        preload: tuple[str, ...] = DEFAULT_PRELOAD,
+    ) -> None:
+        """Creates `nodes` virtual nodes "n0", "n1", ..., each with all memory of the machine and a
+        share of its `devices`; fork servers import `preload` before they fork.
 
         Raises:
             ValueError: if there is no node.
+            ConfigError: the devices are of more types than there are nodes.
         """
         if nodes < 1:
             raise ValueError(f"an engine has at least one node, not {nodes}")
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
-        self._nodes = [Node(name=f"n{i}", memory_mib=memory) for i in range(nodes)]
+        shares = divide(devices, nodes)
+        self._nodes = [
+            Node(
+                name=f"n{i}", memory_mib=memory, gpus=len(share),
+                gpu_type=share[0].kind if share else "",
+            )
+            for i, share in enumerate(shares)
+        ]  # fmt: skip
+        self._devices = {f"n{i}": share for i, share in enumerate(shares)} if devices else {}
+        """GPUs by node; empty: the machine has none, or their number is not known."""
         self._preload = preload
         self._zygotes = Zygotes(preload)
         self._links: dict[tuple[str, str], Link] = {}
@@ -210,8 +227,17 @@ class LocalEngine:
             preload=self._preload,
             elastic=gang.elastic,
             python=gang.python,
+            devices=self._visible(gang, index),
             kernel_log=chosen(),
         )
+
+    def _visible(self, gang: Gang, index: int) -> tuple[str, ...] | None:
+        """Returns the GPUs that the ranks of a node see; None: all that the server sees."""
+        share = self._devices.get(gang.nodes[index])
+        if share is None:
+            return None
+        own = gang.devices[index] if gang.devices else ()
+        return tuple(share[device].name for device in own if device < len(share))
 
     async def recover(self, gang: Gang) -> None:
         key = (gang.task, gang.attempt)

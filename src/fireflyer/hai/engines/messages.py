@@ -42,6 +42,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     elastic: bool = False
     python: str = ""
     """Interpreter of the ranks; empty: the supervisor's."""
+    devices: tuple[str, ...] | None = None
+    """The ranks' GPUs, as CUDA_VISIBLE_DEVICES names them; None: leave the environment as it is."""
     kernel_log: str = ""
     """Kernel log of the node to read; "" or "off": none."""
 

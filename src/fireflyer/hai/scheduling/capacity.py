@@ -23,6 +23,7 @@ class Capacity:
     """
 
     __slots__ = (
+        "_alone",
         "_at_least",
         "_jobs",
         "_sized",
@@ -42,6 +43,9 @@ class Capacity:
         self.total_memory: list[int] = []
         self.memory: list[int] = []
         self._jobs: list[int] = []
+        self._alone: dict[int, int] = {}
+        """GPUs taken by the job that has a node whole, by place. The node's size may change
+        meanwhile."""
         self.idle = 0
         """Nodes that hold no job."""
         self.whole = 0
@@ -60,6 +64,7 @@ class Capacity:
         other.free = self.free.copy()
         other.memory = self.memory.copy()
         other._jobs = self._jobs.copy()
+        other._alone = self._alone.copy()
         other.idle = self.idle
         other.whole = self.whole
         other.largest = self.largest
@@ -104,7 +109,10 @@ class Capacity:
         self._jobs[place] += 1
         self.idle &= ~(1 << place)
         self.memory[place] -= memory_mib
-        self._shift(place, self.free[place] - self.share(place, gpus))
+        share = self.share(place, gpus)
+        if not gpus or self.whole >> place & 1:
+            self._alone[place] = share
+        self._shift(place, self.free[place] - share)
 
     def give(self, place: int, gpus: int, memory_mib: int) -> None:
         """Reverses `take`."""
@@ -112,7 +120,9 @@ class Capacity:
         if not self._jobs[place]:
             self.idle |= 1 << place
         self.memory[place] += memory_mib
-        self._shift(place, self.free[place] + self.share(place, gpus))
+        alone = not gpus or self.whole >> place & 1
+        share = self._alone.pop(place, self.total[place]) if alone else self.share(place, gpus)
+        self._shift(place, self.free[place] + share)
 
     def _shift(self, place: int, free: int) -> None:
         before, bit = self.free[place], 1 << place

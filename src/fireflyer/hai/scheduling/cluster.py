@@ -14,9 +14,11 @@ import msgspec
 
 from fireflyer.hai.lifecycle import Action, Launch, Preempt, Release
 from fireflyer.hai.model import PRIORITIES
+from fireflyer.hai.scheduling import usable
 from fireflyer.hai.scheduling.accounts import Account
 from fireflyer.hai.scheduling.capacity import Capacity
 from fireflyer.hai.scheduling.changes import Changes
+from fireflyer.hai.scheduling.devices import DeviceTable
 from fireflyer.hai.scheduling.jobs import (
     ANY,
     AUTO,
@@ -28,6 +30,7 @@ from fireflyer.hai.scheduling.jobs import (
     Node,
     Phase,
     Quota,
+    Reservation,
     Window,
 )
 from fireflyer.hai.scheduling.lanes import Lanes, QueueKey, QuotaKey, Shape
@@ -69,6 +72,7 @@ class Cluster:
         self.on: list[dict[str, Job]] = []
         """Jobs that hold part of the node, by place."""
         self.capacity = Capacity()
+        self.devices = DeviceTable()
         self.topology = Topology()
         self.ready = self.suspect = 0
         self.jobs: dict[str, Job] = {}
@@ -101,6 +105,8 @@ class Cluster:
         next plan examines everything after any change."""
         self.again = False
         """Set by a plan that has more to do at once."""
+        self.reserved: tuple[Reservation, ...] = ()
+        """Set by a plan: free capacity that it keeps from jobs behind others."""
         self._auto: dict[str, dict[str, Job]] = {}
         self._accounts: dict[str, Account] = {}
         self._of_account: dict[str, dict[str, Job]] = {}
@@ -124,6 +130,7 @@ class Cluster:
         else:
             self.capacity.resize(place, node.gpus, node.memory_mib, whole=node.whole)
         self.nodes[node.name] = node
+        self.devices.put(place, node.gpus, node.gpu_type)
         self.topology.put(place, node.zone, node.leaf)
         bit = 1 << place
         self.ready = self.ready | bit if node.health == "ready" else self.ready & ~bit
@@ -203,7 +210,7 @@ class Cluster:
                 self._dequeue(job)
                 self.moving.pop(job.id, None)
                 job.attempt = action.attempt
-                job.placement, job.previous = action.nodes, ()
+                job.placement, job.devices, job.previous = action.nodes, action.devices, ()
                 job.launched_at = now
                 self._enter(job, "starting", now)
                 self._settle(job, now)
@@ -315,20 +322,7 @@ class Cluster:
 
     def allowed(self, job: Job, now: float) -> int:
         """Returns nodes the job may use, free or not; for avoided ones see `Job.avoid`."""
-        found = self.ready | self.suspect
-        for window in self.windows.values():
-            if window.end > now >= window.closes(job) and not window.lets_in(job):
-                for name in window.nodes:
-                    if name in self.places:
-                        found &= ~(1 << self.places[name])
-        if job.avoid and (job.phase != "queued" or now < job.since + AVOID_S):
-            others = found
-            for name in job.avoid & self.places.keys():
-                others &= ~(1 << self.places[name])
-            large = self.capacity.sized(job.gpus, job.memory_mib, others)
-            if self.topology.enough(job.nodes, large):
-                found = others
-        return found
+        return usable.allowed(self, job, now)
 
     def quota_size(self, job: Job) -> tuple[int, int]:
         """Returns the nodes and GPUs that the job would hold, at most."""
@@ -417,7 +411,8 @@ class Cluster:
         job.level = self._resolve(job) if job.priority == AUTO else job.priority
         rank = (-job.level, -1 if job.overdue else job.standing)
         quota = (job.user, job.level, job.group)
-        lane = ((job.nodes, job.gpus, job.memory_mib), quota if self.limit(*quota) else None)
+        shape = (job.nodes, job.gpus, job.memory_mib)
+        lane = (shape, job.gpu_type, quota if self.limit(*quota) else None)
         self.queue.put((job.order, job.id), rank, lane)
 
     def _move(self, job: Job) -> None:
@@ -446,6 +441,8 @@ class Cluster:
             self.capacity.take(place, job.gpus, job.memory_mib)
             self.on[place][job.id] = job
             held += self.capacity.share(place, job.gpus) or 1
+        for name, devices in zip(job.placement, job.devices, strict=False):
+            self.devices.take(self.places[name], devices)
         job.gpus_held = held
         self.placed[job.level] += 1
         self._count(job, 1)
@@ -470,12 +467,14 @@ class Cluster:
             place = self.places[name]
             self.capacity.give(place, job.gpus, job.memory_mib)
             del self.on[place][job.id]
+        for name, devices in zip(job.placement, job.devices, strict=False):
+            self.devices.give(self.places[name], devices)
         job.attained += job.gpus_held * (now - job.launched_at)
         self._charge(job, -job.gpus_held, now)
         self._touch(job.placement)
         self.placed[job.level] -= 1
         self._count(job, -1)
-        job.placement, job.gpus_held = (), 0.0
+        job.placement, job.devices, job.gpus_held = (), (), 0.0
 
     def _work_done(self, job: Job, now: float) -> None:
         if job.estimate_s is not None and job.phase == "running":

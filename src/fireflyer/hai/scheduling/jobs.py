@@ -30,6 +30,10 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     gpus: int = 0
     """0: the node takes one job, whole."""
+    gpu_type: str = ""
+    """Type of its GPUs; empty: not known."""
+    indexed: bool = True
+    """False if another scheduler chooses the devices of a job, so that jobs get no indexes."""
     memory_mib: int = 0
     """0: not known, not limited."""
     whole: bool = False
@@ -55,6 +59,8 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     nodes: int = 1
     gpus: int = 0
     """GPUs on each node; 0: whole nodes."""
+    gpu_type: str = ""
+    """Type of these GPUs; empty: any."""
     memory_mib: int = 0
     """Memory on each node; 0: all that it has."""
     user: str = ""
@@ -75,6 +81,8 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     """Level of its account, by the policy; 0 if there are no accounts."""
     placement: tuple[str, ...] = ()
     """Nodes that the job holds."""
+    devices: tuple[tuple[int, ...], ...] = ()
+    """Indexes of the GPUs that the job holds on each of these nodes."""
     previous: tuple[str, ...] = ()
     """Nodes where the engine keeps something warm for the job; preferred."""
     since: float = 0.0
@@ -121,6 +129,20 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
         """Returns the time from which the job may not start on the nodes: it would not end before
         the window begins."""
         return self.begin - (LEAD_S if job.estimate_s is None else job.estimate_s)
+
+
+class Reservation(msgspec.Struct, frozen=True):
+    """Capacity that a plan keeps for a job which cannot start yet."""
+
+    task: str
+    places: tuple[int, ...]
+    whole: bool
+    """True if nothing may start there behind the job; False: it holds a member's share of each
+    node."""
+    reason: str
+    """Reason, as text that follows the task's id."""
+    until: float | None = None
+    """Jobs that end by this time may use the nodes all the same; None: no job may."""
 
 
 class Quota(msgspec.Struct, frozen=True):

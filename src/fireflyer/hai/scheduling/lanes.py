@@ -9,8 +9,9 @@ Shape = tuple[int, int, int]
 QuotaKey = tuple[str, int, str]
 """User, priority, group."""
 
-Lane = tuple[Shape, QuotaKey | None]
-"""Lane: jobs that differ only in their order and user (None: no quota limits them)."""
+Lane = tuple[Shape, str, QuotaKey | None]
+"""Lane: shape, type of GPUs and quota of jobs that differ only in their order and user (no type:
+any; None: no quota limits them)."""
 
 QueueKey = tuple[int, int]
 """(-priority, level): jobs of a smaller rank come first. Level -1: overdue."""

@@ -18,13 +18,12 @@ from enum import Enum, auto
 from fireflyer.hai.lifecycle import Action, Launch, Preempt, Release
 from fireflyer.hai.scheduling.capacity import Capacity, members
 from fireflyer.hai.scheduling.cluster import ALL, Cluster, Job
-from fireflyer.hai.scheduling.lanes import QueueKey, QuotaKey, Shape
+from fireflyer.hai.scheduling.devices import mask, pick
+from fireflyer.hai.scheduling.jobs import Reservation
+from fireflyer.hai.scheduling.lanes import Lane, QueueKey, QuotaKey, Shape
 from fireflyer.hai.scheduling.placement import choose
 from fireflyer.hai.scheduling.preemption import PreemptionCache, bound
 from fireflyer.hai.scheduling.repack import RepackIndex, destinations
-
-LOOKAHEAD = 32
-"""Number of further jobs of a lane to try after one fails, if later ones may succeed."""
 
 BATCH = 256
 """Maximum number of actions in a plan; the next plan continues at once. Carrying out a launch takes
@@ -59,6 +58,8 @@ def plan(cluster: Cluster, now: float) -> list[Action]:
     """
     cluster.advance(now)
     cluster.again = False
+    if not cluster.queue:
+        cluster.reserved = ()
     if not cluster.queue and not cluster.windows:
         return []
     # The nodes that a job may use change with time alone; nodes kept for moving jobs change with
@@ -96,8 +97,11 @@ class _Plan:
         """Backfill only: jobs that end by this time may use the kept nodes."""
         self.failed: list[tuple[Shape, int]] = []
         """Shapes that found no place among these nodes, for any job."""
-        self.own: set[tuple[str, Shape]] = set()
-        """Users whose own running jobs are the only victims for their jobs of this shape."""
+        self.own: set[tuple[str, Shape, str]] = set()
+        """Users whose own running jobs are the only victims for their jobs of this shape and type."""
+        self.devices: dict[int, int] = {}
+        """Devices that this plan leaves free, on the nodes where it launches jobs."""
+        self.reserved: list[Reservation] = []
         self.quota: dict[QuotaKey, list[tuple[int, int]]] = {}
         self.waits = self.missed = self.cut = self.again = False
         """Flags: a job waits for nodes that others leave; some jobs of a lane were skipped; the
@@ -159,6 +163,7 @@ class _Plan:
         )  # fmt: skip
         cluster.fresh = 0 if cluster.alike or not self.actions else ALL
         cluster.arrived.clear()
+        cluster.reserved = tuple(self.reserved)
         return self.actions
 
     def _is_long(self) -> bool:
@@ -187,9 +192,9 @@ class _Plan:
                 continue
             if job.phase != "queued":
                 self._hold(job, place)
+                self._reserve(job, [place], "which moves there")
             elif self._within((job.user, job.level, job.group), job):
-                self.actions.append(Launch(task, job.attempt + 1, (cluster.names[place],)))
-                self._take(job, [place])
+                self._launch(job, [place])
                 self.moved.add(task)
 
     # -- the walk ----------------------------------------------------------------------------------
@@ -200,16 +205,15 @@ class _Plan:
         lanes = list(self.cluster.queue.lanes[rank].items())
         if self.failed and self.kept_until is None:
             open_ = self.usable & ~self.kept
-            lanes = [each for each in lanes if not self._hopeless(each[0][0], open_)]
+            lanes = [each for each in lanes if not self._hopeless_lane(each[0], open_)]
             if not lanes:
                 return False
         jobs = self.cluster.jobs
         heads = [(line[0], number, 0) for number, (_, line) in enumerate(lanes)]
-        missed = [0] * len(lanes)
         heapq.heapify(heads)
         while heads:
             (_, task), number, at = heads[0]
-            (shape, quota), line = lanes[number]
+            (shape, _, quota), line = lanes[number]
             verdict = self._try(jobs[task], rank, shape, quota)
             at += 1
             if verdict is _Verdict.PLACED:
@@ -220,9 +224,7 @@ class _Plan:
                 return True
             elif verdict is _Verdict.SHORT:
                 at = self._next_short(line, at)
-            elif verdict is _Verdict.MISSED:
-                missed[number] += 1
-            if verdict is _Verdict.STUCK or at == len(line) or missed[number] >= LOOKAHEAD:
+            if verdict is _Verdict.STUCK or at == len(line):
                 heapq.heappop(heads)
             else:
                 heapq.heapreplace(heads, (line[at], number, at))
@@ -235,7 +237,7 @@ class _Plan:
     def _next_short(self, line: list[tuple[int, str]], at: int) -> int:
         """Returns the index of the next job that ends before the reservation begins."""
         jobs = self.cluster.jobs
-        for place in range(at, min(at + LOOKAHEAD, len(line))):
+        for place in range(at, len(line)):
             if self._short(jobs[line[place][1]]):
                 return place
         return len(line)
@@ -256,6 +258,8 @@ class _Plan:
         particular = bool(self.cluster.windows or job.avoid)
         if particular:
             allowed = self.cluster.allowed(job, self.now)
+        elif job.gpu_type:
+            allowed &= self.cluster.devices.typed(job.gpu_type)
         open_ = allowed
         if self.kept and not self._short(job):
             open_ &= ~self.kept
@@ -263,7 +267,7 @@ class _Plan:
             fresh = ALL if job.id in self.cluster.arrived else self.fresh
             if self._start(job, shape, open_, fresh) or self._wait(job, shape, open_, fresh):
                 return _Verdict.PLACED
-            own = (job.user, shape) in self.own
+            own = (job.user, shape, job.gpu_type) in self.own
             if self.policy.preemptive and not own:
                 placed, own = self._interrupt(job, rank, shape, open_, fresh)
                 if placed:
@@ -271,7 +275,7 @@ class _Plan:
             if fresh and self._repack(job, shape, open_):
                 return _Verdict.PLACED
             if own:
-                self.own.add((job.user, shape))
+                self.own.add((job.user, shape, job.gpu_type))
                 return self._miss()
             self.failed.append((shape, open_))
             self._hold_back(job, rank, shape, allowed)
@@ -284,6 +288,10 @@ class _Plan:
     def _miss(self) -> _Verdict:
         self.missed = True
         return _Verdict.MISSED
+
+    def _hopeless_lane(self, lane: Lane, open_: int) -> bool:
+        shape, kind, _ = lane
+        return self._hopeless(shape, open_ & self.cluster.devices.typed(kind) if kind else open_)
 
     def _hopeless(self, shape: Shape, among: int) -> bool:
         """True if a smaller or equal request already found nothing among these nodes. Requests with
@@ -307,11 +315,27 @@ class _Plan:
         fitting = self._fits(self.free, shape, among, fresh)
         if not fitting:
             return False
-        chosen = self._choose(job, fitting, self.free)
-        names = self.cluster.names
-        self.actions.append(Launch(job.id, job.attempt + 1, tuple([names[p] for p in chosen])))
-        self._take(job, chosen)
+        self._launch(job, self._choose(job, fitting, self.free))
         return True
+
+    def _launch(self, job: Job, chosen: list[int]) -> None:
+        """Launches the job on these nodes, in the order of its ranks."""
+        names = tuple([self.cluster.names[place] for place in chosen])
+        devices = self._devices(job, chosen) if self.cluster.capacity.largest else ()
+        self.actions.append(Launch(job.id, job.attempt + 1, names, devices))
+        self._take(job, chosen)
+
+    def _devices(self, job: Job, chosen: list[int]) -> tuple[tuple[int, ...], ...]:
+        """Chooses the job's devices on each of its nodes; none where another scheduler does."""
+        cluster, found = self.cluster, []
+        for place in chosen:
+            devices: tuple[int, ...] = ()
+            if cluster.nodes[cluster.names[place]].indexed:
+                free = self.devices.get(place, cluster.devices.free(place))
+                devices = pick(free, cluster.capacity.share(place, job.gpus))
+                self.devices[place] = free & ~mask(devices)
+            found.append(devices)
+        return tuple(found) if any(found) else ()
 
     def _wait(self, job: Job, shape: Shape, among: int, fresh: int) -> bool:
         """Reserves nodes that are free, or will be once the leaving jobs have left, if they are
@@ -321,7 +345,9 @@ class _Plan:
         fitting = self._fits(self._later(), shape, among, fresh)
         if not fitting:
             return False
-        self._take(job, self._choose(job, fitting, self._later()))
+        chosen = self._choose(job, fitting, self._later())
+        self._take(job, chosen)
+        self._reserve(job, chosen, "which waits for other tasks to leave")
         self.waits = True
         return True
 
@@ -368,6 +394,7 @@ class _Plan:
             for victim in found[place]:
                 self._preempt(victim, f"makes room for {job.id}")
         self._take(job, chosen)
+        self._reserve(job, chosen, "for which other tasks make room")
         return True, False
 
     def _repack(self, job: Job, shape: Shape, among: int) -> bool:
@@ -389,7 +416,9 @@ class _Plan:
             name = self.cluster.names[place]
             self._preempt(mover, f"moves to {name}, which makes room for {job.id}", name)
             self._hold(mover, place)
+            self._reserve(mover, [place], "which moves there")
         self._take(job, chosen)
+        self._reserve(job, chosen, "for which other tasks move")
         return True
 
     def _movers(self, key: tuple[int, int, int]) -> RepackIndex:
@@ -430,14 +459,21 @@ class _Plan:
         large = self.free.sized(job.gpus, job.memory_mib, allowed)
         if not self.cluster.topology.enough(job.nodes, large):
             return  # it can never start on these nodes
+        why = "which comes first"
         if behind == "nothing":
-            self.kept |= large
+            nodes = large
         elif behind == "anything":
-            self.kept |= self._soonest(self._room(rank, shape), job.nodes, large & ~self.kept)[1]
+            nodes = self._soonest(self._room(rank, shape), job.nodes, large & ~self.kept)[1]
+            why = "which is overdue"
         elif self.kept_until is None and not self.kept:
             when, nodes = self._soonest(self._room(None, shape), job.nodes, large)
-            self.kept |= large if when == math.inf else nodes
+            nodes = large if when == math.inf else nodes
             self.kept_until = None if when == math.inf else max(when, self.now)
+        else:
+            return
+        if nodes & ~self.kept:
+            self._reserve(job, [*members(nodes & ~self.kept)], why, whole=True)
+        self.kept |= nodes
 
     def _soonest(self, room: PreemptionCache, count: int, among: int) -> tuple[float, int]:
         """Returns the time at which `count` nodes could be free, and those nodes."""
@@ -456,6 +492,11 @@ class _Plan:
         rooms[rank, shape, spared] = room
         room.refresh()
         return room
+
+    def _reserve(self, job: Job, chosen: list[int], why: str, *, whole: bool = False) -> None:
+        """Notes for `why` that the job keeps free capacity from others."""
+        until = self.kept_until if whole else None
+        self.reserved.append(Reservation(job.id, tuple(chosen), whole, why, until))
 
     # -- drafts ------------------------------------------------------------------------------------
 

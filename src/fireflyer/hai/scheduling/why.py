@@ -6,17 +6,25 @@ bound.
 """
 
 import math
+from typing import Literal
 
 import msgspec
 
 from fireflyer.hai.lifecycle import count
 from fireflyer.hai.scheduling.cluster import Cluster, Job
+from fireflyer.hai.scheduling.devices import in_words
+from fireflyer.hai.scheduling.jobs import Reservation
 from fireflyer.hai.scheduling.preemption import ready_at
+from fireflyer.hai.scheduling.usable import large_enough
+
+Rule = Literal["size", "health", "window", "quota", "avoided", "reserved", "busy", "start"]
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
     """Reason why a job waits."""
 
+    rule: Rule
+    """Rule that holds the job; docs/hai-scheduler.md lists them. "start": none does."""
     text: str
     """For example "waits for 2 nodes; 1 free"."""
     ahead: int
@@ -30,22 +38,43 @@ def explain(cluster: Cluster, job: Job, now: float, *, expect: bool = True) -> W
     examines each node."""
     ahead = cluster.queue.ahead((job.order, job.id))
     allowed = cluster.allowed(job, now)
-    every = (1 << len(cluster.names)) - 1
-    large = cluster.capacity.sized(job.gpus, job.memory_mib, every)
+    large = large_enough(cluster, job)
     topology = cluster.topology
     if not topology.enough(job.nodes, large):
         found = count(large.bit_count(), "such node")
         zones = ", but no two zones together have enough" if large.bit_count() >= job.nodes else ""
         text = f"asks for {_demand(job)}; the server has {found}{zones}"
-        return Why(text=text, ahead=ahead, earliest=None)
+        return Why(rule="size", text=text, ahead=ahead, earliest=None)
     if not topology.enough(job.nodes, large & (cluster.ready | cluster.suspect)):
         text = f"asks for {_demand(job)}; {_unusable(cluster, large)}"
-        return Why(text=text, ahead=ahead, earliest=_until(cluster, large))
+        return Why(rule="health", text=text, ahead=ahead, earliest=_until(cluster, large))
     if not topology.enough(job.nodes, large & allowed):
         return _behind_window(cluster, job, now, ahead)
     if not cluster.room_in_quota(job):
-        return Why(text=behind_quota(cluster, job), ahead=ahead, earliest=None)
+        return Why(rule="quota", text=behind_quota(cluster, job), ahead=ahead, earliest=None)
+    kept_for = _quota_kept_for(cluster, job)
+    if kept_for is not None:
+        text = f"the room in its quota is kept for {kept_for.task}, {kept_for.reason}"
+        return Why(rule="quota", text=text, ahead=ahead, earliest=None)
     return _for_room(cluster, job, now, ahead, allowed, expect=expect)
+
+
+def _quota_kept_for(cluster: Cluster, job: Job) -> Reservation | None:
+    """Returns the first reservation without which the job's quota would have room; None: none
+    matters."""
+    if cluster.limit(job.user, job.level, job.group) is None:
+        return None
+    nodes = gpus = 0
+    for kept in cluster.reserved:
+        other = cluster.jobs.get(kept.task)
+        if kept.whole or other is None or other is job or other.phase != "queued":
+            continue
+        if (other.user, other.level, other.group) == (job.user, job.level, job.group):
+            size = cluster.quota_size(other)
+            nodes, gpus = nodes + size[0], gpus + size[1]
+            if not cluster.room_in_quota(job, nodes, gpus):
+                return kept
+    return None
 
 
 def _for_room(
@@ -54,10 +83,16 @@ def _for_room(
     fitting = cluster.capacity.fitting(job.gpus, job.memory_mib, allowed)
     free = fitting.bit_count()
     if cluster.topology.enough(job.nodes, fitting):
-        text = f"waits for {count(ahead, 'task')} ahead of it" if ahead else "starts at once"
-        return Why(text=text, ahead=ahead, earliest=now)
+        kept_for = _reserved_for(cluster, job, now, allowed)
+        if kept_for is None:
+            text = f"waits for {count(ahead, 'task')} ahead of it" if ahead else "starts at once"
+            return Why(rule="start", text=text, ahead=ahead, earliest=now)
+        text = f"waits for {_demand(job)}; {free} free, reserved for {kept_for.task}, {kept_for.reason}"
+        return Why(rule="reserved", text=text, ahead=ahead, earliest=now)
     text = f"waits for {_demand(job)}; {free} free"
-    fits = cluster.capacity.fitting(job.gpus, job.memory_mib, cluster.ready | cluster.suspect)
+    fits = cluster.capacity.fitting(
+        job.gpus, job.memory_mib, large_enough(cluster, job) & (cluster.ready | cluster.suspect)
+    )
     others = fits & ~allowed
     known = job.avoid & cluster.places.keys()
     avoided = sum(others >> cluster.places[name] & 1 for name in known)
@@ -68,7 +103,32 @@ def _for_room(
     if ahead:
         text += f"; {count(ahead, 'task')} ahead"
     earliest = _when(cluster, job, now, allowed) if expect else None
-    return Why(text=text, ahead=ahead, earliest=earliest)
+    closed = others.bit_count() > avoided and cluster.topology.enough(job.nodes, fits)
+    rule: Rule = "window" if closed else "avoided" if avoided else "busy"
+    return Why(rule=rule, text=text, ahead=ahead, earliest=earliest)
+
+
+def _reserved_for(cluster: Cluster, job: Job, now: float, allowed: int) -> Reservation | None:
+    """Returns the first reservation without which the job would have room; None: none matters."""
+    free, left = cluster.capacity, allowed
+    for kept in cluster.reserved:
+        other = cluster.jobs.get(kept.task)
+        if other is None or other is job or other.phase not in ("queued", "suspending"):
+            continue
+        short = kept.until is not None and job.estimate_s is not None
+        if kept.whole and short and now + (job.estimate_s or 0.0) <= (kept.until or 0.0):
+            continue
+        if free is cluster.capacity:
+            free = free.copy()
+        for place in kept.places:
+            if kept.whole:
+                left &= ~(1 << place)
+            else:
+                free.take(place, other.gpus, other.memory_mib)
+        fitting = free.fitting(job.gpus, job.memory_mib, left)
+        if not cluster.topology.enough(job.nodes, fitting):
+            return kept
+    return None
 
 
 def _when(cluster: Cluster, job: Job, now: float, allowed: int) -> float | None:
@@ -99,7 +159,8 @@ def _behind_window(cluster: Cluster, job: Job, now: float, ahead: int) -> Why:
     about = f" ({window.reason})" if window.reason else ""
     state = "closes" if window.begin <= now else "will close before it could end"
     text = f"window {window.id}{about} {state} {count(len(window.nodes), 'node')}"
-    return Why(text=text, ahead=ahead, earliest=min(each.end for each in closing))
+    earliest = min(each.end for each in closing)
+    return Why(rule="window", text=text, ahead=ahead, earliest=earliest)
 
 
 def behind_quota(cluster: Cluster, job: Job) -> str:
@@ -146,7 +207,7 @@ def _until(cluster: Cluster, large: int) -> float | None:
 def _demand(job: Job) -> str:
     each = []
     if job.gpus:
-        each.append(count(job.gpus, "GPU"))
+        each.append(in_words(job.gpus, job.gpu_type))
     if job.memory_mib:
         each.append(f"{job.memory_mib} MiB")
     return count(job.nodes, "node") + (f" with {' and '.join(each)}" if each else "")

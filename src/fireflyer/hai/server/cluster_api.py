@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-import msgspec
 from fastapi import FastAPI, Query, Request, Response
 
 from fireflyer.hai.admission import MAX_NAME, MAX_REASON, check_line
@@ -11,11 +10,12 @@ from fireflyer.hai.database.node_marks import Mark
 from fireflyer.hai.database.store import Store
 from fireflyer.hai.faults.observations import Validator
 from fireflyer.hai.faults.rules import Decision, Faults
-from fireflyer.hai.identity import MASKED, Identity
+from fireflyer.hai.identity import Identity
 from fireflyer.hai.model import DrainRequest, NodeView, WhyView, WindowView
 from fireflyer.hai.server.access import Accounts
 from fireflyer.hai.server.auth import needing
 from fireflyer.hai.server.controller import Controller
+from fireflyer.hai.server.dispatch import masked
 from fireflyer.hai.server.responses import documented, json, read
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -60,7 +60,7 @@ def _node_routes(app: FastAPI, controller: Controller, store: Store, trail: Audi
         found = controller.dispatch.nodes()
         if who.only is not None:
             own = {row.task for row in store.rows(live=True, user=who.only)}
-            found = [_masked(node, own) for node in found]
+            found = [masked(node, own.__contains__) for node in found]
         return json(found)
 
     @app.post("/nodes/{node}/drain", **documented(dict, DrainRequest))
@@ -78,11 +78,6 @@ def _node_routes(app: FastAPI, controller: Controller, store: Store, trail: Audi
             controller.unmark(node)
         await controller.undrain_engine(node)
         return json({})
-
-
-def _masked(node: NodeView, own: set[str]) -> NodeView:
-    tasks = tuple(task if task in own else MASKED for task in node.tasks)
-    return msgspec.structs.replace(node, task=tasks[0] if tasks else None, tasks=tasks)
 
 
 def _window_routes(

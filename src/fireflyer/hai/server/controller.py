@@ -7,7 +7,6 @@ attempts and repeats pending stops, suspends and releases.
 """
 
 import asyncio
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
@@ -20,7 +19,7 @@ import msgspec
 
 from fireflyer.errors import FireflyerError
 from fireflyer.hai import lifecycle
-from fireflyer.hai.admission import RESERVED, check_drain
+from fireflyer.hai.admission import check_drain
 from fireflyer.hai.database.node_marks import Mark, Marks
 from fireflyer.hai.database.store import Fresh, Moment, Row, Store, unknown
 from fireflyer.hai.engines import (
@@ -59,6 +58,7 @@ from fireflyer.hai.model import (
 )
 from fireflyer.hai.scheduling.policies import DEFAULT
 from fireflyer.hai.server.dispatch import RECALLED, Dispatch
+from fireflyer.hai.server.gangs import gang_of
 from fireflyer.hai.server.logs import MAX_WAIT_S, LogPiece, Logs
 from fireflyer.hai.server.metrics import Gauges, Metrics
 from fireflyer.hai.server.submission_queue import SubmissionQueue
@@ -149,7 +149,7 @@ class Controller:
                 self._tasks[task.id] = task
                 self.dispatch.take_up(task, spec, histories.get(task.id, []))
             if task.placement:
-                gang = self._gang(task.id, task.attempt, task.placement)
+                gang = self._gang(task.id, task.attempt, task.placement, task.devices)
                 self._call(task.id, partial(self._engine.recover, gang))
                 if task.stopping:
                     self._call(task.id, partial(self._perform, StopGang(task.id, task.attempt)))
@@ -518,7 +518,7 @@ class Controller:
                 self._store.released(action.task, action.attempt)
 
     async def _launch(self, action: Launch) -> None:
-        gang = self._gang(action.task, action.attempt, action.nodes)
+        gang = self._gang(action.task, action.attempt, action.nodes, action.devices)
         try:
             gang.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self._home.tasks / action.task / "output").mkdir(mode=0o700, exist_ok=True)
@@ -562,28 +562,13 @@ class Controller:
     def _live_specs(self) -> list[TaskSpec]:
         return [row.spec for row in self._store.rows(live=True)]
 
-    def _gang(self, name: str, attempt: int, nodes: tuple[str, ...]) -> Gang:
+    def _gang(
+        self, name: str, attempt: int, nodes: tuple[str, ...], devices: tuple[tuple[int, ...], ...]
+    ) -> Gang:
         row = self._store.row(name)
-        spec, paths = row.spec, self.workspaces.paths(name, row.spec)
-        inherited = {k: v for k, v in os.environ.items() if k not in RESERVED}
-        return Gang(
-            task=name,
-            attempt=attempt,
-            script=paths.script,
-            args=spec.args,
-            cwd=paths.cwd,
-            env=paths.environment(inherited) | spec.env,
-            python=paths.python,
-            nodes=nodes,
-            ranks_per_node=spec.ranks_per_node,
-            start=spec.start,
-            secret=self._store.secret(name),
-            directory=self._directory(name, attempt),
-            elastic=spec.elastic,
-            rejoins=spec.max_restarts - row.restarts,
-            gpus=spec.gpus,
-            memory_mib=spec.memory_mib,
-        )
+        paths = self.workspaces.paths(name, row.spec)
+        directory = self._directory(name, attempt)
+        return gang_of(row, self._store.secret(name), paths, directory, nodes, devices)
 
     def _grace(self, name: str) -> float:
         return self._store.row(name).spec.grace_s

@@ -16,6 +16,7 @@ from fireflyer.errors import ConfigError, TaskError
 from fireflyer.hai import lifecycle
 from fireflyer.hai.database.node_marks import Mark, Marks
 from fireflyer.hai.engines import Node as EngineNode
+from fireflyer.hai.identity import MASKED
 from fireflyer.hai.identity import Quota as Limit
 from fireflyer.hai.lifecycle import ACTIVE, Action, Task
 from fireflyer.hai.model import (
@@ -30,8 +31,10 @@ from fireflyer.hai.model import (
 )
 from fireflyer.hai.scheduling import why
 from fireflyer.hai.scheduling.cluster import AUTO, Cluster, Job, Node, Phase, Window
+from fireflyer.hai.scheduling.devices import in_words, matches
 from fireflyer.hai.scheduling.planner import plan
 from fireflyer.hai.scheduling.quotas import limits
+from fireflyer.hai.scheduling.usable import large_enough
 from fireflyer.hai.server.metrics import Gauges
 
 RECALLED = ("submitted", "queued", "starting", "running", "suspending", "gang_ended")
@@ -90,7 +93,8 @@ class Dispatch:
             node = Node(name=name, health="down", reason="the engine no longer lists this node")
         else:
             node = Node(
-                name=name, gpus=found.gpus, memory_mib=found.memory_mib, whole=found.whole,
+                name=name, gpus=found.gpus, gpu_type=found.gpu_type.lower(),
+                indexed=found.indexed, memory_mib=found.memory_mib, whole=found.whole,
                 zone=found.zone, leaf=found.leaf,
                 health="ready" if found.state == "up" else found.state, reason=found.reason,
             )  # fmt: skip
@@ -124,8 +128,14 @@ class Dispatch:
         jobs = self.cluster.jobs_on(node.name)
         place = self.cluster.places[node.name]
         free = self.cluster.capacity.free[place] if node.gpus else int(not jobs)
+        holders: list[str | None] = [None] * (node.gpus if node.indexed else 0)
+        for job in jobs:
+            for device in dict(zip(job.placement, job.devices, strict=False)).get(node.name, ()):
+                if device < len(holders):
+                    holders[device] = job.id
         return NodeView(
-            name=node.name, task=jobs[0].id if jobs else None, tasks=tuple(job.id for job in jobs),
+            name=node.name, gpu_type=node.gpu_type, devices=tuple(holders),
+            task=jobs[0].id if jobs else None, tasks=tuple(job.id for job in jobs),
             state=node.health, reason=node.reason, until=node.until, gpus=node.gpus, free=free,
             leaf=node.leaf, zone=node.zone,
         )  # fmt: skip
@@ -208,7 +218,8 @@ class Dispatch:
         job.phase = phase.get(task.state, "starting" if task.state == "starting" else "running")
         if task.stopping:
             job.phase = "suspending"
-        job.placement, job.previous = task.placement, task.previous
+        job.placement, job.devices = task.placement, task.devices
+        job.previous = task.previous
         job.attempt = task.attempt
         for name in job.placement:
             if name not in self.cluster.nodes:
@@ -267,7 +278,7 @@ class Dispatch:
         found = why.explain(self.cluster, job, self.now())
         text = f"{found.text} ({reason})" if reason else found.text
         return WhyView(
-            task=task, state=state, text=text, ahead=found.ahead, earliest=found.earliest,
+            task=task, state=state, text=text, rule=found.rule, ahead=found.ahead, earliest=found.earliest,
             policy=self.policy,
         )  # fmt: skip
 
@@ -282,28 +293,44 @@ class Dispatch:
         Raises:
             TaskError: the task requests more than that.
         """
-        capacity, count = self.cluster.capacity, len(self._engine)
+        count = len(self._engine)
         if spec.nodes > count:
             raise TaskError(
                 f"the task asks for {lifecycle.count(spec.nodes, 'node')} and this server has {count}; "
                 "start the server with more (fireflyer up --nodes N) or ask for fewer"
             )
-        large = capacity.sized(spec.gpus, spec.memory_mib, (1 << len(self.cluster.names)) - 1)
+        job = _job(Task(id="", order=0, user=user, nodes=0, world=0, max_restarts=0), spec)
+        large = large_enough(self.cluster, job)
         if not self.cluster.topology.enough(spec.nodes, large):
             if large.bit_count() >= spec.nodes:
                 raise TaskError(
                     f"the task asks for {lifecycle.count(spec.nodes, 'node')}, but a gang uses at most two "
                     "zones and no two zones have enough such nodes (`fireflyer nodes`); ask for fewer"
                 )
-            each = f"{spec.gpus} GPUs" + (f" and {spec.memory_mib} MiB" if spec.memory_mib else "")
+            each = in_words(spec.gpus, spec.gpu_type)
+            each += f" and {spec.memory_mib} MiB" if spec.memory_mib else ""
             raise TaskError(
                 f"the task asks for {lifecycle.count(spec.nodes, 'node')} with {each} each; this server "
-                f"has {large.bit_count()} (`fireflyer nodes`); ask for less"
+                f"has {large.bit_count()} (`fireflyer nodes`); ask for less{self._known_types(spec)}"
             )
-        job = _job(Task(id="", order=0, user=user, nodes=0, world=0, max_restarts=0), spec)
         if job.priority != AUTO and self.cluster.forbidden(job):
             job.level = job.priority
             raise TaskError(f"{why.behind_quota(self.cluster, job)}; ask for less")
+
+    def _known_types(self, spec: TaskSpec) -> str:
+        """Names the types that the server has, for a task that asks for another one."""
+        known = {node.gpu_type for node in self.cluster.nodes.values() if node.gpu_type}
+        if not spec.gpu_type or any(matches(spec.gpu_type, kind) for kind in known):
+            return ""
+        return f". Its GPUs: {', '.join(sorted(known)) or 'of no known type'}"
+
+
+def masked(node: NodeView, own: Callable[[str], bool]) -> NodeView:
+    """Returns a node on which other users' tasks are MASKED."""
+    tasks = tuple(task if own(task) else MASKED for task in node.tasks)
+    devices = tuple(task if task is None or own(task) else MASKED for task in node.devices)
+    first = tasks[0] if tasks else None
+    return msgspec.structs.replace(node, task=first, tasks=tasks, devices=devices)
 
 
 def priority_of(spec: TaskSpec) -> int:
@@ -313,7 +340,8 @@ def priority_of(spec: TaskSpec) -> int:
 
 def _job(task: Task, spec: TaskSpec) -> Job:
     return Job(
-        id=task.id, order=task.order, nodes=spec.nodes, gpus=spec.gpus, memory_mib=spec.memory_mib,
+        id=task.id, order=task.order, nodes=spec.nodes, gpus=spec.gpus,
+        gpu_type=spec.gpu_type, memory_mib=spec.memory_mib,
         user=task.user, group=spec.group, priority=priority_of(spec),
         estimate_s=spec.expected_s or None, avoid=task.avoid,
     )  # fmt: skip

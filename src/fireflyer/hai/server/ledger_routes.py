@@ -101,7 +101,12 @@ async def _books(
         events += more
         await asyncio.sleep(0)
     shapes = [
-        Shape(task=row.task, nodes=row.spec.nodes, ranks_per_node=row.spec.ranks_per_node)
+        Shape(
+            task=row.task,
+            nodes=row.spec.nodes,
+            ranks_per_node=row.spec.ranks_per_node,
+            gpus=row.spec.gpus,
+        )
         for row in rows
     ]
     return await asyncio.to_thread(

@@ -35,6 +35,7 @@ from fireflyer.hai.database.connection import Database, PostgreSQL, parse_url
 from fireflyer.hai.database.leader import LEASE_S, LEAVE_S, Leader
 from fireflyer.hai.database.store import Store
 from fireflyer.hai.engines import Engine
+from fireflyer.hai.engines.inventory import Device
 from fireflyer.hai.home import EngineFile, Home, ServerFile, locate, write_private
 from fireflyer.hai.scheduling.policies import DEFAULT, policy_named
 from fireflyer.hai.server import api
@@ -43,9 +44,8 @@ from fireflyer.hai.server.auth import Authenticator
 from fireflyer.hai.server.controller import Controller
 from fireflyer.hai.server.listeners import Public, Web, listen, web_config
 from fireflyer.hai.server.log_quota import LIMIT_BYTES, LogQuota
+from fireflyer.hai.server.settings import DEFAULT_NODES, inventory, read_settings
 from fireflyer.program import allow_descriptors, open_standard_streams
-
-DEFAULT_NODES = 2
 
 LOG_POLL_S = 1.0
 """Poll interval in seconds for logs that other machines write."""
@@ -64,6 +64,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Engine that runs the tasks."""
     nodes: int = DEFAULT_NODES
     """Number of virtual nodes of the local engine."""
+    devices: tuple[Device, ...] = ()
+    """GPUs of this machine, which the local engine divides among its nodes."""
     port: int = 0
     """Port on loopback; 0: any free port."""
     policy: str | None = None
@@ -94,7 +96,7 @@ def chosen_engine(options: Options) -> Engine:
         return SlurmEngine(options.home.path, options.engine.partition)
     from fireflyer.hai.engines.local import LocalEngine
 
-    return LocalEngine(options.nodes)
+    return LocalEngine(options.nodes, devices=options.devices)
 
 
 def serve(
@@ -449,6 +451,23 @@ class _End:
         await stopping
 
 
+def background_options(home: Home, nodes: int | None) -> Options:
+    """Returns the options of a server that `run` starts: those of the home's last `up`. `nodes`
+    counts if that named none.
+
+    Raises:
+        ConfigError: the home's options cannot be used.
+        Corrupted: a file of the home is damaged.
+    """
+    settings, engine = read_settings(home), home.read_engine()
+    devices, count = inventory(settings, nodes) if engine.engine == "local" else ((), DEFAULT_NODES)
+    limit = settings.log_limit_mib
+    return Options(
+        home=home, engine=engine, nodes=count, devices=devices, port=settings.port or 0,
+        log_limit=LIMIT_BYTES if limit is None else limit << 20,
+    )  # fmt: skip
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs a server in the background: `python -m fireflyer.hai.server.process`, started by a
     client.
@@ -457,7 +476,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="fireflyer-server")
     parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--nodes", type=int, default=DEFAULT_NODES)
+    parser.add_argument("--nodes", type=int)
     parser.add_argument("--ready-fd", type=int, required=True)
     options = parser.parse_args(arguments)
     open_standard_streams()
@@ -473,7 +492,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     try:
         home = locate(options.home)
-        serve(Options(home=home, engine=home.read_engine(), nodes=options.nodes), tell)
+        serve(background_options(home, options.nodes), tell)
     except FireflyerError as error:
         _log.error("%s", error)
         tell({"error": type(error).__name__, "message": str(error)})

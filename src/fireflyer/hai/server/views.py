@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fireflyer.hai.database.store import Row, Store
+from fireflyer.hai.database.store import Attempt, Row, Store
 from fireflyer.hai.faults.classifier import FaultClassifier
 from fireflyer.hai.home import Home
 from fireflyer.hai.lifecycle import Task
@@ -51,6 +51,7 @@ class Views:
         if task is not None and task.state == "queued" and not reason:
             reason = self._dispatch.waiting_for(task.id)
         lease = self._store.lease(row.task, row.attempt) if row.attempt else None
+        attempt = self._store.attempt(row.task, row.attempt) if row.attempt else None
         node_faults, avoid = self._store.faults(row.task) if row.attempt else (0, ())
         return TaskView(
             id=row.task,
@@ -63,16 +64,15 @@ class Views:
             restarts=row.restarts,
             node_faults=min(node_faults, row.spec.max_node_faults),
             avoid=avoid,
-            ranks=self._ranks(row),
+            ranks=() if attempt is None else self._ranks(row, attempt),
+            nodes=() if attempt is None else attempt.nodes,
+            devices=() if attempt is None else attempt.devices,
             directory=str(self._home.tasks / row.task),
             created=row.created,
             user=row.user,
         )
 
-    def _ranks(self, row: Row) -> tuple[RankView, ...]:
-        attempt = self._store.attempt(row.task, row.attempt) if row.attempt else None
-        if attempt is None:
-            return ()
+    def _ranks(self, row: Row, attempt: Attempt) -> tuple[RankView, ...]:
         pids: dict[int, int] = {}
         ends: dict[int, str] = {}
         incarnations: dict[int, int] = {}

@@ -80,27 +80,35 @@ class Share(msgspec.Struct, frozen=True):
     cpus: int = 1
     memory_mib: int = 0
     """MiB; 0: Slurm's default. Ignored, like `cpus`, if the nodes are taken whole."""
+    gpu_type: str = ""
+    """Type in Slurm's gres; empty: any."""
 
     def options(self) -> list[str]:
         """Returns the options for sbatch."""
-        found = [f"--gres=gpu:{self.gpus}"] if self.gpus else []
+        kind = f"{self.gpu_type}:" if self.gpu_type else ""
+        found = [f"--gres=gpu:{kind}{self.gpus}"] if self.gpus else []
         if self.whole:
             return ["--exclusive", "--mem=0", *found]
         memory = [f"--mem={self.memory_mib}M"] if self.memory_mib else []
         return [f"--cpus-per-task={self.cpus}", *memory, *found]
 
 
-def share_of(gpus: int, memory_mib: int, nodes: Iterable[Node]) -> Share:
+def share_of(gpus: int, memory_mib: int, nodes: Iterable[Node], *, typed: bool = False) -> Share:
     """Returns the share of a gang that asks for `gpus` (0: whole nodes) and `memory_mib` of each
     node. CPUs, and memory if none is asked for, are in proportion to the GPUs, by the smallest
-    node."""
+    node. `typed`: the gang asks for GPUs of a type; the nodes have it, and the job names it if it
+    is the same on all of them."""
     nodes = list(nodes)
     least = min((node.gpus for node in nodes), default=0)
     if not gpus or not least or any(node.whole for node in nodes):
         return Share(least, whole=True)
     cpus = min(node.cpus * gpus // node.gpus for node in nodes)
     memory = min(node.memory_mib * gpus // node.gpus for node in nodes)
-    return Share(gpus, whole=False, cpus=max(1, cpus), memory_mib=memory_mib or memory)
+    kinds = {node.gpu_type for node in nodes}
+    kind = kinds.pop() if typed and len(kinds) == 1 else ""
+    return Share(
+        gpus, whole=False, cpus=max(1, cpus), memory_mib=memory_mib or memory, gpu_type=kind
+    )
 
 
 class Slurm:
@@ -250,10 +258,12 @@ def parse_node(line: str, spots: dict[str, Spot], *, whole: bool = False) -> Pla
     elif silent or plain in _DRAINED:
         usable = "drained"
     why = "" if usable == "up" else f"{state}: {reason}" if reason != "none" else state
-    counts = re.findall(r"(?:^|,)gpu(?::[^,:]+)?:(\d+)", re.sub(r"\([^)]*\)", "", gres))
+    gpus = re.findall(r"(?:^|,)gpu(?::([^,:]+))?:(\d+)", re.sub(r"\([^)]*\)", "", gres))
+    kinds = {kind for kind, _ in gpus}
     spot = spots.get(name, Spot())
     node = Node(
-        name=name, state=usable, reason=why, gpus=sum(map(int, counts)), cpus=int(cpus),
+        name=name, state=usable, reason=why, gpus=sum(int(count) for _, count in gpus),
+        gpu_type=kinds.pop() if len(kinds) == 1 else "", indexed=False, cpus=int(cpus),
         memory_mib=int(memory), leaf=spot.leaf, zone=spot.zone, whole=whole,
     )  # fmt: skip
     return Place(node, address, silent)

@@ -1,0 +1,37 @@
+"""Nodes that a job may use, free or not. Pure."""
+
+from typing import TYPE_CHECKING
+
+from fireflyer.hai.scheduling.jobs import AVOID_S
+
+if TYPE_CHECKING:
+    from fireflyer.hai.scheduling.cluster import Cluster, Job
+
+
+def allowed(cluster: "Cluster", job: "Job", now: float) -> int:
+    """Returns the healthy nodes with GPUs of the job's type that no window closes; for nodes
+    that the job avoids see `Job.avoid`."""
+    found = cluster.ready | cluster.suspect
+    if job.gpu_type:
+        found &= cluster.devices.typed(job.gpu_type)
+    for window in cluster.windows.values():
+        if window.end > now >= window.closes(job) and not window.lets_in(job):
+            for name in window.nodes:
+                if name in cluster.places:
+                    found &= ~(1 << cluster.places[name])
+    if job.avoid and (job.phase != "queued" or now < job.since + AVOID_S):
+        others = found
+        for name in job.avoid & cluster.places.keys():
+            others &= ~(1 << cluster.places[name])
+        large = cluster.capacity.sized(job.gpus, job.memory_mib, others)
+        if cluster.topology.enough(job.nodes, large):
+            found = others
+    return found
+
+
+def large_enough(cluster: "Cluster", job: "Job") -> int:
+    """Returns the nodes that could ever take a member of the job, in any state."""
+    found = (1 << len(cluster.names)) - 1
+    if job.gpu_type:
+        found &= cluster.devices.typed(job.gpu_type)
+    return cluster.capacity.sized(job.gpus, job.memory_mib, found)
