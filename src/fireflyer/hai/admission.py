@@ -6,7 +6,7 @@ import shutil
 import unicodedata
 
 from fireflyer.errors import ConfigError
-from fireflyer.hai.model import TaskSpec
+from fireflyer.hai.model import PINNED, TaskSpec
 from fireflyer.hai.scheduling.devices import is_type
 
 RESERVED = frozenset(
@@ -134,6 +134,16 @@ def check_text(spec: TaskSpec) -> None:
         except UnicodeEncodeError:
             raise ConfigError(f"{what} is not valid UTF-8: {text!a}") from None
     check_line("the task's name (--name)", spec.name, MAX_NAME)
+
+
+def check_labels(spec: TaskSpec) -> None:
+    """Rejects a user's task with a label that the platform sets.
+
+    Raises:
+        ConfigError: names the label.
+    """
+    if PINNED in spec.labels:
+        raise ConfigError(f"label {PINNED} is set by the platform; leave it out")
 
 
 def check_line(what: str, text: str, longest: int) -> None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -44,6 +44,9 @@ from fireflyer.hai.model import (
     WhyView,
     WindowView,
 )
+
+if TYPE_CHECKING:
+    from fireflyer.hai.validation.policy import Entry
 
 START_DEADLINE_S = 60.0
 CALL_DEADLINE_S = 30.0
@@ -170,6 +173,17 @@ class Client:
     def undrain(self, node: str) -> None:
         """Makes the node available again."""
         self._ask("POST", f"/nodes/{quote(node, safe='')}/undrain")
+
+    def validate(self, node: str) -> None:
+        """Asks for a validation of a node as soon as it is idle."""
+        self._ask("POST", f"/nodes/{quote(node, safe='')}/validate")
+
+    def validations(self, node: str) -> "list[Entry]":
+        """Returns the newest validations of a node, and the faults and returns between them."""
+        from fireflyer.hai.validation import policy  # most clients do without
+
+        data, _ = self._ask("GET", f"/nodes/{quote(node, safe='')}/validations")
+        return list(msgspec.json.decode(data, type=policy.NodeHistory).entries)
 
     def windows(self) -> list[WindowView]:
         """Returns maintenance windows and reservations that are not over, by when they begin."""

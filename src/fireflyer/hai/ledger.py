@@ -18,7 +18,15 @@ import msgspec
 from fireflyer.hai.model import TERMINAL, Event
 
 Cause = Literal[
-    "useful", "lost work", "fault", "restart", "starting", "suspended", "fragmentation", "queue"
+    "useful",
+    "lost work",
+    "fault",
+    "restart",
+    "starting",
+    "suspended",
+    "fragmentation",
+    "queue",
+    "validation",
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
@@ -37,6 +45,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     ranks_per_node: int = 1
     gpus: int = 0
     """GPUs of each node that the task asks for; 0: whole nodes."""
+    validation: bool = False
+    """True if the task validates a node: the time in which it holds the node is "validation"."""
 
 
 class Gap(msgspec.Struct, frozen=True):
@@ -331,7 +341,10 @@ def books(
     begin = min(end, max(_us(since), min(begins, default=end)))
     cuts: list[_Cut] = []
     for shape in shapes:
-        split = load.split(found[shape.task], _wanted(shape, scale))
+        of_task = found[shape.task]
+        if shape.validation:
+            of_task = [_validating(segment) for segment in of_task]
+        split = load.split(of_task, _wanted(shape, scale))
         cuts.append((shape, _clip(split, begin, end)))
     accounts = {shape.task: _sum(shape, cut, scale) for shape, cut in cuts}
     return Books(
@@ -342,6 +355,11 @@ def books(
         total=total(accounts.values()),
         cluster=_cluster(cuts, scale, begin, end),
     )
+
+
+def _validating(segment: Segment) -> Segment:
+    """Returns a segment of a validation task under its cause."""
+    return msgspec.structs.replace(segment, cause="validation") if segment.held else segment
 
 
 def total(accounts: Iterable[Account]) -> Account:

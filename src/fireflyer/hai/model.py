@@ -33,6 +33,10 @@ PRIORITIES: Mapping[str, int] = {
 normal."""
 
 
+PINNED = "fireflyer.validates"
+"""Label of a validation task: the node that it validates. Users cannot set it."""
+
+
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A task as the user submits it."""
 

@@ -9,7 +9,8 @@ from typing import Any, cast
 import msgspec
 
 from fireflyer.errors import ValidatorError
-from fireflyer.validator.judgement import Better, CheckJudgement, judge
+from fireflyer.validator.judgement import CheckJudgement, judge
+from fireflyer.validator.model import Better
 
 COLUMNS = ("node", "check", "value", "better")
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-Better = Literal["more", "less"]
+from fireflyer.validator.model import Better
 
 Part = Literal["body", "tail"]
 """body: most of the measurements are worse; tail: some of them are, as with a fault that comes and

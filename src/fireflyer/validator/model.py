@@ -9,7 +9,8 @@ from typing import Literal
 import msgspec
 
 from fireflyer.errors import ValidatorError
-from fireflyer.validator.judgement import Better
+
+Better = Literal["more", "less"]
 
 Status = Literal["passed", "failed", "not run"]
 

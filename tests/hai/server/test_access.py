@@ -54,6 +54,8 @@ PUBLIC: dict[str, Scope] = {
     "GET /nodes": "read",
     "POST /nodes/{node}/drain": "operate",
     "POST /nodes/{node}/undrain": "operate",
+    "POST /nodes/{node}/validate": "operate",
+    "GET /nodes/{node}/validations": "read",
     "GET /windows": "read",
     "POST /windows": "operate",
     "DELETE /windows/{window}": "operate",

@@ -18,7 +18,7 @@ LEAST_BAR = 10
 
 MARKS = {
     "useful": "█", "lost work": "x", "fault": "!", "restart": "r", "starting": "s", "suspended": "-",
-    "fragmentation": "f", "queue": ".", IDLE: " ",
+    "fragmentation": "f", "queue": ".", "validation": "v", IDLE: " ",
 }  # fmt: skip
 
 

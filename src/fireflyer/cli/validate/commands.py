@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fireflyer.cli.options import JsonOption
+from fireflyer.cli.options import HomeOption, JsonOption
 
 validate = typer.Typer(
     name="validate", no_args_is_help=False, rich_markup_mode=None,
@@ -51,8 +51,11 @@ def check_node(
         Path | None,
         typer.Option(metavar="FILE", help="Append the samples, for `validate fleet`."),
     ] = None,
-    node: Annotated[
-        str, typer.Option(metavar="NAME", help="Name of this node in --csv; default: the host's.")
+    node_name: Annotated[
+        str,
+        typer.Option(
+            "--node", metavar="NAME", help="Name of this node in --csv; default: the host's."
+        ),
     ] = "",
     json: JsonOption = False,
 ) -> None:
@@ -80,7 +83,7 @@ def check_node(
     request = impl.Request(
         quick=not full, checks=tuple(check or ()), limits=limits, directory=directory,
         memory_mib=memory, fs3=fs3, peers=tuple(peer or ()), secret_file=secret_file, csv=csv,
-        node=node,
+        node=node_name,
     )  # fmt: skip
     raise typer.Exit(impl.check_node(request, json=json))
 
@@ -106,6 +109,29 @@ def fleet(
     from fireflyer.cli.validate import impl
 
     impl.fleet(file, json=json)
+
+
+@validate.command()
+def node(
+    name: Annotated[str, typer.Argument(metavar="NODE", help="Name of a node, e.g. n0.")],
+    history: Annotated[
+        bool, typer.Option("--history", help="Show past validations, faults and returns instead.")
+    ] = False,
+    json: JsonOption = False,
+    home: HomeOption = None,
+) -> None:
+    """Have the platform validate a node as soon as it is idle, as a task on that node.
+
+    A node that a fault rule drained returns to service if it passes what it was drained for.
+    Validations every week and after faults need validator.toml in the platform's folder.
+
+    \b
+      fireflyer validate node n3
+      fireflyer validate node n3 --history
+    """
+    from fireflyer.cli.validate import platform
+
+    platform.node(home, name, history=history, json=json)
 
 
 @validate.command()

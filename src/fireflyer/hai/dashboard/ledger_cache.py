@@ -14,6 +14,7 @@ import msgspec
 
 from fireflyer.hai.database.history_queries import HistoryQueries
 from fireflyer.hai.ledger import Account, Books, Reader, Segment, Shape, books, total
+from fireflyer.hai.model import PINNED
 
 LONGEST_S = 7 * 86_400.0
 
@@ -116,7 +117,7 @@ class LedgerCache:
         for task, line in self._browsing.some(sorted(tasks)).items() if tasks else ():
             self._shapes[task] = Shape(
                 task=task, nodes=line.brief.nodes, ranks_per_node=line.brief.ranks_per_node,
-                gpus=line.brief.gpus,
+                gpus=line.brief.gpus, validation=PINNED in line.brief.labels,
             )  # fmt: skip
             self._users[task] = line.user
 

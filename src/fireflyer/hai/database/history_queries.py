@@ -31,6 +31,7 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
     gpu_type: str = ""
     priority: str = "normal"
     group: str = ""
+    labels: dict[str, str] = {}
 
 
 class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -63,6 +63,9 @@ class FaultMonitor:
         self._call = call
         self._tell = tell
         self._drain = drain
+        self.suspected: Callable[[str, Observation | None, str], None] = lambda *_: None
+        """Called with the node, the observation (None: the end of an attempt) and the action, for
+        each fault that the rules blame on a node."""
 
     def recent(self, limit: int, user: str | None = None) -> Faults:
         """Returns the rules in force and the newest observations, of all tasks or of one user's."""
@@ -73,7 +76,11 @@ class FaultMonitor:
         """Returns the rules' verdict on the end of an attempt, and the history lines that precede
         it."""
         ranks = self._store.rank_events(event.task, event.attempt)
-        return self.classifier.ended(task, event, ranks, self._directory(event.task, event.attempt))
+        where = self._directory(event.task, event.attempt)
+        verdict, notes = self.classifier.ended(task, event, ranks, where)
+        for node in sorted(verdict.avoid):
+            self.suspected(node, None, "restart elsewhere")
+        return verdict, notes
 
     def lost(self, event: EngineEvent) -> tuple[tuple[Note, ...], Callable[[], None]]:
         """Handles a rank's loss if the elastic attempt continues. Returns the history lines to
@@ -118,6 +125,8 @@ class FaultMonitor:
 
     def _act(self, name: str, attempt: int, found: Observation, decision: Decision) -> None:
         _log.info("%s attempt %d: %s: %s", name, attempt, found.text(), decision.action)
+        if decision.action in ("restart elsewhere", "drain node") and found.node:
+            self.suspected(found.node, found, decision.action)
         if decision.action == "drain node" and found.node:
             self.drain(found.node, f"{found.text()} (rule {decision.rule})")
         task = self._tasks.get(name)

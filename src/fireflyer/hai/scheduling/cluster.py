@@ -400,7 +400,8 @@ class Cluster:
             self.fresh = ALL
 
     def _dequeue(self, job: Job) -> None:
-        self.queue.take((job.order, job.id))
+        if job.phase == "queued":
+            self.queue.take((job.order, job.id))
         job.overdue = False
         self.warm.pop(job.id, None)
         if job.priority == AUTO:

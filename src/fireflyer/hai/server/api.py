@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fireflyer.hai.admission import check_labels
 from fireflyer.hai.dashboard.sessions import CODE_S, Sessions
 from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.database.store import Store
@@ -78,6 +79,7 @@ def _task_routes(
         spec = await read(request, TaskSpec, "task")
         with trail.refusals(who, "submit") as line:
             accounts.check_group(who, spec.group)
+            check_labels(spec)
             return json(await controller.submit(spec, who.user, line))
 
     @app.get("/tasks", **documented(list[TaskView]))

@@ -17,6 +17,10 @@ from fireflyer.hai.server.auth import needing
 from fireflyer.hai.server.controller import Controller
 from fireflyer.hai.server.dispatch import masked
 from fireflyer.hai.server.responses import documented, json, read
+from fireflyer.hai.validation.policy import NodeHistory
+
+VALIDATIONS = 200
+"""Maximum number of entries of a node's journal in an answer."""
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
@@ -78,6 +82,22 @@ def _node_routes(app: FastAPI, controller: Controller, store: Store, trail: Audi
             controller.unmark(node)
         await controller.undrain_engine(node)
         return json({})
+
+    @app.post("/nodes/{node}/validate", **documented(dict))
+    async def validate(node: str, who: Identity = needs("operate")) -> Response:
+        """Validate a node as soon as it is idle. A node that a fault rule drained returns to
+        service if it passes."""
+        with trail.change(who, "validate", f"node {node[:63]}"):
+            controller.validation.request(node)
+        controller.replan()
+        return json({})
+
+    @app.get("/nodes/{node}/validations", **documented(NodeHistory))
+    async def validations(node: str, who: Identity = needs("read")) -> Response:
+        """Read the newest validations of a node, and the faults and returns between them."""
+        del who
+        found = [entry for entry in controller.validation.history() if entry.node == node]
+        return json(NodeHistory(entries=tuple(found[-VALIDATIONS:])))
 
 
 def _window_routes(

@@ -63,6 +63,7 @@ from fireflyer.hai.server.logs import MAX_WAIT_S, LogPiece, Logs
 from fireflyer.hai.server.metrics import Gauges, Metrics
 from fireflyer.hai.server.submission_queue import SubmissionQueue
 from fireflyer.hai.server.views import Views
+from fireflyer.hai.validation.monitor import ValidationMonitor
 from fireflyer.hai.workspaces.tasks import Workspaces, finish_unless
 from fireflyer.log import get_logger
 
@@ -99,6 +100,9 @@ class Controller:
         self._closing = False
         tables = (load(home.path), store, engine, self._tasks)
         self.faults = FaultMonitor(*tables, self._directory, self._call, self._tell, self.drain)
+        where = (home.path, home.tasks)
+        self.validation = ValidationMonitor(*where, self, self.dispatch.nodes, store.row)
+        self.faults.suspected = self.validation.suspected
         self._look_again: asyncio.TimerHandle | None = None
         self._views = Views(home, store, self._tasks, self.dispatch, self.faults.classifier)
         self.writing = self._views.writing
@@ -113,16 +117,16 @@ class Controller:
         ready()
         reader = asyncio.create_task(self._read_engine())
         watcher = asyncio.create_task(self.faults.watch())
-        parts: set[asyncio.Future[None]] = {reader, watcher, self._failed}
+        validator = asyncio.create_task(self.validation.watch())
+        parts: set[asyncio.Future[None]] = {reader, watcher, validator, self._failed}
         try:
             await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             for done in parts:
                 if done.done():
                     done.result()
         finally:
-            reader.cancel()
-            watcher.cancel()
-            self._failed.cancel()
+            for part in parts:
+                part.cancel()
 
     async def close(self) -> None:
         """Wakes every waiting request and closes the engine; attempts keep running."""

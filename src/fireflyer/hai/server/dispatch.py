@@ -20,6 +20,7 @@ from fireflyer.hai.identity import MASKED
 from fireflyer.hai.identity import Quota as Limit
 from fireflyer.hai.lifecycle import ACTIVE, Action, Task
 from fireflyer.hai.model import (
+    PINNED,
     PRIORITIES,
     TERMINAL,
     Event,
@@ -36,6 +37,7 @@ from fireflyer.hai.scheduling.planner import plan
 from fireflyer.hai.scheduling.quotas import limits
 from fireflyer.hai.scheduling.usable import large_enough
 from fireflyer.hai.server.metrics import Gauges
+from fireflyer.hai.server.pinned_jobs import PinnedJobs
 
 RECALLED = ("submitted", "queued", "starting", "running", "suspending", "gang_ended")
 """Kinds of events from which the costs and the service of a recovered task are restored."""
@@ -72,6 +74,8 @@ class Dispatch:
         self.now = clock or Clock()
         self._marks = marks
         self._engine: dict[str, EngineNode] = {}
+        self._pinned = PinnedJobs(self.cluster)
+        self._more = False
         for window in marks.windows():
             self.cluster.set_window(window)
 
@@ -224,7 +228,10 @@ class Dispatch:
         for name in job.placement:
             if name not in self.cluster.nodes:
                 self._set(name, None)
-        self.cluster.adopt(job, self.now())
+        if PINNED in spec.labels:
+            self._pinned.add(job, spec.labels[PINNED], self.now())
+        else:
+            self.cluster.adopt(job, self.now())
 
     def _gpus(self, node: str) -> int:
         found = self._engine.get(node)
@@ -232,7 +239,10 @@ class Dispatch:
 
     def submit(self, task: Task, spec: TaskSpec) -> None:
         """Adds a new task to the queue."""
-        self.cluster.submit(_job(task, spec), self.now())
+        if PINNED in spec.labels:
+            self._pinned.add(_job(task, spec), spec.labels[PINNED], self.now())
+        else:
+            self.cluster.submit(_job(task, spec), self.now())
 
     def follow(self, before: Task, task: Task) -> None:
         """Passes a task's new value to the cluster."""
@@ -242,6 +252,7 @@ class Dispatch:
             return
         if task.state in TERMINAL:
             cluster.remove(task.id, now)
+            self._pinned.forget(task.id)
         elif before.state in ACTIVE and task.state in ACTIVE:
             if task.state == "suspending" or task.stopping:
                 cluster.suspending(task.id, now)
@@ -249,16 +260,23 @@ class Dispatch:
                 cluster.running(task.id, now)
         elif task.state == "suspended" and before.state != "suspended":
             cluster.hold(task.id, now)
+            self._pinned.pause(task.id)
         elif task.state == "queued" and before.state != "queued":
             job.previous = task.previous
             job.avoid = task.avoid
-            cluster.requeue(task.id, now)
+            if task.id in self._pinned.nodes:
+                cluster.hold(task.id, now)
+                self._pinned.wait(task.id)
+            else:
+                cluster.requeue(task.id, now)
         job.previous = task.previous
 
     def plan(self) -> list[Action]:
         """Returns the actions due now; the caller commits each one and then passes it to
         `apply`."""
-        return plan(self.cluster, self.now())
+        pinned = self._pinned.launches()
+        self._more = bool(pinned)
+        return [*pinned] or plan(self.cluster, self.now())
 
     def apply(self, action: Action) -> None:
         """Applies one action of the plan to the cluster, after it was committed."""
@@ -267,12 +285,16 @@ class Dispatch:
     def wait_s(self) -> float | None:
         """Returns the seconds until time alone may change the plan; None: never."""
         now = self.now()
+        if self._more:
+            return 0.0
         when = self.cluster.next_look(now)
         return None if when is None else when - now
 
     def why(self, task: str, state: TaskState, reason: str) -> WhyView:
         """Explains what a task waits for, or why it is in its state."""
         job = self.cluster.jobs.get(task)
+        if state == "queued" and task in self._pinned.nodes:
+            reason = reason or self.waiting_for(task)
         if job is None or job.phase != "queued":
             return WhyView(task=task, state=state, text=reason or state, policy=self.policy)
         found = why.explain(self.cluster, job, self.now())
@@ -284,6 +306,8 @@ class Dispatch:
 
     def waiting_for(self, task: str) -> str:
         """Explains in words why a queued task does not run yet."""
+        if task in self._pinned.nodes:
+            return f"waits until {self._pinned.nodes[task]} is idle, to validate it"
         job = self.cluster.jobs[task]
         return why.explain(self.cluster, job, self.now(), expect=False).text
 

@@ -12,7 +12,7 @@ from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.database.store import Row, Store
 from fireflyer.hai.identity import Identity
 from fireflyer.hai.ledger import Books, Shape
-from fireflyer.hai.model import Event
+from fireflyer.hai.model import PINNED, Event
 from fireflyer.hai.server.access import Accounts
 from fireflyer.hai.server.auth import needing
 from fireflyer.hai.server.controller import Controller
@@ -106,6 +106,7 @@ async def _books(
             nodes=row.spec.nodes,
             ranks_per_node=row.spec.ranks_per_node,
             gpus=row.spec.gpus,
+            validation=PINNED in row.spec.labels,
         )
         for row in rows
     ]

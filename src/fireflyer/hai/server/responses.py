@@ -14,6 +14,7 @@ from fireflyer import __version__, errors
 from fireflyer.hai import identity, ledger, model
 from fireflyer.hai.faults.observations import Validator
 from fireflyer.hai.faults.rules import Decision, Faults
+from fireflyer.hai.validation.policy import NodeHistory
 from fireflyer.hai.workspaces.blob_store import Offer, Pruned, WorkspaceView
 from fireflyer.hai.workspaces.manifest import Manifest
 
@@ -56,7 +57,7 @@ SHOWN: list[Any] = [
     Offer, Pruned, WorkspaceView, ledger.LedgerView,
     identity.User, identity.UserRequest, identity.Group, identity.GroupRequest, identity.TokenView,
     identity.TokenRequest, identity.NewToken, identity.Quota, identity.AuditEntry, identity.Identity,
-    identity.SignInCode,
+    identity.SignInCode, NodeHistory,
 ]  # fmt: skip
 """Types of request and response bodies, for the OpenAPI document."""
 

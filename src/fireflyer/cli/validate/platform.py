@@ -1,0 +1,47 @@
+"""Implementation of `fireflyer validate node`."""
+
+import sys
+from pathlib import Path
+
+from fireflyer.cli.printing import as_json, clock, table
+from fireflyer.hai.client import Client
+from fireflyer.hai.validation.policy import Ended, Entry, Returned, Started, Suspected
+from fireflyer.program import plain
+
+
+def node(home: Path | None, name: str, *, history: bool, json: bool) -> None:
+    """Asks for a validation of a node, or prints its history."""
+    client = Client(home)
+    if not history:
+        client.validate(name)
+        if json:
+            as_json({"node": name, "requested": True})
+        else:
+            sys.stdout.write(f"{plain(name)} is validated once it is idle\n")
+        return
+    found = client.validations(name)
+    if json:
+        as_json(found)
+        return
+    table(("TIME", "EVENT", "TASK", "REASON"), [_row(entry) for entry in found])
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    when = clock(entry.wall)
+    match entry:
+        case Suspected():
+            what = f"{entry.kind} {entry.check}".strip()
+            return (when, "drained" if entry.drained else "suspected", "", what)
+        case Started():
+            return (when, "started", entry.task, entry.trigger)
+        case Returned():
+            return (when, "returned", "", "")
+        case Ended():
+            return (when, "ended", entry.task, entry.error or _summary(entry))
+
+
+def _summary(entry: Ended) -> str:
+    if entry.failed:
+        return "; ".join(f"{found.name} failed: {found.reason}" for found in entry.failed)
+    passed = sum(found.status == "passed" for found in entry.findings)
+    return f"{passed} passed, {len(entry.findings) - passed} not run"

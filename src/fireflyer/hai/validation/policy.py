@@ -1,0 +1,204 @@
+"""Decisions about the validation of nodes. Pure: no I/O, no clock.
+
+The journal's entries make the state of each node (`fold`). `due` says which node to validate next
+and why; `may_return` says whether a drained node passed what it was drained for.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from fireflyer.hai.model import NodeView
+from fireflyer.hai.validation.settings import ValidationSettings
+
+Trigger = Literal["requested", "return", "fault", "weekly"]
+
+RETURNS_S = 30 * 86_400.0
+
+PATIENCE_S = 60.0
+"""Time after which a node whose validation ended without results is tried again."""
+
+PROOF: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "xid": (("gpu health",), ("gpu memory",), ("gpu gemm",)),
+    "memory": (("memory pattern",),),
+    "network": (("infiniband ports", "network bandwidth"),),
+}
+"""Figures by the kind of the fault: one of each group must have passed."""
+
+OTHERWISE = (("gemm",), ("memory pattern",))
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of one figure."""
+
+    name: str
+    status: Literal["passed", "failed", "not run"]
+    value: float | None = None
+    unit: str = ""
+    reason: str = ""
+    better: Literal["more", "less"] = "more"
+
+
+class Suspected(msgspec.Struct, frozen=True, kw_only=True, tag="suspected"):
+    """A fault that the rules blame on a node."""
+
+    node: str
+    wall: float
+    kind: str
+    """Kind of the observation."""
+    check: str = ""
+    """Name of the figure, if the validator observed it."""
+    drained: bool = False
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
+    """Begin of a validation."""
+
+    node: str
+    wall: float
+    task: str
+    trigger: Trigger
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
+    """End of a validation."""
+
+    node: str
+    wall: float
+    task: str
+    trigger: Trigger
+    findings: tuple[Finding, ...] = ()
+    """Empty: the validation gave no result; `error` says why."""
+    error: str = ""
+
+    @property
+    def failed(self) -> tuple[Finding, ...]:
+        return tuple(found for found in self.findings if found.status == "failed")
+
+
+class Returned(msgspec.Struct, frozen=True, kw_only=True, tag="returned"):
+    """Return of a drained node to service."""
+
+    node: str
+    wall: float
+
+
+Entry = Suspected | Started | Ended | Returned
+
+
+class NodeHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries of one node's journal, oldest first."""
+
+    entries: tuple[Entry, ...]
+
+
+class NodeState(msgspec.Struct):
+    """State of one node, as the journal tells it."""
+
+    last: float = 0.0
+    """End of the last validation with results."""
+    tried: float = 0.0
+    """End of the last validation, with or without results."""
+    suspected: float = 0.0
+    """Time of the last fault that no validation has followed; 0: none."""
+    causes: tuple[Suspected, ...] = ()
+    """Faults since the node last returned or passed while it was in service."""
+    drained: float = 0.0
+    """Time of the last drain by a rule; 0: not drained since its return."""
+    returns: tuple[float, ...] = ()
+    task: str = ""
+    """Task of the validation that runs."""
+    trigger: Trigger = "weekly"
+
+
+def fold(states: dict[str, NodeState], entry: Entry) -> None:
+    """Applies one entry to the states."""
+    state = states.setdefault(entry.node, NodeState())
+    match entry:
+        case Suspected():
+            state.suspected = entry.wall
+            state.causes = (*state.causes[-31:], entry)
+            if entry.drained:
+                state.drained = entry.wall
+        case Started():
+            state.task, state.trigger = entry.task, entry.trigger
+        case Ended():
+            state.task = ""
+            state.tried = entry.wall
+            if entry.findings:
+                state.last = entry.wall
+                state.suspected = 0.0
+                if not entry.failed and not state.drained:
+                    state.causes = ()
+        case Returned():
+            state.returns = (*state.returns[-31:], entry.wall)
+            state.drained = 0.0
+            state.causes = ()
+
+
+def due(
+    nodes: Sequence[NodeView],
+    states: Mapping[str, NodeState],
+    requested: Iterable[str],
+    settings: ValidationSettings,
+    now: float,
+) -> tuple[str, Trigger] | None:
+    """Returns the node to validate now, and why; None: none.
+
+    Only idle nodes are validated, one at a time: virtual nodes share a machine, and a check of the
+    network or of a shared file system would disturb another one.
+    """
+    if any(state.task for state in states.values()):
+        return None
+    idle = [node for node in nodes if not node.tasks and node.state != "down"]
+    names = {node.name for node in idle}
+    for name in requested:
+        if name in names:
+            return name, "requested"
+    waits = [node for node in idle if _rested(states.get(node.name, NodeState()), now)]
+    for node in waits:
+        state = states.get(node.name, NodeState())
+        if settings.returns and drained_by_rule(node, state):
+            often = len([when for when in state.returns if when > now - RETURNS_S])
+            since = max(state.drained, state.tried)
+            if often < settings.most_returns and now >= since + settings.retest_s:
+                return node.name, "return"
+    ready = [node for node in idle if node.state in ("ready", "suspect")]
+    for node in ready:
+        state = states.get(node.name, NodeState())
+        if settings.after_faults and state.suspected > state.tried:
+            return node.name, "fault"
+    late = [(states.get(node.name, NodeState()).last, node.name) for node in ready if node in waits]
+    if settings.every_s and late and min(late)[0] + settings.every_s <= now:
+        return min(late)[1], "weekly"
+    return None
+
+
+def _rested(state: NodeState, now: float) -> bool:
+    """Returns whether the last validation had results, or ended long enough ago."""
+    return state.tried <= state.last or now >= state.tried + PATIENCE_S
+
+
+def drained_by_rule(node: NodeView, state: NodeState) -> bool:
+    """Returns whether a rule drained the node, and no operator has drained it since."""
+    return node.state == "drained" and bool(state.drained) and "(rule " in node.reason
+
+
+def may_return(ended: Ended, causes: Sequence[Suspected]) -> str:
+    """Returns "" if the node passed what it was drained for, else the reason why it stays."""
+    if not ended.findings:
+        return ended.error or "the validation gave no result"
+    if ended.failed:
+        return "failed: " + ", ".join(found.name for found in ended.failed)
+    status = {found.name: found for found in ended.findings}
+    for cause in (each for each in causes if each.drained):
+        groups = PROOF.get(cause.kind, OTHERWISE)
+        if cause.kind == "validator":
+            groups = ((cause.check,),)
+        for group in groups:
+            if not any(name in status and status[name].status == "passed" for name in group):
+                reasons = [status[n].reason for n in group if n in status and status[n].reason]
+                why = f": {reasons[0]}" if reasons else ""
+                return f"{' or '.join(group)} not run{why}"
+    return ""

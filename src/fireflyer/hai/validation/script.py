@@ -1,0 +1,51 @@
+"""Script of a validation task: runs the checks on its node and leaves the results in `output`.
+
+Arguments: one JSON object, an `Order`. A suspend ends the check that runs; the task then returns to
+its place and begins anew.
+"""
+
+import os
+import sys
+
+import msgspec
+
+from fireflyer import hai
+from fireflyer.hai.validation.policy import Finding
+from fireflyer.validator import runner
+from fireflyer.validator.limits import Bound, Limits
+from fireflyer.validator.model import Settings, all_checks, chosen
+
+RESULT = "validation.json"
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """Checks to run, and their limits."""
+
+    checks: tuple[str, ...] = ()
+    limits: dict[str, Bound] = {}
+
+
+def main(argument: str) -> int:
+    """Runs the checks; returns the exit code."""
+    order = msgspec.json.decode(argument, type=Order)
+    settings = Settings(drill=os.environ.get("FIREFLYER_VALIDATOR_DRILL", ""))
+    findings = []
+    for result in runner.run(
+        chosen(all_checks(), order.checks), settings, Limits(order.limits),
+        stop=hai.suspend_requested, budget_s=runner.QUICK_S,
+    ):  # fmt: skip
+        fields = {name: getattr(result, name) for name in Finding.__struct_fields__}
+        findings.append(Finding(**fields))
+        sys.stdout.write(f"{result.name}: {result.status} {result.reason}\n")
+        sys.stdout.flush()
+    if hai.suspend_requested():
+        hai.suspended()
+    folder = hai.task().output
+    part = folder / f"{RESULT}.part"
+    part.write_bytes(msgspec.json.encode(findings))
+    part.replace(folder / RESULT)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

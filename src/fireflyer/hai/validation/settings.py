@@ -1,0 +1,57 @@
+"""Settings of the validation of nodes: `validator.toml` of the platform's folder."""
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from fireflyer.errors import ConfigError, ValidatorError
+from fireflyer.validator.limits import Bound
+from fireflyer.validator.model import all_checks, chosen
+
+NAME = "validator.toml"
+
+
+class ValidationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Content of the file. Without a file, only requested validations run."""
+
+    every_s: float = 7 * 86_400.0
+    """Time after which an idle node is validated again; 0: never."""
+    after_faults: bool = True
+    """True if a node is validated after a fault that the rules blame on it."""
+    returns: bool = True
+    """True if a node that a rule drained returns once it passes."""
+    retest_s: float = 3600.0
+    """Time from the drain, or from the last retest, to the next retest."""
+    most_returns: int = 3
+    """Returns within 30 days after which a node stays drained: it fails again and again."""
+    checks: tuple[str, ...] = ()
+    """Names of the checks to run; empty: all."""
+    limits: dict[str, Bound] = {}
+    """Fixed thresholds by figure."""
+
+
+REQUESTED_ONLY = ValidationSettings(every_s=0.0, after_faults=False, returns=False)
+
+
+def load(home: Path) -> ValidationSettings:
+    """Returns the settings of a home.
+
+    Raises:
+        ConfigError: the file has an error.
+    """
+    path = home / NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = msgspec.convert(tomllib.loads(text), ValidationSettings)
+        chosen(all_checks(), found.checks)
+    except FileNotFoundError:
+        return REQUESTED_ONLY
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, ValidatorError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    for name in ("every_s", "retest_s", "most_returns"):
+        if not 0 <= getattr(found, name) < float("inf"):
+            raise ConfigError(f"{path}: {name} must be 0 or more, not {getattr(found, name)}")
+    return found
