@@ -136,6 +136,21 @@ def test_quotas_of_all_groups_above(
     assert cpu.throttled_s([]) is None
 
 
+def test_a_quota_is_named_before_it_is_reached(tmp_path: Path) -> None:
+    """A busy machine may never reach its quota, so the quota itself counts."""
+    written(tmp_path, {
+        "one/cpu.cfs_quota_us": "-1", "one/cpu.cfs_period_us": "100000",
+        "two/cpu.max": "max 100000", "three/cpu.max": "170000 100000",
+        "four/cpu.cfs_quota_us": "340000", "four/cpu.cfs_period_us": "100000",
+        "four/cpu.stat": "throttled_time 0",
+    })  # fmt: skip
+    assert cpu.quota_cpus([tmp_path / "one", tmp_path / "two"]) is None
+    assert cpu.quota_cpus([tmp_path / name for name in ("two", "three", "four")]) == 1.7
+    found = cpu._quota([tmp_path / "four"], 0.0, 1.0, 4)
+    assert found.failed == "a CPU quota of its cgroup leaves 3.40 of 4 CPUs"
+    assert cpu._quota([tmp_path / "four"], 0.0, 1.0, 3).failed == ""
+
+
 def test_every_cpu_runs_its_own_process() -> None:
     seen = cpu.on_each_cpu(lambda number: float(os.sched_getaffinity(0) == {number}))
     assert seen == dict.fromkeys(os.sched_getaffinity(0), 1.0)

@@ -59,7 +59,10 @@ def _quota(groups: list[Path], held: float | None, wall: float, cpus: int) -> Me
         return Measured("cpu quota", skipped="no cgroup with cpu.stat is visible")
     percent = 100 * (after - held) / (wall * cpus)
     failed = ""
-    if percent > QUOTA_PERCENT:
+    allowed = quota_cpus(groups)
+    if allowed is not None and allowed < 0.99 * cpus:
+        failed = f"a CPU quota of its cgroup leaves {allowed:.2f} of {cpus} CPUs"
+    elif percent > QUOTA_PERCENT:
         failed = f"a CPU quota of its cgroup held the node back {percent:.1f} % of the time"
     return Measured("cpu quota", percent, failed)
 
@@ -145,6 +148,19 @@ def cgroups(membership: Path, root: Path = Path("/sys/fs/cgroup")) -> list[Path]
                     found.append(folder)
                 folder = folder.parent
     return found
+
+
+def quota_cpus(groups: list[Path]) -> float | None:
+    """Returns the CPUs that the tightest quota of these groups leaves; None: there is no quota."""
+    found: list[float] = []
+    for group in groups:
+        texts = (read_text(group / "cpu.max") or "").split()
+        if not texts:
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            texts = [read_text(group / name) or "" for name in names]
+        if len(texts) == 2 and all(text.isdecimal() for text in texts) and int(texts[1]):
+            found.append(int(texts[0]) / int(texts[1]))
+    return min(found, default=None)
 
 
 def throttled_s(groups: list[Path]) -> float | None:
