@@ -5,10 +5,12 @@ likes. The last record survives the death of the rank. `read` is for monitors. T
 (FIREFLYER_PULSE) holds one record, little-endian:
 
     4s magic  u32 number  f64 first beat  f64 last beat  f64 last save  i64 step  i64 saved step
-    u64 n  STEPS x { i64 step  f64 seconds }  u32 number      the n-th step is in slot n % STEPS
+    u64 n  STEPS x { i64 step  f64 seconds }  f64 loss  u32 number
+                                                        the n-th step is in slot n % STEPS
 
 Times are wall clock, seconds since 1970; 0 means never. A step of -1 means that no step was
-reported. The writer sets the second number first and the first number last. A record that was read
+reported, a loss of NaN that no loss was. Records of before the loss have the magic FFP1 and no loss.
+The writer sets the second number first and the first number last. A record that was read
 during a write therefore has two different numbers.
 
 Importing this module in a rank also registers a SIGURG handler. The handler writes the rank's
@@ -18,6 +20,7 @@ stacks to the file of FIREFLYER_STACKS. A process without a SIGURG handler ignor
 import contextlib
 import faulthandler
 import fcntl
+import math
 import mmap
 import os
 import signal
@@ -37,13 +40,16 @@ STACKS_DESCRIPTOR = 900
 soon reuse the number.
 """
 
-_MAGIC = b"FFP1"
+_MAGIC = b"FFP2"
+_MAGIC_WITHOUT_LOSS = b"FFP1"
 _NUMBER = struct.Struct("<I")
 _BODY = struct.Struct("<dddqqQ")
 _STEP = struct.Struct("<qd")
 _BODY_AT = 8
 _STEPS_AT = _BODY_AT + _BODY.size
-_END_AT = _STEPS_AT + STEPS * _STEP.size
+_LOSS = struct.Struct("<d")
+_LOSS_AT = _STEPS_AT + STEPS * _STEP.size
+_END_AT = _LOSS_AT + _LOSS.size
 SIZE = _END_AT + _NUMBER.size
 """Size of a record in bytes."""
 
@@ -62,6 +68,8 @@ class Heartbeat(NamedTuple):
     saved_step: int
     steps: tuple[tuple[int, float], ...]
     """The last steps, oldest first, each with the seconds that the rank took for it."""
+    loss: float = math.nan
+    """Last loss that was reported; NaN: none."""
 
 
 class Writer:
@@ -79,16 +87,19 @@ class Writer:
         self._step = -1
         self._saved_step = -1
         self._stepped_at = 0.0
+        self._loss = math.nan
 
     def beat(self) -> None:
         """Records that the rank is alive."""
         with self._lock:
             self._write()
 
-    def step(self, step: int, busy_s: float | None) -> None:
-        """Records the start of `step`; the previous one took `busy_s`, or the time until now."""
+    def step(self, step: int, busy_s: float | None, loss: float | None = None) -> None:
+        """Records the start of `step`; the previous one took `busy_s`, or the time until now, and
+        ended with `loss`."""
         now = time.monotonic()
         with self._lock:
+            self._loss = self._loss if loss is None else loss
             took: float | None = None
             if step != self._step:
                 if self._step >= 0:
@@ -121,6 +132,7 @@ class Writer:
             *(page, _BODY_AT, self._first, wall, self._saved, self._step, self._saved_step),
             self._count,
         )
+        _LOSS.pack_into(page, _LOSS_AT, self._loss)
         _NUMBER.pack_into(page, 4, self._number)
 
     def _open(self) -> mmap.mmap | None:
@@ -140,7 +152,9 @@ class Writer:
 
 def decode(data: bytes) -> Heartbeat | None:
     """Decodes a record; None if `data` is not a record or was read during a write."""
-    if len(data) != SIZE or data[:4] != _MAGIC or data[4:8] != data[_END_AT:]:
+    whole = len(data) == SIZE and data[:4] == _MAGIC
+    older = len(data) == SIZE - _LOSS.size and data[:4] == _MAGIC_WITHOUT_LOSS
+    if not (whole or older) or data[4:8] != data[-_NUMBER.size :]:
         return None
     first, last, saved, step, saved_step, count = _BODY.unpack_from(data, _BODY_AT)
     if not first:
@@ -148,7 +162,8 @@ def decode(data: bytes) -> Heartbeat | None:
     kept = min(count, STEPS)
     slots = [_STEPS_AT + n % STEPS * _STEP.size for n in range(count - kept, count)]
     steps = tuple(_STEP.unpack_from(data, slot) for slot in slots)
-    return Heartbeat(first, last, saved, step, saved_step, steps)
+    loss = _LOSS.unpack_from(data, _LOSS_AT)[0] if whole else math.nan
+    return Heartbeat(first, last, saved, step, saved_step, steps, loss)
 
 
 def read(path: Path) -> Heartbeat | None:
@@ -173,13 +188,14 @@ def writer() -> Writer | None:
     return _writer
 
 
-def beat(step: int | None = None, busy_s: float | None = None) -> None:
+def beat(step: int | None = None, busy_s: float | None = None, loss: float | None = None) -> None:
     """Reports that this rank makes progress. Does nothing outside a task.
 
     Args:
         step: the step that begins now; the time between two steps is the duration of a step.
         busy_s: seconds that this rank itself worked on the previous step, without its waits for
             other ranks.
+        loss: of the previous step, for charts.
     """
     mine = writer()
     if mine is None:
@@ -187,7 +203,7 @@ def beat(step: int | None = None, busy_s: float | None = None) -> None:
     if step is None:
         mine.beat()
     else:
-        mine.step(step, busy_s)
+        mine.step(step, busy_s, None if loss is None else float(loss))
 
 
 def saved(step: int, taken: float | None = None) -> None:

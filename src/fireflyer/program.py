@@ -146,7 +146,10 @@ def _escaped(half: str) -> str:
 
 def plain(words: str) -> str:
     """Returns one line without terminal control: unprintable characters become `\\x1b` etc."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text(words))
+    line = text(words)
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
 def report(message: str, code: int = 1) -> int:

@@ -222,14 +222,42 @@ def ps(
     everything: Annotated[
         bool, typer.Option("--all", "-a", help="Include finished tasks.")
     ] = False,
+    user: Annotated[
+        str | None, typer.Option("--user", "-u", metavar="NAME", help="Only tasks of this user.")
+    ] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--state",
+            "-s",
+            metavar="STATE",
+            help="Only tasks in this state, e.g. running or failed; may be repeated. Includes "
+            "finished tasks.",
+        ),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label",
+            "-l",
+            metavar="K[=V]",
+            help="Only tasks with this label, with any value or with V; may be repeated.",
+        ),
+    ] = None,
     json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """List tasks that run or wait."""
-    from fireflyer.cli import printing
-    from fireflyer.hai.client import Client
+    """List tasks that run or wait.
 
-    printing.tasks(Client(home).tasks(live=not everything), json=json)
+    \b
+      fireflyer ps --user ada --state running
+      fireflyer ps --all --label sweep=lr
+    """
+    from fireflyer.cli.cluster import impl
+
+    impl.list_tasks(
+        home, everything=everything, user=user, states=state or [], labels=label or [], json=json
+    )
 
 
 @app.command()

@@ -64,6 +64,20 @@ def lay_out(
     return _beside(heads, inline, widths)[0], lines
 
 
+def align(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table of unlimited width, the heads first."""
+    cells = [heads, *rows]
+    lengths = [[len(c) if c.isascii() else cell_len(c) for c in row] for row in cells]
+    widths = [max(column) + GAP for column in zip(*lengths, strict=True)]
+    return [
+        "".join(
+            cell + " " * (wide - length)
+            for cell, length, wide in zip(row, its, widths, strict=True)
+        ).rstrip()
+        for row, its in zip(cells, lengths, strict=True)
+    ]
+
+
 def wrap(text: str, width: int) -> list[str]:
     """Breaks a text at blanks into lines of at most `width` columns; longer words are divided.
 

@@ -15,7 +15,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ from fireflyer.hai.model import (
     Event,
     LeaseRequest,
     NodeView,
+    SeriesView,
     TaskSpec,
     TaskState,
     TaskView,
@@ -135,13 +136,33 @@ class Client:
         seq = int(headers["X-Fireflyer-Seq"] or 0)
         return msgspec.json.decode(data, type=TaskView), seq
 
-    def tasks(self, *, live: bool = False) -> list[TaskView]:
-        """Returns all tasks in order of submission, or only those that are not over."""
+    def tasks(
+        self,
+        *,
+        live: bool = False,
+        user: str | None = None,
+        states: Collection[TaskState] = (),
+        labels: Mapping[str, str] | None = None,
+        brief: bool = False,
+    ) -> list[TaskView]:
+        """Returns tasks in order of submission.
+
+        Args:
+            live: only tasks that are not over.
+            user: only this user's tasks.
+            states: only tasks in one of these states.
+            labels: only tasks with these labels; an empty value: with any value.
+            brief: leave out ranks, members and faults; much faster for thousands of tasks.
+        """
+        query: dict[str, Any] = {"live": int(live), "state": list(states), "brief": int(brief)}
+        query["label"] = [f"{name}={value}" for name, value in (labels or {}).items()]
+        if user is not None:
+            query["user"] = user
         found: list[TaskView] = []
         more = True
         while more:
-            after = found[-1].id if found else ""
-            data, _ = self._ask("GET", "/tasks", {"live": int(live), "after": after})
+            query["after"] = found[-1].id if found else ""
+            data, _ = self._ask("GET", "/tasks", query)
             piece = msgspec.json.decode(data, type=list[TaskView])
             found += piece
             more = len(piece) == PER_ANSWER
@@ -326,6 +347,22 @@ class Client:
             end=headers["X-Fireflyer-End"] == "1",
         )
 
+    def series(
+        self, scope: str = "cluster", seconds: float = 6 * 3600.0, until: float | None = None
+    ) -> SeriesView:
+        """Returns the use of the hardware over time: means of at most 500 intervals.
+
+        Args:
+            scope: "cluster", "node:n0", "user:ada", "task:t7" or "rank:t7/0".
+            seconds: length of time.
+            until: wall clock of its end; None: now.
+        """
+        query: dict[str, Any] = {"scope": scope, "seconds": seconds}
+        if until is not None:
+            query["until"] = until
+        data, _ = self._ask("GET", "/series", query)
+        return msgspec.json.decode(data, type=SeriesView)
+
     def nodes(self) -> list[NodeView]:
         """Returns the nodes and what they hold."""
         data, _ = self._ask("GET", "/nodes")
@@ -396,7 +433,7 @@ class Client:
         wait_s: float = 0.0,
     ) -> tuple[bytes, http.client.HTTPMessage]:
         timeout = wait_s + CALL_DEADLINE_S
-        target = path + ("?" + urlencode(query) if query else "")
+        target = path + ("?" + urlencode(query, doseq=True) if query else "")
         try:
             connection, token, name = self._connect(timeout)
         except OSError as error:

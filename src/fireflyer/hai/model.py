@@ -192,6 +192,27 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     zone: str = ""
 
 
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """Choice of tasks in a list."""
+
+    live: bool = False
+    """True: only tasks that are not over."""
+    user: str | None = None
+    """Only this user's tasks."""
+    states: tuple[TaskState, ...] = ()
+    """Only tasks in one of these states; empty: in any."""
+    labels: dict[str, str] = {}
+    """Only tasks with these labels; an empty value: with any value."""
+    brief: bool = False
+    """True: leave out ranks, members and faults, which cost the server most."""
+
+    def accepts(self, labels: Mapping[str, str]) -> bool:
+        """Returns whether the labels of a task are those that the list asks for."""
+        return all(
+            name in labels and value in ("", labels[name]) for name, value in self.labels.items()
+        )
+
+
 class WindowView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nodes taken out for some time: for maintenance, or reserved for a user or group."""
 
@@ -246,3 +267,16 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     monotonic_ns: int
     """CLOCK_MONOTONIC of the observation, by the supervisor for the rank_ and gang_ kinds."""
     wall: float
+
+
+class SeriesView(msgspec.Struct, frozen=True, kw_only=True):
+    """Use of the hardware over time, of one scope."""
+
+    scope: str
+    """ "cluster", "node:n0", "user:ada", "task:t7" or "rank:t7/0"."""
+    begin: float
+    """Time of the first point; wall clock."""
+    step_s: float
+    """Seconds between two points; each is the mean of its interval."""
+    metrics: dict[str, list[float | None]]
+    """Values of the metrics that the scope has (`sampling/series.py`), by name; None: not known."""

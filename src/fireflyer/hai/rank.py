@@ -185,7 +185,9 @@ def suspend_requested() -> bool:
     return _slot.call()
 
 
-def heartbeat(step: int | None = None, *, busy_s: float | None = None) -> None:
+def heartbeat(
+    step: int | None = None, *, busy_s: float | None = None, loss: float | None = None
+) -> None:
     """Tells the platform that this rank makes progress; call it once a step. Outside a task it does
     nothing.
 
@@ -197,8 +199,10 @@ def heartbeat(step: int | None = None, *, busy_s: float | None = None) -> None:
         busy_s: seconds that this rank itself worked in the step before, without waiting for others.
             Ranks that wait for each other in every step all take the same wall time. Without
             `busy_s` no straggler is seen among them.
+        loss: of the step before, as a number; the dashboard draws that of rank 0. Reading a loss
+            from a GPU waits for it, so report it every so many steps.
     """
-    pulse.beat(step, busy_s)
+    pulse.beat(step, busy_s, loss)
 
 
 def saved(step: int) -> None:

@@ -1,9 +1,11 @@
 """GPUs of the machine: as NVML reports them, as `--gpus` names them, and as ranks see them."""
 
+import asyncio
 from typing import Any
 
 import pytest
 from tests.hai.engine.conftest import Stage
+from tests.waiting import until
 
 from fireflyer.errors import ConfigError
 from fireflyer.hai.engines.inventory import (
@@ -14,6 +16,7 @@ from fireflyer.hai.engines.inventory import (
     parse_inventory,
     read,
 )
+from fireflyer.hai.sampling.usage import read_usage
 
 
 class FakeNVML:
@@ -139,5 +142,22 @@ def test_without_an_inventory_the_environment_stays(stage: Stage) -> None:
         await engine.launch(stage.gang(SEEN, nodes=1, start="exec", env=env))
         await stage.ended(engine)
         assert await stage.reports(1) == [["0", "'5'", "'FASTEST_FIRST'"]]
+
+    stage.play(scene)
+
+
+def test_a_supervisor_samples_what_runs(stage: Stage) -> None:
+    async def scene(stage: Stage) -> None:
+        engine = stage.engine(1)
+        gang = stage.gang("report('up'); forever()", nodes=1, start="exec")
+        await engine.launch(gang)
+        await stage.reports(1)
+        path = gang.directory / "n0.usage"
+        await asyncio.to_thread(until, lambda: read_usage(path) is not None)
+        await engine.stop(gang.task, 1, 0.0)
+        await stage.ended(engine)
+        found = read_usage(path)
+        assert found is not None
+        assert found.ranks[0].memory_sum > 0
 
     stage.play(scene)

@@ -3,12 +3,14 @@
 import sys
 import time
 from datetime import datetime
+from pathlib import Path
+from typing import cast, get_args
 
 from fireflyer.cli.durations import seconds
 from fireflyer.cli.printing import age, as_json, table, tasks
 from fireflyer.errors import ConfigError
 from fireflyer.hai.client import Client
-from fireflyer.hai.model import NodeView, WhyView, WindowView
+from fireflyer.hai.model import NodeView, TaskState, WhyView, WindowView
 from fireflyer.program import plain
 
 REFRESH_S = 2.0
@@ -38,6 +40,29 @@ def size_mib(text: str) -> int:
     if not number.isdecimal() or len(number) > 12:
         raise ConfigError(f"invalid size {text!r}: expected e.g. 512MiB or 64GiB")
     return int(number) * factors[unit]
+
+
+def list_tasks(
+    home: Path | None, *, everything: bool, user: str | None, states: list[str],
+    labels: list[str], json: bool,
+) -> None:  # fmt: skip
+    """Prints the tasks that the options choose.
+
+    Raises:
+        ConfigError: a state is unknown.
+    """
+    for state in states:
+        if state not in get_args(TaskState):
+            known = ", ".join(get_args(TaskState))
+            raise ConfigError(f"invalid --state {state!r}: expected one of {known}")
+    found = Client(home).tasks(
+        live=not everything and not states,
+        user=user,
+        states=cast(list[TaskState], states),
+        labels=dict(label.partition("=")[::2] for label in labels),
+        brief=not json,
+    )
+    tasks(found, json=json)
 
 
 def why(found: WhyView, *, json: bool) -> None:
@@ -89,7 +114,7 @@ def top(client: Client, *, once: bool) -> None:
     """Prints tables of nodes and tasks; on a terminal, refreshes them every 2 s."""
     once = once or not sys.stdout.isatty()
     while True:
-        live, found = client.tasks(live=True), client.nodes()
+        live, found = client.tasks(live=True, brief=True), client.nodes()
         if not once:
             sys.stdout.write("\x1b[H\x1b[2J")
         counts: dict[str, int] = {}

@@ -7,7 +7,7 @@ has none.
 import sqlalchemy as sa
 
 PRODUCT = "fireflyer hai"
-VERSION = 4
+VERSION = 5
 """Number of the newest migration. An older program refuses to open a database with a larger
 number."""
 
@@ -134,6 +134,18 @@ window = sa.Table(
     sqlite_autoincrement=True,
 )
 """`content`: a Window as JSON."""
+
+sample = sa.Table(
+    "sample",
+    metadata,
+    sa.Column("scope", sa.Text, primary_key=True),
+    sa.Column("level", sa.Integer, primary_key=True),
+    sa.Column("begin", _Big, primary_key=True, autoincrement=False),
+    sa.Column("data", sa.LargeBinary, nullable=False),
+    sa.Index("sample_by_time", "level", "begin"),
+)
+"""`scope`: "cluster", "node:n0", "user:ada", "task:t7" or "rank:t7/0". `level`: seconds between
+points. `data`: a chunk of points that starts at `begin` (`sampling/series.py`)."""
 
 audit = sa.Table(
     "audit",

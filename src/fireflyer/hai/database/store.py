@@ -8,7 +8,7 @@ One thread uses a store.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -254,10 +254,16 @@ class Store:
         return connection.execute(sa.select(_event).where(at & kinds).order_by(_event.c.seq)).all()
 
     def rows(
-        self, *, live: bool, user: str | None = None, after: str = "", limit: int | None = None
+        self,
+        *,
+        live: bool,
+        user: str | None = None,
+        states: Collection[str] = (),
+        after: str = "",
+        limit: int | None = None,
     ) -> list[Row]:
         """Returns tasks in order of submission: all, or only those that are not over, or one
-        user's; at most `limit` tasks submitted after `after`.
+        user's, or those in some states; at most `limit` tasks submitted after `after`.
 
         Raises:
             NoSuchTask: `after` is not a task id.
@@ -269,6 +275,8 @@ class Store:
             query = query.where(_task.c.user == user)
         if live:
             query = query.where(_task.c.state.not_in(TERMINAL))
+        if states:
+            query = query.where(_task.c.state.in_(states))
         with self.database.reading() as connection:
             return [_row(row) for row in connection.execute(query)]
 

@@ -40,6 +40,13 @@ from fireflyer.hai.engines.messages import (
 )
 from fireflyer.hai.faults.observations import KernelObservation, Memory, Network
 from fireflyer.hai.processes import catches, describe_exit, kill, kill_group, tell_state
+from fireflyer.hai.sampling.usage import (
+    SAMPLE_S,
+    Sampler,
+    next_sample,
+    open_nvml,
+    usage_path,
+)
 
 LOOK_S = 5.0
 """Seconds after its start at which a rank has imported what it needs."""
@@ -64,6 +71,8 @@ class Attempt:
         """time.monotonic() at which the remaining processes are killed."""
         self.look_at: float | None = None
         """time.monotonic() at which `look_at_ranks` is due."""
+        self.sample_at: float | None = None
+        """time.monotonic() at which `sample` is due."""
         self.suspend_grace_s: float | None = None
         self.vacant = False
         """True if the part is over because no rank is left, though not all returned 0."""
@@ -81,6 +90,7 @@ class Attempt:
         self._returned_0: set[int] = set()
         self._signalled: set[int] = set()  # pids that got SIGTERM so that they save
         self._journal: Journal | None = None
+        self._sampler: Sampler | None = None
         self._page = SuspendPage.create(part.ranks)
         # Bound but not listening: no other process gets this port, and SO_REUSEADDR lets rank 0
         # bind it.
@@ -206,6 +216,8 @@ class Attempt:
 
     def started(self, spec: RankSpec, pid: int) -> None:
         self._running[pid] = spec.rank
+        if self.sample_at is None:
+            self.sample_at = time.monotonic() + SAMPLE_S
         if self.part.start == "exec" and not spec.incarnation:
             self.look_at = time.monotonic() + LOOK_S
         if spec.incarnation:
@@ -224,6 +236,15 @@ class Attempt:
         )
         if self._asked == "stop":
             kill_group(pid, signal.SIGTERM)
+
+    def sample(self) -> None:
+        """Samples what the ranks use."""
+        part, now = self.part, time.monotonic()
+        if self._sampler is None:
+            path = usage_path(Path(part.directory), part.node)
+            self._sampler = Sampler(path, part.node, part.sampled, open_nvml(part.sampled))
+        self._sampler.sample(self._running, now)
+        self.sample_at = next_sample(self.sample_at or now)
 
     def look_at_ranks(self) -> None:
         """Marks the task's folder if a rank has torch loaded, so that the next attempt may be
@@ -417,7 +438,9 @@ class Attempt:
         if highest is None:
             highest = max(page.count(slot) for slot in slots)
         self.ended = True
-        self.deadline = self.look_at = None
+        self.deadline = self.look_at = self.sample_at = None
+        if self._sampler is not None:
+            self._sampler.write()
         self._record(
             PartEnded(
                 node=self.part.node,

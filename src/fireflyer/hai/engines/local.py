@@ -228,16 +228,26 @@ class LocalEngine:
             elastic=gang.elastic,
             python=gang.python,
             devices=self._visible(gang, index),
+            sampled=self._sampled(gang, index),
             kernel_log=chosen(),
         )
 
-    def _visible(self, gang: Gang, index: int) -> tuple[str, ...] | None:
-        """Returns the GPUs that the ranks of a node see; None: all that the server sees."""
+    def _own(self, gang: Gang, index: int) -> list[Device] | None:
+        """Returns the GPUs of the ranks of a node; None: the machine has none that are known."""
         share = self._devices.get(gang.nodes[index])
         if share is None:
             return None
         own = gang.devices[index] if gang.devices else ()
-        return tuple(share[device].name for device in own if device < len(share))
+        return [share[device] for device in own if device < len(share)]
+
+    def _visible(self, gang: Gang, index: int) -> tuple[str, ...] | None:
+        """Returns the GPUs that the ranks of a node see; None: all that the server sees."""
+        own = self._own(gang, index)
+        return None if own is None else tuple(device.name for device in own)
+
+    def _sampled(self, gang: Gang, index: int) -> tuple[int, ...]:
+        own = self._own(gang, index) or []
+        return tuple(device.index for device in own if device.index is not None)
 
     async def recover(self, gang: Gang) -> None:
         key = (gang.task, gang.attempt)

@@ -44,6 +44,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Interpreter of the ranks; empty: the supervisor's."""
     devices: tuple[str, ...] | None = None
     """The ranks' GPUs, as CUDA_VISIBLE_DEVICES names them; None: leave the environment as it is."""
+    sampled: tuple[int, ...] = ()
+    """Indexes of these GPUs in NVML, whose load the supervisor samples."""
     kernel_log: str = ""
     """Kernel log of the node to read; "" or "off": none."""
 

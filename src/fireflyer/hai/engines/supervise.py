@@ -1,4 +1,5 @@
-"""The supervisor's loop: one thread, a selector, and no timers except pending deadlines.
+"""The supervisor's loop: one thread, a selector, and no timers except pending deadlines and the
+samples of what running ranks use.
 
 Every input is a readable descriptor: an engine's request, the fork server's reply, the guard's
 death (a pidfd), a descendant's death (SIGCHLD through a wakeup socket), a newcomer's admission (a
@@ -198,6 +199,7 @@ class Supervisor:
         if self._attempt is not None:
             pending.append(None if self._attempt.over else self._attempt.deadline)
             pending.append(self._attempt.look_at)
+            pending.append(self._attempt.sample_at)
         if self._forks is not None:
             pending.append(self._forks.give_up_at)
         if self._idle_since is not None:
@@ -212,6 +214,8 @@ class Supervisor:
                 attempt.expire()
             if attempt.look_at is not None and now >= attempt.look_at:
                 attempt.look_at_ranks()
+            if attempt.sample_at is not None and now >= attempt.sample_at:
+                attempt.sample()
             if self._waiting and (attempt.over or attempt.deadline is not None):
                 unwanted, self._waiting = self._waiting, []
                 attempt.not_started(spec for spec in unwanted if spec.incarnation)

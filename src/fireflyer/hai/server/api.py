@@ -5,7 +5,7 @@ Every request carries a bearer token (`auth.py`). An error is `{"error": class, 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
@@ -14,9 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fireflyer.hai.admission import check_labels
 from fireflyer.hai.dashboard.sessions import CODE_S, Sessions
 from fireflyer.hai.database.audit_log import AuditLog
+from fireflyer.hai.database.samples import Samples
 from fireflyer.hai.database.store import Store
 from fireflyer.hai.identity import HOME_TOKEN, Identity, SignInCode
-from fireflyer.hai.model import Event, LeaseRequest, TaskSpec, TaskView
+from fireflyer.hai.model import Event, LeaseRequest, Listing, TaskSpec, TaskState, TaskView
 from fireflyer.hai.server import responses, streams
 from fireflyer.hai.server.access import Accounts
 from fireflyer.hai.server.account_routes import account_routes
@@ -26,6 +27,7 @@ from fireflyer.hai.server.controller import Controller
 from fireflyer.hai.server.ledger_routes import ledger_routes
 from fireflyer.hai.server.metrics import CONTENT_TYPE, Metrics
 from fireflyer.hai.server.responses import Granted, documented, json, read
+from fireflyer.hai.server.series_api import series_routes
 from fireflyer.hai.server.streams import AskedLog, LastId, Number
 from fireflyer.hai.workspaces.routes import workspace_routes
 
@@ -36,6 +38,8 @@ SEQ_HEADER = "X-Fireflyer-Seq"
 
 BYTES = "application/octet-stream"
 
+States = Annotated[Sequence[TaskState], Query()]
+Texts = Annotated[Sequence[str], Query()]
 Wait = Annotated[float, Query(ge=0, allow_inf_nan=False)]
 
 
@@ -62,6 +66,7 @@ def build(
     _code_route(app, sessions, trail)
     cluster_routes(app, controller, store, accounts, trail)
     ledger_routes(app, controller, store, accounts, trail)
+    series_routes(app, controller, Samples(store.database), trail)
     workspace_routes(app, controller.workspaces, trail)
     account_routes(app, accounts, store, trail, controller.read_quotas)
     app.add_middleware(Timed, meters=controller.meters)
@@ -83,10 +88,24 @@ def _task_routes(
             return json(await controller.submit(spec, who.user, line))
 
     @app.get("/tasks", **documented(list[TaskView]))
-    async def tasks(live: bool = False, after: str = "", who: Identity = needs("read")) -> Response:
+    async def tasks(
+        live: bool = False,
+        after: str = "",
+        user: str | None = None,
+        state: States = (),
+        label: Texts = (),
+        brief: bool = False,
+        who: Identity = needs("read"),
+    ) -> Response:
         """List at most 1000 tasks after `after`, in order of submission: your own; for an operator,
-        all."""
-        return json(controller.views(live=live, user=who.only, after=after))
+        all. `label`: NAME or NAME=VALUE; `brief`: without ranks, members and faults."""
+        if who.only is not None and user not in (None, who.only):
+            return json([])
+        labels = dict(text.partition("=")[::2] for text in label)
+        listing = Listing(
+            live=live, user=who.only or user, states=tuple(state), labels=labels, brief=brief
+        )
+        return json(controller.views(listing, after))
 
     @app.get("/tasks/{task}", **documented(TaskView))
     async def show(task: str, who: Identity = needs("read")) -> Response:

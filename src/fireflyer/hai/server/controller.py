@@ -21,6 +21,7 @@ from fireflyer.errors import FireflyerError
 from fireflyer.hai import lifecycle
 from fireflyer.hai.admission import check_drain
 from fireflyer.hai.database.node_marks import Mark, Marks
+from fireflyer.hai.database.samples import Samples
 from fireflyer.hai.database.store import Fresh, Moment, Row, Store, unknown
 from fireflyer.hai.engines import (
     Engine,
@@ -52,6 +53,7 @@ from fireflyer.hai.model import (
     TERMINAL,
     Event,
     LeaseRequest,
+    Listing,
     TaskSpec,
     TaskView,
     WhyView,
@@ -61,6 +63,7 @@ from fireflyer.hai.server.dispatch import RECALLED, Dispatch
 from fireflyer.hai.server.gangs import gang_of
 from fireflyer.hai.server.logs import MAX_WAIT_S, LogPiece, Logs
 from fireflyer.hai.server.metrics import Gauges, Metrics
+from fireflyer.hai.server.recorder import Recorder
 from fireflyer.hai.server.submission_queue import SubmissionQueue
 from fireflyer.hai.server.views import Views
 from fireflyer.hai.validation.monitor import ValidationMonitor
@@ -103,6 +106,9 @@ class Controller:
         where = (home.path, home.tasks)
         self.validation = ValidationMonitor(*where, self, self.dispatch.nodes, store.row)
         self.faults.suspected = self.validation.suspected
+        samples = Samples(store.database)
+        self.recorder = Recorder(self.dispatch.cluster, self._tasks, self._directory, samples)
+        self.meters.latest = lambda: self.recorder.latest.get("cluster", {})
         self._look_again: asyncio.TimerHandle | None = None
         self._views = Views(home, store, self._tasks, self.dispatch, self.faults.classifier)
         self.writing = self._views.writing
@@ -118,7 +124,8 @@ class Controller:
         reader = asyncio.create_task(self._read_engine())
         watcher = asyncio.create_task(self.faults.watch())
         validator = asyncio.create_task(self.validation.watch())
-        parts: set[asyncio.Future[None]] = {reader, watcher, validator, self._failed}
+        recorder = asyncio.create_task(self.recorder.watch())
+        parts: set[asyncio.Future[None]] = {reader, watcher, validator, recorder, self._failed}
         try:
             await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             for done in parts:
@@ -269,10 +276,9 @@ class Controller:
         row = self._store.row(name)
         return self.dispatch.why(name, row.state, row.reason)
 
-    def views(self, *, live: bool, user: str | None = None, after: str = "") -> list[TaskView]:
-        """Returns at most PER_ANSWER matching tasks after `after`, in order of submission."""
-        rows = self._store.rows(live=live, user=user, after=after, limit=PER_ANSWER)
-        return [self._views.task(row) for row in rows]
+    def views(self, listing: Listing, after: str = "") -> list[TaskView]:
+        """Returns at most PER_ANSWER tasks of a list after `after`, in order of submission."""
+        return self._views.chosen(listing, after)
 
     def check_owner(self, name: str, user: str | None) -> None:
         """Rejects a task that does not belong to this user; None accepts every owner.

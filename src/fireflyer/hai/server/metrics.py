@@ -20,6 +20,20 @@ _PLANS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5)
 _REQUESTS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 
+USED = (
+    ("units_held", "held", "GPUs that tasks hold (a node without GPUs counts 1)"),
+    ("units_usable", "capacity", "GPUs of nodes that may be used (likewise)"),
+    ("working_ratio", "useful", "Share of what tasks hold that belongs to running tasks"),
+    ("cpu_cores_used", "cpu", "CPU cores that ranks used in the last minute"),
+    ("memory_bytes", "memory", "Resident memory of ranks, mean of the last minute"),
+    ("read_bytes_per_second", "read", "Bytes that ranks read from storage"),
+    ("written_bytes_per_second", "written", "Bytes that ranks wrote to storage"),
+    ("gpu_load_ratio", "gpu", "Load of the GPUs that tasks hold, where it is sampled"),
+    ("gpu_memory_bytes", "gpu_memory", "Memory used on these GPUs"),
+)
+"""Gauges of the last minute: name, metric of a series, text."""
+
+
 class Gauges:
     """Current counts; the caller fills them in at each scrape."""
 
@@ -55,6 +69,8 @@ class Metrics:
         self._ended = ""
         self.gauges: Callable[[], Gauges] = Gauges
         """Callback that the controller sets."""
+        self.latest: Callable[[], dict[str, float]] = dict
+        """Callback that returns what the cluster used in the last minute; the controller sets it."""
         self._registry.register(_Now(self))
 
     def step(self, task: Task, notes: Sequence[Note], wall: float) -> None:
@@ -106,6 +122,10 @@ class _Now(Collector):
             for value, number in sorted(values.items()):
                 family.add_metric([value], number)
             yield family
+        used = self._meters.latest()
+        for name, metric, text in USED:
+            if metric in used:
+                yield GaugeMetricFamily(f"fireflyer_hai_{name}", text, value=used[metric])
         there = nodes.get("busy", 0) + nodes.get("free", 0)
         share = nodes.get("busy", 0) / there if there else 0.0
         yield GaugeMetricFamily(

@@ -10,7 +10,7 @@ from fireflyer.hai.database.store import Attempt, Row, Store
 from fireflyer.hai.faults.classifier import FaultClassifier
 from fireflyer.hai.home import Home
 from fireflyer.hai.lifecycle import Task
-from fireflyer.hai.model import RankView, TaskView
+from fireflyer.hai.model import PER_ANSWER, Listing, RankView, TaskView
 from fireflyer.hai.server.dispatch import Dispatch
 
 
@@ -71,6 +71,35 @@ class Views:
             created=row.created,
             user=row.user,
         )
+
+    def chosen(self, listing: Listing, after: str) -> list[TaskView]:
+        """Returns at most PER_ANSWER tasks of a list after `after`, in order of submission."""
+        found: list[Row] = []
+        more = True
+        while more and len(found) < PER_ANSWER:
+            rows = self._store.rows(
+                live=listing.live, user=listing.user, states=listing.states, after=after,
+                limit=PER_ANSWER,
+            )  # fmt: skip
+            found += [row for row in rows if listing.accepts(row.spec.labels)]
+            more = len(rows) == PER_ANSWER
+            after = rows[-1].task if rows else after
+        view = self.brief if listing.brief else self.task
+        return [view(row) for row in found[:PER_ANSWER]]
+
+    def brief(self, row: Row) -> TaskView:
+        """Returns a view without ranks, members and faults."""
+        task = self._tasks.get(row.task)
+        reason = row.reason
+        if task is not None and task.state == "queued" and not reason:
+            reason = self._dispatch.waiting_for(task.id)
+        return TaskView(
+            id=row.task, spec=row.spec, state=row.state, reason=reason, attempt=row.attempt,
+            generation=0, members=(), restarts=row.restarts, ranks=(),
+            directory=str(self._home.tasks / row.task), created=row.created, user=row.user,
+            nodes=() if task is None else task.placement,
+            devices=() if task is None else task.devices,
+        )  # fmt: skip
 
     def _ranks(self, row: Row, attempt: Attempt) -> tuple[RankView, ...]:
         pids: dict[int, int] = {}

@@ -31,6 +31,7 @@ from fireflyer.hai.model import (
     Event,
     Lease,
     LeaseRequest,
+    Listing,
     TaskSpec,
     TaskView,
 )
@@ -120,10 +121,10 @@ class User:
         while self.done < len(things):
             await things[self.done]()
             self.done += 1
-        for view in controller.views(live=True):
+        for view in controller.views(Listing(live=True)):
             if view.spec.args == ("hold",):
                 controller.request(view.id, "stop")
-        await until(controller, lambda: not controller.views(live=True))
+        await until(controller, lambda: not controller.views(Listing(live=True)))
 
     async def submit(self, controller: Controller, *args: str, nodes: int = 1) -> None:
         spec = self.spec(*args, nodes=nodes)
@@ -133,13 +134,13 @@ class User:
 
     async def submit_together(self, controller: Controller) -> None:
         """Two, which are one transaction: both are there or neither."""
-        before = len(controller.views(live=False))
+        before = len(controller.views(Listing(live=False)))
         try:
             await asyncio.gather(
                 self.submit(controller, "finish"), self.submit(controller, "finish")
             )
         finally:
-            assert len(controller.views(live=False)) in (before, before + 2)
+            assert len(controller.views(Listing(live=False))) in (before, before + 2)
 
     async def ask_for_lease(self, controller: Controller) -> None:
         """Of two parts; the first one's question may have been asked before the crash, too."""
@@ -276,7 +277,7 @@ def test_a_crash_at_every_point(tmp_path: Path, spec: MakeSpec, fresh: Fresh) ->
         store = Store(database)
         try:
             controller = Controller(home, store, FakeEngine(2, home.path / "engine"))
-            views = controller.views(live=False)
+            views = controller.views(Listing(live=False))
             events = store.events(0, None, 10**6)
         finally:
             database.close()

@@ -1,0 +1,196 @@
+"""Hardware that the ranks of a node use: sampled once a second by their supervisor.
+
+The sampler keeps totals since its start: seconds of CPU, bytes of I/O, and sums over all samples of
+memory and GPU load. It writes them in place to a small file in the attempt's folder. A reader takes
+the difference between two reads, so no message is lost while the reader is away, and the file never
+grows. Imports neither asyncio nor torch.
+
+    <attempt>/<node>.usage      Usage as one line of JSON
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    import psutil
+
+SAMPLE_S = 1.0
+"""Interval of samples."""
+
+WRITE_EVERY = 10
+"""Samples between two writes of the file."""
+
+
+class RankUsage(msgspec.Struct):
+    """Totals of one rank with its child processes, as of one process of the rank."""
+
+    rank: int
+    pid: int
+    cpu_s: float = 0.0
+    read: int = 0
+    written: int = 0
+    """Bytes from and to storage."""
+    memory_sum: float = 0.0
+    """Resident bytes, added up over `samples`."""
+    samples: int = 0
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """Totals of a node's part of an attempt."""
+
+    node: str
+    seconds: float = 0.0
+    """Time since the first sample."""
+    samples: int = 0
+    ranks: list[RankUsage] = []
+    received: int = 0
+    sent: int = 0
+    """Bytes through the network interfaces of the node since it was booted, loopback left out."""
+    gpus: int = 0
+    """GPUs of the part that are sampled."""
+    gpu_sum: float = 0.0
+    """Load of these GPUs from 0 to 1 each, added up over GPUs and samples."""
+    gpu_memory_sum: float = 0.0
+    """Bytes used of their memory, likewise."""
+
+
+class Sampler:
+    """Sampler of one part of an attempt.
+
+    Args:
+        path: the file.
+        node: name of the node.
+        devices: indexes of the part's GPUs in NVML.
+        nvml: the NVML library, initialised by the caller; None: no GPU is sampled.
+    """
+
+    def __init__(
+        self, path: Path, node: str, devices: Sequence[int] = (), nvml: Any = None
+    ) -> None:
+        self._path = path
+        self._usage = Usage(node=node)
+        self._ranks: dict[int, RankUsage] = {}
+        self._processes: dict[int, psutil.Process] = {}
+        self._began: float | None = None
+        self._nvml = nvml
+        self._handles: list[Any] = []
+        if nvml is not None:
+            for device in devices:
+                with contextlib.suppress(nvml.NVMLError):
+                    self._handles.append(nvml.nvmlDeviceGetHandleByIndex(device))
+        self._usage.gpus = len(self._handles)
+
+    def sample(self, running: Mapping[int, int], now: float) -> None:
+        """Takes one sample of the running ranks (pid -> rank); writes the file now and then."""
+        import psutil
+
+        usage = self._usage
+        if self._began is None:
+            self._began = now
+        usage.seconds = now - self._began
+        usage.samples += 1
+        alive: dict[int, psutil.Process] = {}
+        for pid, rank in running.items():
+            self._sample_rank(pid, rank, alive)
+        self._processes = alive
+        network = psutil.net_io_counters(pernic=True)
+        others = [counters for name, counters in network.items() if name != "lo"]
+        usage.received = sum(counters.bytes_recv for counters in others)
+        usage.sent = sum(counters.bytes_sent for counters in others)
+        for handle in self._handles:
+            with contextlib.suppress(self._nvml.NVMLError):
+                usage.gpu_sum += self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+                usage.gpu_memory_sum += self._nvml.nvmlDeviceGetMemoryInfo(handle).used
+        if usage.samples % WRITE_EVERY == 1:
+            self.write()
+
+    def _sample_rank(self, pid: int, rank: int, alive: "dict[int, psutil.Process]") -> None:
+        import psutil
+
+        totals = self._ranks.get(rank)
+        if totals is None or totals.pid != pid:
+            totals = self._ranks[rank] = RankUsage(rank=rank, pid=pid)
+        cpu, memory, read, written = 0.0, 0, 0, 0
+        for member in tree(pid):
+            try:
+                process = self._processes.get(member) or psutil.Process(member)
+                with process.oneshot():
+                    times = process.cpu_times()
+                    resident = process.memory_info().rss
+                    moved = process.io_counters()
+            except (psutil.Error, OSError):
+                continue  # it has just ended; its parent has its CPU time once it is reaped
+            alive[member] = process
+            cpu += times.user + times.system + times.children_user + times.children_system
+            memory += resident
+            read += moved.read_bytes
+            written += moved.write_bytes
+        # A child that ends is missing until its parent has reaped it: totals never fall.
+        totals.cpu_s = max(totals.cpu_s, cpu)
+        totals.read, totals.written = max(totals.read, read), max(totals.written, written)
+        totals.memory_sum += memory
+        totals.samples += 1
+
+    def write(self) -> None:
+        """Writes the totals; a full disk costs a figure, not the rank."""
+        if not self._usage.samples:
+            return
+        self._usage.ranks = [self._ranks[rank] for rank in sorted(self._ranks)]
+        data = msgspec.json.encode(self._usage) + b"\n"
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.pwrite(descriptor, data, 0)
+                os.ftruncate(descriptor, len(data))
+            finally:
+                os.close(descriptor)
+
+
+def usage_path(attempt: Path, node: str) -> Path:
+    return attempt / f"{node}.usage"
+
+
+def read_usage(path: Path) -> Usage | None:
+    """Returns the totals in a file; None if it is missing, or was read during a write."""
+    try:
+        data = path.read_bytes()
+        return msgspec.json.decode(data, type=Usage) if data.endswith(b"\n") else None
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def tree(pid: int) -> list[int]:
+    """Returns a process and its descendants that main threads have started."""
+    found = [pid]
+    for process in found:
+        try:
+            with open(f"/proc/{process}/task/{process}/children", encoding="ascii") as file:
+                found += map(int, file.read().split())
+        except OSError:
+            continue
+    return found
+
+
+def open_nvml(devices: Sequence[int]) -> Any:
+    """Returns the NVML library for these GPUs; None if there are none, or no driver."""
+    if not devices:
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def next_sample(last: float) -> float:
+    """Returns the time.monotonic() of the sample after one at `last`; samples that were missed are
+    left out."""
+    return max(last + SAMPLE_S, time.monotonic())

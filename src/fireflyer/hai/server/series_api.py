@@ -1,0 +1,72 @@
+"""The HTTP route of series over time, and their selection for charts."""
+
+import math
+import time
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Response
+
+from fireflyer.errors import ConfigError
+from fireflyer.hai.admission import MAX_NAME, check_line
+from fireflyer.hai.database.audit_log import AuditLog
+from fireflyer.hai.database.samples import Samples
+from fireflyer.hai.identity import Identity
+from fireflyer.hai.model import SeriesView
+from fireflyer.hai.sampling.series import METRICS, choose_level, thin
+from fireflyer.hai.server.auth import needing
+from fireflyer.hai.server.controller import Controller
+from fireflyer.hai.server.responses import documented, json
+
+MOST_POINTS = 500
+
+Wall = Annotated[float, Query(ge=0, le=253_370_764_800)]
+Seconds = Annotated[float, Query(gt=0, le=10 * 365 * 86_400)]
+
+
+def series_routes(app: FastAPI, controller: Controller, samples: Samples, trail: AuditLog) -> None:
+    """Adds the route to the application."""
+    needs = needing(trail)
+
+    @app.get("/series", **documented(SeriesView))
+    async def series(
+        scope: str = "cluster", seconds: Seconds = 6 * 3600.0, until: Wall | None = None,
+        who: Identity = needs("read"),
+    ) -> Response:  # fmt: skip
+        """Read the use of the cluster, a node, a user, a task or a rank over time, at most 500
+        points; of users and tasks your own, for an operator all."""
+        check_scope(controller, scope, who)
+        return json(select(samples, scope, seconds, time.time() if until is None else until))
+
+
+def check_scope(controller: Controller, scope: str, who: Identity) -> None:
+    """Rejects a scope that does not exist or that the reader may not see.
+
+    Raises:
+        ConfigError: the text is not a scope, or names another user.
+        NoSuchTask: the reader has no such task.
+    """
+    check_line("the scope", scope, MAX_NAME)
+    kind, _, name = scope.partition(":")
+    if scope == "cluster" or (kind == "node" and name):
+        return
+    if kind in ("task", "rank") and name:
+        task = name.partition("/")[0]
+        controller.view(task)
+        controller.check_owner(task, who.only)
+    elif kind != "user" or not name or who.only not in (None, name):
+        raise ConfigError(
+            f"invalid scope {scope!r}: expected cluster, node:NAME, task:ID, rank:ID/RANK, or "
+            "user:NAME with your own name"
+        )
+
+
+def select(samples: Samples, scope: str, seconds: float, until: float) -> SeriesView:
+    """Returns the series of a scope over the last `seconds` before `until`."""
+    level = choose_level(seconds)
+    begin, points = samples.read(scope, level, until - seconds, until)
+    points, size = thin(points, MOST_POINTS)
+    metrics: dict[str, list[float | None]] = {}
+    for name, column in zip(METRICS, zip(*points, strict=True), strict=True):
+        if not all(map(math.isnan, column)):
+            metrics[name] = [None if math.isnan(value) else value for value in column]
+    return SeriesView(scope=scope, begin=begin, step_s=level * size, metrics=metrics)
