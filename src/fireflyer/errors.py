@@ -34,6 +34,7 @@
     ├── TraceError             a job trace that cannot be read or replayed
     ├── FabricError            a network that cannot be planned, read, routed or priced
     ├── ValidatorError         measurements or failure records that cannot be read or judged
+    ├── ProfileError           a process that cannot be profiled, or a profile that cannot be read
     └── LabError               the lab cannot be set up on this machine
 
 A message says what happened, to which object, and what to do. Programming errors stay ValueError
@@ -331,6 +332,10 @@ class FabricError(FireflyerError):
 
 class ValidatorError(FireflyerError):
     """Measurements or failure records cannot be read or judged, or a check cannot be chosen."""
+
+
+class ProfileError(FireflyerError):
+    """A process cannot be profiled as requested, or a profile cannot be read."""
 
 
 class LabError(FireflyerError):

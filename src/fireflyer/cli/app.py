@@ -17,6 +17,7 @@ from fireflyer.cli.fs.commands import fs
 from fireflyer.cli.net.commands import net
 from fireflyer.cli.options import HomeOption, JsonOption, TaskArgument, TasksArgument
 from fireflyer.cli.passthrough import hand_over
+from fireflyer.cli.prof.commands import prof
 from fireflyer.cli.record.commands import record
 from fireflyer.cli.run.options import (
     ElasticOption,
@@ -67,6 +68,7 @@ app = typer.Typer(
   fireflyer ckpt ls runs/gpt            the checkpoints of a run
   fireflyer fs up --dir fs              a file system of its own
   fireflyer config show                 its settings, and where they come from
+  fireflyer prof attach t1 --time 5     where the time of a task's steps goes
 
 `fireflyer VERB --help` explains a verb. Exit codes: 0 ok, 1 failure, 2 usage, 130 Ctrl-C.
 """,
@@ -425,6 +427,7 @@ app.add_typer(config)
 app.add_typer(net)
 app.add_typer(validate)
 app.add_typer(failures)
+app.add_typer(prof)
 app.add_typer(workspaces)
 
 hand_over(app, "demo", "Train a model, lose a worker, carry on.", "fireflyer.demo")

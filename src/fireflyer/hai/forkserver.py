@@ -25,6 +25,7 @@ from fireflyer import allocator, heartbeat
 from fireflyer._native.hai import set_process_title
 from fireflyer.hai.engines.messages import Fork, Forked, RankSpec, Ready, Refused
 from fireflyer.hai.engines.rankstart import become_rank
+from fireflyer.haiprof.inside import prepare as haiprof
 from fireflyer.rpc import FrameBuffer, frame
 
 DEFAULT_PRELOAD = (
@@ -42,6 +43,7 @@ platform itself never needs torch. A machine without torch still runs scripts th
 
 def main(arguments: list[str]) -> RankSpec | None:
     """Serves until the supervisor disconnects (None); in a rank, returns the spec of that rank."""
+    haiprof.refuse()
     control = socket.socket(fileno=int(arguments[0]))
     control.set_inheritable(False)
     preload(arguments[1:-1])
@@ -141,6 +143,8 @@ def _enter(spec: RankSpec, parent: int, go: int) -> RankSpec:
     heartbeat.write_stacks_on_signal()
     set_process_title(show([sys.executable, "-u", spec.script, *spec.args]), b"")
     _restart_interpreter_state(spec)
+    haiprof.allow()
+    haiprof.prepare()
     return spec
 
 

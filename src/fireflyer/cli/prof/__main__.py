@@ -1,0 +1,5 @@
+"""`python -m fireflyer.cli.prof`."""
+
+from fireflyer.cli.prof import main
+
+main()

@@ -1,0 +1,1 @@
+"""The profiler's side: checks, sessions and profiles on disk."""

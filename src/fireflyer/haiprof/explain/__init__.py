@@ -1,0 +1,5 @@
+"""Findings: what slows a training run, from its records. Pure."""
+
+from fireflyer.haiprof.explain.findings import Finding, explain, verdict
+
+__all__ = ["Finding", "explain", "verdict"]

@@ -1,0 +1,326 @@
+"""Rules that make findings of measures, ranked by the time that could be won.
+
+A finding compares ranks or phases with limits that healthy runs keep. Its evidence names the numbers.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+import msgspec
+
+from fireflyer.haiprof.events import PHASES
+from fireflyer.haiprof.explain.measures import RankMeasures, line
+from fireflyer.haiprof.records import RankProfile
+
+FEWEST_STEPS = 5
+"""Steps below which nothing is concluded."""
+
+SLOW_SHARE = 0.15
+"""Part of a step by which a rank must be slower than the others."""
+
+DATA_SHARE = 0.15
+COMMUNICATION_SHARE = 0.25
+OTHER_SHARE = 0.10
+LOCK_SHARE = 0.10
+BLOCKED_SHARE = 0.10
+GPU_BUSY = 0.5
+LEAK_BYTES_A_STEP = 200_000
+LEAK_FIT = 0.8
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause of lost time or memory."""
+
+    kind: str
+    """slow-rank-cpu, slow-rank-disk, slow-rank-data, slow-network, lock, data, communication,
+    memory-growth, gpu-idle or other."""
+    sentence: str
+    evidence: list[str]
+    gain_s: float
+    """Seconds of a step that could be won, at most; 0 if it is not about time."""
+    share: float
+    """`gain_s` as a part of the step."""
+    rank: int | None = None
+
+
+def explain(profiles: Sequence[RankProfile]) -> list[Finding]:
+    """Returns the findings, the one with the most time to be won first."""
+    ranks = [m for p in profiles if (m := RankMeasures(p)).steps >= FEWEST_STEPS]
+    if not ranks:
+        return []
+    locks = list(_locks(ranks))
+    slow = list(_slow_ranks(ranks, {finding.rank for finding in locks}))
+    network = [] if slow or locks else list(_slow_network(ranks))
+    found = [*locks, *slow, *network, *_memory_growth(ranks), *_gpu_idle(ranks), *_other(ranks)]
+    if not any(finding.kind == "slow-rank-data" for finding in slow):
+        found += _data(ranks)
+    if not (slow or locks or network):
+        found += _communication(ranks)
+    return sorted(found, key=lambda finding: -finding.gain_s)
+
+
+def verdict(profiles: Sequence[RankProfile]) -> str:
+    """Returns one sentence about what bounds the step."""
+    ranks = [m for p in profiles if (m := RankMeasures(p)).steps]
+    if not ranks:
+        return "No training step was seen: no optimizer stepped during the session."
+    step = median(m.step_s for m in ranks)
+    parts = {name: median(m.phases[name] for m in ranks) for name in PHASES}
+    first, second = sorted(parts, key=lambda name: -parts[name])[:2]
+    return (
+        f"A step takes {_time(step)}; {first} bounds it with {_percent(parts[first], step)}, "
+        f"{second} follows with {_percent(parts[second], step)}."
+    )
+
+
+def _slow_ranks(ranks: list[RankMeasures], locked: set[int | None]) -> Iterator[Finding]:
+    """Yields ranks that make the others wait."""
+    for one in ranks:
+        others = [m for m in ranks if m is not one]
+        if not others or one.rank in locked:
+            continue
+        typical = median(m.own_s for m in others)
+        late = one.own_s - typical
+        noise = 3 * max(median(m.spread() for m in others), 1e-4)
+        if late < SLOW_SHARE * one.step_s or late < noise:
+            continue
+        if one.own_s < max(m.own_s for m in others):
+            continue
+        excess = {
+            name: one.phases[name] - median(m.phases[name] for m in others)
+            for name in PHASES
+            if name != "communication"
+        }
+        phase = max(excess, key=lambda name: excess[name])
+        cause, evidence = _cause(one, others, phase)
+        text = {"cpu": "it lacks processor time", "disk": "it waits for the disk",
+                "data": "its data comes late"}[cause]  # fmt: skip
+        yield Finding(
+            kind=f"slow-rank-{cause}",
+            rank=one.rank,
+            sentence=f"Rank {one.rank} makes the others wait {_time(late)} a step in {phase}: {text}.",
+            evidence=[
+                f"without waits its step takes {_time(one.own_s)}, that of the others "
+                f"{_time(typical)}",
+                f"{phase} takes {_time(one.phases[phase])}, {_time(excess[phase])} more than elsewhere",
+                *evidence,
+            ],
+            gain_s=late,
+            share=late / one.step_s,
+        )
+
+
+def _cause(one: RankMeasures, others: list[RankMeasures], phase: str) -> tuple[str, list[str]]:
+    """Returns disk, data or cpu, with evidence."""
+    waits = one.mean("io", "in_disk_wait")
+    usual = median(m.mean("io", "in_disk_wait") for m in others)
+    moved = one.rate("io", "read_bytes_total") + one.rate("io", "written_bytes_total")
+    usually = median(
+        m.rate("io", "read_bytes_total") + m.rate("io", "written_bytes_total") for m in others
+    )
+    busy = f"it moved {moved / 1e6:.1f} MB/s to and from disks, the others {usually / 1e6:.1f}"
+    if waits > 0.08 and waits > 3 * usual:
+        share = f"it was seen waiting for a disk {waits:.0%} of the time, the others {usual:.0%}"
+        return "disk", [share, busy]
+    if moved > 1e6 and moved > 4 * usually:
+        return "disk", [busy]
+    queue = one.rate("cpu", "main_queue_s_total")
+    elsewhere = median(m.rate("cpu", "main_queue_s_total") for m in others)
+    ran = one.rate("cpu", "main_run_s_total")
+    evidence = [
+        f"its training thread ran {ran:.0%} of the time and queued for a processor {queue:.0%}, "
+        f"elsewhere {elsewhere:.0%}"
+    ]
+    return ("data" if phase == "data" and queue < 0.1 else "cpu"), evidence
+
+
+def _slow_network(ranks: list[RankMeasures]) -> Iterator[Finding]:
+    """Yields the rank at the end of the connections that hold bytes back, if all ranks wait."""
+    step = median(m.step_s for m in ranks)
+    waiting = min(m.phases["communication"] for m in ranks)
+    if len(ranks) < 2 or waiting < SLOW_SHARE * step:
+        return
+    votes = _blocked(ranks)
+    if not votes:
+        return
+    ordered = votes.most_common()
+    rank, share = ordered[0]
+    second = ordered[1][1] if len(ordered) > 1 else 0.0
+    if share < BLOCKED_SHARE or share < 1.4 * second:
+        return
+    yield Finding(
+        kind="slow-network",
+        rank=rank,
+        sentence=f"The network of rank {rank} is slow: all ranks wait {_time(waiting)} a step.",
+        evidence=[
+            f"connections to or from rank {rank} held bytes back in {share:.0%} of the samples, "
+            f"those of the next rank in {second:.0%}",
+            f"communication takes {_percent(waiting, step)} of the step on every rank",
+        ],
+        gain_s=waiting,
+        share=waiting / step,
+    )
+
+
+def _blocked(ranks: list[RankMeasures]) -> Counter[int]:
+    """Returns how often connections at each rank's end held bytes back.
+
+    A slow cable holds back what its host sends, and what the others send to it. So both ends of a
+    blocked connection get a vote; the slow rank is at one end of each.
+    """
+    votes: Counter[int] = Counter()
+    addresses = _addresses(ranks)
+    for one in ranks:
+        samples = one.profile.samples.get("io", ())
+        for sample in samples:
+            full = [n for n, v in sample.values.items() if n.startswith("blocked_") and v > 0]
+            if full:
+                votes[one.rank] += 1 / len(samples)  # type: ignore[assignment]
+            for peer in {addresses.get(name[len("blocked_") :]) for name in full} - {
+                None,
+                one.rank,
+            }:
+                votes[peer] += 1 / len(samples)  # type: ignore[index,assignment]
+    return votes
+
+
+def _addresses(ranks: list[RankMeasures]) -> dict[str, int]:
+    """Returns the rank behind each address: the one that all others name and it does not itself."""
+    named: dict[str, set[int]] = {}
+    for one in ranks:
+        for sample in one.profile.samples.get("io", ()):
+            for name in sample.values:
+                if name.startswith("blocked_"):
+                    named.setdefault(name[len("blocked_") :], set()).add(one.rank)
+    every = {one.rank for one in ranks}
+    found = {}
+    for address, by in named.items():
+        missing = every - by
+        if len(missing) == 1:
+            found[address] = missing.pop()
+    return found
+
+
+def _locks(ranks: list[RankMeasures]) -> Iterator[Finding]:
+    for one in ranks:
+        share, where = one.lock_share()
+        if share >= LOCK_SHARE:
+            gain = share * one.mean_s
+            yield Finding(
+                kind="lock",
+                rank=one.rank,
+                sentence=f"Rank {one.rank} waits {_time(gain)} a step for a lock in {where}.",
+                evidence=[
+                    f"{share:.0%} of the samples of its training thread are inside the call that "
+                    "acquires the lock; other threads hold it"
+                ],
+                gain_s=gain,
+                share=share,
+            )
+
+
+def _data(ranks: list[RankMeasures]) -> Iterator[Finding]:
+    step = median(m.step_s for m in ranks)
+    data = median(m.phases["data"] for m in ranks)
+    if data < DATA_SHARE * step:
+        return
+    leaders = ranks[0].leaders(1, "data")
+    queue = median(m.rate("cpu", "main_queue_s_total") for m in ranks)
+    yield Finding(
+        kind="data",
+        sentence=f"Steps wait {_time(data)} for data, {_percent(data, step)} of their time.",
+        evidence=[f"data takes {_time(m.phases['data'])} on rank {m.rank}" for m in ranks[:4]]
+        + [f"within it, {share:.0%} of the samples are in {name}" for name, share in leaders]
+        + [f"the training thread queued for a processor {queue:.0%} of the time"],
+        gain_s=data,
+        share=data / step,
+    )
+
+
+def _communication(ranks: list[RankMeasures]) -> Iterator[Finding]:
+    step = median(m.step_s for m in ranks)
+    waiting = min(m.phases["communication"] for m in ranks)
+    if waiting < COMMUNICATION_SHARE * step:
+        return
+    backward = median(m.phases["backward"] for m in ranks)
+    hidden = min(waiting, backward)
+    yield Finding(
+        kind="communication",
+        sentence=(
+            f"Every rank waits {_time(waiting)} a step for communication that nothing hides, "
+            f"{_percent(waiting, step)} of the time."
+        ),
+        evidence=[f"a backward of {_time(backward)} could hide at most {_time(hidden)} of it"],
+        gain_s=waiting,
+        share=waiting / step,
+    )
+
+
+def _memory_growth(ranks: list[RankMeasures]) -> Iterator[Finding]:
+    for one in ranks:
+        rows = one.profile.steps
+        points = []
+        for sample in one.profile.samples.get("basic", ()):
+            done = (sample.at_ns - rows[0].begin_ns) / 1e9 / one.mean_s
+            if done >= 0 and "rss_bytes" in sample.values:
+                points.append((done, sample.values["rss_bytes"]))
+        points = points[len(points) // 5 :]  # the start of the session costs memory itself
+        slope, fit = line(points)
+        if len(points) < 5 or slope < LEAK_BYTES_A_STEP or fit < LEAK_FIT:
+            continue
+        yield Finding(
+            kind="memory-growth",
+            rank=one.rank,
+            sentence=f"Memory of rank {one.rank} grows by {slope / 1e6:.2f} MB a step.",
+            evidence=[
+                f"resident memory rose from {points[0][1] / 1e6:.0f} to {points[-1][1] / 1e6:.0f} MB "
+                f"in {points[-1][0] - points[0][0]:.0f} steps, on a line (r² {fit:.2f})"
+            ],
+            gain_s=0.0,
+            share=0.0,
+        )
+
+
+def _gpu_idle(ranks: list[RankMeasures]) -> Iterator[Finding]:
+    for one in ranks:
+        samples = one.profile.samples.get("gpu", ())
+        names = sorted(
+            {n for s in samples for n in s.values if n.endswith("_busy") and "mem" not in n}
+        )
+        for name in names:
+            if one.mean("gpu", name.replace("_busy", "_process_memory_bytes")) <= 0:
+                continue
+            busy = one.mean("gpu", name)
+            if busy < GPU_BUSY:
+                yield Finding(
+                    kind="gpu-idle",
+                    rank=one.rank,
+                    sentence=f"{name[:-5].upper()} of rank {one.rank} is idle {1 - busy:.0%} of the time.",
+                    evidence=[f"mean utilisation {busy:.0%} over {len(samples)} samples"],
+                    gain_s=(1 - busy) * one.step_s,
+                    share=1 - busy,
+                )
+
+
+def _other(ranks: list[RankMeasures]) -> Iterator[Finding]:
+    step = median(m.step_s for m in ranks)
+    rest = median(m.phases["other"] for m in ranks)
+    if rest < OTHER_SHARE * step:
+        return
+    leaders = ranks[0].leaders(3)
+    yield Finding(
+        kind="other",
+        sentence=f"{_time(rest)} of each step, {_percent(rest, step)}, lies outside of all phases.",
+        evidence=[f"{share:.0%} of all samples are in {name}" for name, share in leaders],
+        gain_s=rest,
+        share=rest / step,
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "0%"

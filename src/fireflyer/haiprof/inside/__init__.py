@@ -1,0 +1,1 @@
+"""The part of the profiler inside the process that is profiled."""

@@ -1,0 +1,228 @@
+"""Places in torch and Fireflyer that hooks time, and the hooks.
+
+A hook replaces an attribute of a module or class that is loaded already; nothing is imported for it.
+Setting an attribute is one atomic step, so calls in other threads see the old or the new function,
+never a mixture. Dictionaries of torch that are iterated during a call are never changed: a changed
+copy takes their place.
+"""
+
+import functools
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from fireflyer.haiprof.events import (
+    BACKWARD,
+    CHECKPOINT,
+    COMMUNICATION,
+    DATA,
+    OPTIMIZER,
+    UPDATE,
+)
+from fireflyer.haiprof.inside.buffer import EventBuffer
+
+_MISSING = object()
+
+__all__ = ["POINTS", "OptimizerHooks", "Point", "Replacement", "hook_points"]
+
+
+class Point(NamedTuple):
+    """A function to time."""
+
+    phase: int
+    module: str
+    attribute: str
+
+
+_COLLECTIVES = (
+    "all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor",
+    "all_gather_object", "all_to_all", "all_to_all_single", "barrier", "broadcast",
+    "broadcast_object_list", "gather", "gather_object", "monitored_barrier", "recv", "reduce",
+    "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send",
+    "batch_isend_irecv",
+)  # fmt: skip
+
+POINTS = (
+    Point(BACKWARD, "torch.autograd", "_engine_run_backward"),
+    Point(DATA, "torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__"),
+    Point(DATA, "torch.utils.data.dataloader", "DataLoader.__iter__"),
+    Point(DATA, "fireflyer.ffrecord.prefetch", "Prefetcher.__next__"),
+    Point(DATA, "fireflyer.datasets.loader", "DistributedLoader.__getitem__"),
+    Point(OPTIMIZER, "torch.optim.optimizer", "Optimizer.zero_grad"),
+    Point(OPTIMIZER, "torch.optim.lr_scheduler", "LRScheduler.step"),
+    Point(CHECKPOINT, "torch", "save"),
+    Point(CHECKPOINT, "torch", "load"),
+    Point(CHECKPOINT, "torch.serialization", "save"),
+    Point(CHECKPOINT, "torch.serialization", "load"),
+    Point(CHECKPOINT, "torch.distributed.checkpoint", "save"),
+    Point(CHECKPOINT, "torch.distributed.checkpoint", "load"),
+    Point(CHECKPOINT, "torch.distributed.checkpoint", "async_save"),
+    Point(CHECKPOINT, "safetensors.torch", "save_file"),
+    Point(CHECKPOINT, "fireflyer.checkpoint.manager", "CheckpointManager.save"),
+    Point(CHECKPOINT, "fireflyer.checkpoint.manager", "CheckpointManager.load"),
+    Point(CHECKPOINT, "fireflyer.checkpoint.manager", "CheckpointManager.wait"),
+    Point(CHECKPOINT, "fireflyer.checkpoint.manager", "CheckpointManager.before_step"),
+    Point(COMMUNICATION, "torch._C._distributed_c10d", "Work.wait"),
+    Point(COMMUNICATION, "fireflyer.hfreduce.backend.work", "Work.wait"),
+    Point(COMMUNICATION, "fireflyer.hfreduce.torch", "allreduce"),
+    Point(COMMUNICATION, "fireflyer.hfreduce", "allreduce"),
+    *(Point(COMMUNICATION, "torch.distributed.distributed_c10d", name) for name in _COLLECTIVES),
+    *(Point(COMMUNICATION, "torch.distributed", name) for name in _COLLECTIVES),
+)
+
+
+class Replacement:
+    """An attribute that a hook replaces for the time of a session."""
+
+    def __init__(self, owner: Any, name: str, hook: Any) -> None:
+        self._owner, self._name, self._hook = owner, name, hook
+        self._own = vars(owner).get(name, _MISSING)
+        setattr(owner, name, hook)
+
+    def undo(self) -> None:
+        """Puts the original back, unless other code has replaced the hook in the meantime."""
+        if vars(self._owner).get(self._name, _MISSING) is not self._hook:
+            return  # what stands there calls the hook, which passes calls on
+        if self._own is _MISSING:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._own)
+
+
+def owner_of(point: Point) -> tuple[Any, str] | None:
+    """Returns the object that holds a point's function, and its name there; None if not loaded."""
+    owner: Any = sys.modules.get(point.module)
+    *path, name = point.attribute.split(".")
+    for part in path:
+        owner = getattr(owner, part, None)
+    if owner is None or getattr(owner, name, None) is None:
+        return None
+    return owner, name
+
+
+def timed(original: Callable[..., Any], buffer: EventBuffer, phase: int, name: str) -> Any:
+    """Returns a function that calls `original` and records when."""
+    begin, end = buffer.recorder(phase, buffer.label((phase, name), name))
+    peers = phase == COMMUNICATION
+
+    @functools.wraps(original)
+    def hook(*args: Any, **kwargs: Any) -> Any:
+        if not buffer.active:
+            return original(*args, **kwargs)
+        if peers and buffer.collectives is not None:
+            from fireflyer.haiprof.inside.collectives import note
+
+            note(buffer, name, args, kwargs)
+        begin()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            end()
+
+    keep_from_compiler(hook)
+    return hook
+
+
+def keep_from_compiler(function: Any) -> None:
+    """Keeps torch.compile from compiling a hook by itself; what the hook calls is not affected."""
+    compiler = sys.modules.get("torch._C._dynamo.eval_frame")
+    if compiler is not None and hasattr(compiler, "set_code_exec_strategy"):
+        only_itself = compiler._FrameExecStrategy(
+            compiler._FrameAction.SKIP, compiler._FrameAction.DEFAULT
+        )
+        compiler.set_code_exec_strategy(function.__code__, only_itself)
+
+
+def hook_points(
+    buffer: EventBuffer, unhooked: Callable[[], AbstractContextManager[None]]
+) -> Iterator[Replacement]:
+    """Puts a hook on each point that is loaded; yields what undoes it.
+
+    Args:
+        unhooked: removes hooks of modules for a while; used around `torch.save`.
+    """
+    wrapped: dict[int, Any] = {}  # one hook for a function that has several names
+    for point in POINTS:
+        found = owner_of(point)
+        if found is None:
+            continue
+        owner, name = found
+        original = getattr(owner, name)
+        hook = wrapped.get(id(original))
+        if hook is None:
+            saves = point[1:] == ("torch", "save")
+            whole = _without_hooks(original, unhooked) if saves else original
+            hook = timed(whole, buffer, point.phase, point.attribute)
+            wrapped[id(original)] = wrapped[id(hook)] = hook
+        if original is not hook:
+            try:
+                yield Replacement(owner, name, hook)
+            except (AttributeError, TypeError):  # an immutable type of another release
+                continue
+
+
+def _without_hooks(
+    save: Callable[..., Any], unhooked: Callable[[], AbstractContextManager[None]]
+) -> Callable[..., Any]:
+    @functools.wraps(save)
+    def clean(*args: Any, **kwargs: Any) -> Any:
+        with unhooked():
+            return save(*args, **kwargs)
+
+    return clean
+
+
+class OptimizerHooks:
+    """Hooks around the step of every optimizer.
+
+    Args:
+        at_step: called in the thread that trains, after an optimizer has stepped.
+    """
+
+    def __init__(self, buffer: EventBuffer, at_step: Callable[[], None]) -> None:
+        self._buffer, self._at_step = buffer, at_step
+        self._module = sys.modules["torch.optim.optimizer"]
+        self._id = -id(self)  # torch numbers hooks from 0
+        self._restore = [
+            self._insert("_global_optimizer_pre_hooks", self._before, first=True),
+            self._insert("_global_optimizer_post_hooks", self._after, first=False),
+        ]
+
+    def _insert(self, name: str, hook: Any, first: bool) -> Callable[[], None]:
+        original = getattr(self._module, name)
+        changed = OrderedDict(original)
+        changed[self._id] = hook
+        changed.move_to_end(self._id, last=not first)
+        setattr(self._module, name, changed)
+
+        def restore() -> None:
+            current = getattr(self._module, name)
+            if current is not changed:
+                return
+            for key, value in changed.items():  # hooks that other code added meanwhile
+                if key != self._id and key not in original:
+                    original[key] = value
+            setattr(self._module, name, original)
+
+        return restore
+
+    def undo(self) -> None:
+        """Removes the hooks."""
+        for restore in self._restore:
+            restore()
+
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        buffer = self._buffer
+        if buffer.active:
+            number = buffer.known(id(optimizer))
+            if number is None:
+                number = buffer.label(id(optimizer), type(optimizer).__name__)
+            buffer.put(True, UPDATE, number)
+
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        buffer = self._buffer
+        if buffer.active:
+            self._at_step()
+            buffer.put(False, UPDATE, buffer.known(id(optimizer)) or 0)

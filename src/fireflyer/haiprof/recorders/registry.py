@@ -1,0 +1,77 @@
+"""Recorders by name, and the choice of a user.
+
+A plug-in is an entry point of the group `fireflyer.haiprof.recorders`: a callable that takes a process
+id and returns a `Recorder`.
+"""
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Protocol
+
+from fireflyer.errors import ConfigError
+from fireflyer.haiprof.recorders import host, process
+from fireflyer.haiprof.recorders.gpu import Gpu
+
+INSIDE = ("phase", "trace")
+"""Recorders that the agent serves inside the process."""
+
+GROUP = "fireflyer.haiprof.recorders"
+
+
+class Recorder(Protocol):
+    """Source of values about one process or its machine. Runs in the profiler."""
+
+    name: str
+    interval_s: float
+
+    def missing(self) -> str | None:
+        """Returns the reason why there is nothing to record here; None if there is."""
+        ...
+
+    def sample(self) -> dict[str, float]:
+        """Returns the current values. Counters have names that end in `_total`.
+
+        Raises:
+            OSError: the process has ended.
+        """
+        ...
+
+
+BUILT_IN: Mapping[str, Callable[[int], Recorder]] = {
+    "basic": process.Basic,
+    "cpu": process.Cpu,
+    "mem": process.Memory,
+    "io": process.InputOutput,
+    "gpu": Gpu,
+    "ib": host.InfiniBand,
+    "numa": host.Numa,
+}
+
+
+def available() -> dict[str, Callable[[int], Recorder]]:
+    """Returns all recorders that run in the profiler, by name."""
+    found = dict(BUILT_IN)
+    for point in entry_points(group=GROUP):
+        found.setdefault(point.name, point.load())
+    return found
+
+
+def chosen(text: str, intervals: Mapping[str, float] | None = None) -> tuple[list[str], list[str]]:
+    """Splits a list of names such as `basic,gpu,phase` or `all` into outside and inside recorders.
+
+    Raises:
+        ConfigError: a name is unknown, or an interval is not positive.
+    """
+    known = [*available(), *INSIDE]
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if names == ["all"]:
+        names = known
+    for name in [*names, *(intervals or ())]:
+        if name not in known:
+            raise ConfigError(
+                f"invalid recorder {name!r}: expected all, or some of {', '.join(known)}"
+            )
+    for name, seconds in (intervals or {}).items():
+        if not seconds > 0:
+            raise ConfigError(f"invalid interval {seconds:g} of recorder {name}: expected seconds")
+    return [n for n in names if n not in INSIDE], [n for n in names if n in INSIDE]

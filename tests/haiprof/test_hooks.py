@@ -1,0 +1,377 @@
+"""Hooks in real torch loops, on a clock that only the script's phases move: times are exact."""
+
+import io
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fireflyer.haiprof.events import unpacked
+from fireflyer.haiprof.inside import buffer as buffers
+from fireflyer.haiprof.inside import points
+from fireflyer.haiprof.inside.buffer import EventBuffer
+from fireflyer.haiprof.inside.modules import SEARCH_EVERY, RootModules
+from fireflyer.haiprof.phases import PhaseAccountant, Row
+
+MS = 1_000_000
+
+
+class Clock:
+    """Time that passes only when a phase of the script says so."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+    def work(self, ms: int) -> None:
+        self.now += ms * MS
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(buffers, "monotonic_ns", found)
+    return found
+
+
+class Working(torch.autograd.Function):
+    """Takes known times in forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, clock: Clock, there: int, back: int) -> torch.Tensor:
+        ctx.clock, ctx.back = clock, back
+        clock.work(there)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.clock.work(ctx.back)
+        return grads[0], None, None, None
+
+
+class Model(nn.Module):
+    def __init__(self, clock: Clock, there: int = 20, back: int = 40) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.times = (clock, there, back)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        apply: Callable[..., torch.Tensor] = Working.apply
+        result = apply(self.inner(x), *self.times)
+        return result
+
+
+class Slow(torch.optim.SGD):
+    def __init__(self, model: nn.Module, clock: Clock, ms: int) -> None:
+        super().__init__(model.parameters(), lr=0.1)
+        self.work = (clock, ms)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        clock, ms = self.work
+        clock.work(ms)
+
+
+class Data(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, clock: Clock, ms: int) -> None:
+        self.work = (clock, ms)
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        clock, ms = self.work
+        clock.work(ms)
+        return torch.ones(2)
+
+
+class Hooks:
+    """Hooks of one session."""
+
+    def __init__(self) -> None:
+        self.buffer = EventBuffer()
+        self.buffer.active = True
+        self.roots = RootModules(self.buffer)
+        self.undo = [
+            self.roots.undo,
+            *(one.undo for one in points.hook_points(self.buffer, self.roots.unhooked)),
+            points.OptimizerHooks(self.buffer, self.roots.at_step).undo,
+        ]
+
+    def rows(self) -> list[Row]:
+        words, _ = self.buffer.drain()
+        data = b"".join(word.to_bytes(8, sys.byteorder) for word in words)
+        return list(PhaseAccountant().feed(unpacked(data)))
+
+    def end(self) -> None:
+        self.buffer.active = False
+        for undo in reversed(self.undo):
+            undo()
+
+
+@contextmanager
+def hooked() -> Iterator[Hooks]:
+    hooks = Hooks()
+    try:
+        yield hooks
+    finally:
+        hooks.end()
+
+
+def in_ms(row: Row) -> dict[str, int]:
+    return {name: round(seconds * 1e3) for name, seconds in row.phases.items() if seconds}
+
+
+def loop(clock: Clock, model: Callable[..., Any], optimizer: Any, steps: int) -> None:
+    loader = torch.utils.data.DataLoader(Data(clock, 3), batch_size=2)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    for _, batch in zip(range(steps), loader, strict=False):
+        optimizer.zero_grad()
+        loss = model(batch).sum()
+        clock.work(1)  # the loss
+        loss.backward()
+        clock.work(2)  # clipping
+        optimizer.step()
+        schedule.step()
+        clock.work(4)  # logging
+
+
+EXACT = {"data": 6, "forward": 21, "backward": 40, "optimizer": 9, "other": 4}
+
+
+def test_a_plain_loop_is_measured_exactly(clock: Clock) -> None:
+    model = Model(clock)
+    with hooked() as hooks:
+        loop(clock, model, Slow(model, clock, 7), 8)
+        rows = hooks.rows()
+    assert [in_ms(row) for row in rows] == [EXACT] * 7
+    assert not hooks.roots.modules or hooks.roots.modules == [model]  # not its inner module
+
+
+def test_hooks_that_come_into_a_running_loop_see_all_later_steps(clock: Clock) -> None:
+    model = Model(clock)
+    optimizer = Slow(model, clock, 7)
+    loader = iter(torch.utils.data.DataLoader(Data(clock, 3), batch_size=2))
+
+    def step() -> None:
+        loss = model(next(loader)).sum()
+        loss.backward()
+        optimizer.step()
+
+    step()
+    with hooked() as hooks:
+        for _ in range(5):
+            step()
+        rows = hooks.rows()
+    assert [in_ms(r) for r in rows] == [
+        {"data": 6, "forward": 20, "backward": 40, "optimizer": 7}
+    ] * 4
+
+
+def test_accumulation_and_a_loss_module(clock: Clock) -> None:
+    model, loss = Model(clock), Model(clock, 5, 1)
+    optimizer = Slow(model, clock, 7)
+    with hooked() as hooks:
+        for _ in range(4):
+            for _ in range(3):
+                loss(model(torch.ones(2, 2))).sum().backward()
+            optimizer.step()
+        rows = hooks.rows()
+    assert [in_ms(row) for row in rows] == [{"forward": 75, "backward": 123, "optimizer": 7}] * 3
+
+
+def test_a_gan_makes_one_step_of_two_optimizers(clock: Clock) -> None:
+    generator, critic = Model(clock, 10, 11), Model(clock, 3, 4)
+    first, second = Slow(critic, clock, 1), Slow(generator, clock, 2)
+    with hooked() as hooks:
+        for _ in range(5):
+            critic(generator(torch.ones(2, 2)).detach()).sum().backward()
+            first.step()
+            critic(generator(torch.ones(2, 2))).sum().backward()
+            second.step()
+        rows = hooks.rows()
+    assert [in_ms(row) for row in rows] == [{"forward": 26, "backward": 19, "optimizer": 3}] * 4
+
+
+def test_a_closure_and_recomputation(clock: Clock) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model = Model(clock)
+    optimizer = Slow(model, clock, 7)
+
+    def closure() -> float:
+        loss = checkpoint(model, torch.ones(2, 2, requires_grad=True), use_reentrant=True).sum()
+        loss.backward()
+        return 0.0
+
+    with hooked() as hooks:
+        for _ in range(4):
+            optimizer.step(closure)
+        rows = hooks.rows()
+    assert [in_ms(row) for row in rows] == [{"forward": 20, "backward": 60, "optimizer": 7}] * 3
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_module_is_one_root_and_is_not_compiled_again(
+    clock: Clock, in_place: bool
+) -> None:
+    compilations = 0
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        nonlocal compilations
+        compilations += 1
+        return graph.forward
+
+    inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    compiled: Any
+    if in_place:
+        inner.compile(backend=backend)
+        compiled = inner
+    else:
+        compiled = torch.compile(inner, backend=backend)
+    optimizer = Slow(inner, clock, 7)
+
+    def step() -> None:
+        compiled(torch.ones(2, 2)).sum().backward()
+        clock.work(5)
+        optimizer.step()
+
+    step()
+    before = compilations
+    with hooked() as hooks:
+        for _ in range(5):
+            step()
+        assert len(hooks.rows()) == 4
+        assert hooks.roots.modules == [compiled]
+    step()
+    assert compilations == before
+    with hooked():  # a module that is compiled during a session
+        torch.compile(nn.Sequential(nn.Linear(2, 1)), backend=backend)(torch.ones(2, 2))
+    assert compilations == before + 1
+
+
+def everything() -> list[Any]:
+    found = [nn.Module.__call__]
+    places = [at for point in points.POINTS if (at := points.owner_of(point))]
+    found += [vars(owner).get(name) for owner, name in places]
+    optimizers = sys.modules["torch.optim.optimizer"]
+    found += [optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks]
+    return found
+
+
+def test_everything_is_as_it_was_afterwards(clock: Clock) -> None:
+    model = Model(clock)
+    before = everything()
+    with hooked():
+        loop(clock, model, Slow(model, clock, 7), 3)
+        assert any(a is not b for a, b in zip(before, everything(), strict=True))
+        assert model._forward_hooks
+    assert all(a is b for a, b in zip(before, everything(), strict=True))
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert not before[-1]
+
+
+def test_hooks_of_others_survive(clock: Clock) -> None:
+    optimizers: Any = sys.modules["torch.optim.optimizer"]
+    mine: list[int] = []
+    first = optimizers.register_optimizer_step_post_hook(lambda *_: mine.append(1))
+    model = Model(clock)
+    with hooked():
+        second = optimizers.register_optimizer_step_post_hook(lambda *_: mine.append(2))
+        Slow(model, clock, 1).step()
+    Slow(model, clock, 1).step()
+    assert mine == [1, 2, 1, 2]
+    first.remove()
+    kept = optimizers._global_optimizer_post_hooks
+    kept.pop(second.id)
+    assert not kept
+
+
+def test_a_function_that_was_wrapped_meanwhile_stays_wrapped(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    with monkeypatch.context() as patch:
+        hooks = Hooks()
+        ours = torch.load
+
+        def load(*args: Any, **kwargs: Any) -> Any:
+            calls.append(1)
+            return ours(*args, **kwargs)
+
+        patch.setattr(torch, "load", load)
+        hooks.end()
+        stored = io.BytesIO()
+        torch.save({"x": 1}, stored)
+        stored.seek(0)
+        assert torch.load(stored) == {"x": 1}
+    assert calls == [1]
+    torch.load = sys.modules["torch.serialization"].load
+
+
+def test_a_saved_module_has_no_hook_in_it(clock: Clock) -> None:
+    model = nn.Linear(2, 2)
+    with hooked() as hooks:
+        for _ in range(3):
+            model(torch.ones(2, 2))
+        stored = io.BytesIO()
+        torch.save(model, stored)
+        assert b"haiprof" not in stored.getvalue()
+        assert model._forward_hooks  # back in place
+        assert hooks.roots.modules == [model]
+
+
+def test_an_exception_in_forward_closes_the_phase(clock: Clock) -> None:
+    class Failing(Model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.sum() > 100:
+                clock.work(5)
+                raise ValueError("too large")
+            return super().forward(x)
+
+    model = Failing(clock)
+    optimizer = Slow(model, clock, 7)
+    with hooked() as hooks:
+        for _ in range(5):
+            with pytest.raises(ValueError, match="too large"):
+                model(torch.full((2, 2), 1e3))
+            model(torch.ones(2, 2)).sum().backward()
+            optimizer.step()
+        rows = hooks.rows()
+    assert [in_ms(row) for row in rows] == [{"forward": 25, "backward": 40, "optimizer": 7}] * 4
+
+
+def test_a_model_that_comes_late_is_found(clock: Clock) -> None:
+    models = [Model(clock), Model(clock, 1, 2)]
+    optimizer = Slow(models[0], clock, 7)
+    with hooked() as hooks:
+        for n in range(SEARCH_EVERY + 6):
+            model = models[n > 10]
+            model(torch.ones(2, 2)).sum().backward()
+            optimizer.step()
+        rows = hooks.rows()
+        assert hooks.roots.modules == models
+    assert in_ms(rows[-1]) == {"forward": 1, "backward": 2, "optimizer": 7}
+
+
+def test_a_buffer_that_is_not_drained_stops_growing(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffers, "MOST_EVENTS", 10)
+    buffer = EventBuffer()
+    begin, end = buffer.recorder(1, buffer.label("x", "x"))
+    for _ in range(10):
+        begin()
+        end()
+    assert len(buffer.drain()[0]) == 10
+    assert buffer.dropped == 10
