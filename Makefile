@@ -7,7 +7,7 @@ TESTS = $(PY) -m pytest --dist loadgroup --no-loadscope-reorder --max-worker-res
 export SEED
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes; each would compile what it imports
 
-.PHONY: help setup demo test test-all rehearse budgets mutants lint bench soak soak-fs3 soak-hai native-test fuzz sim sim-mutants torch-suite cluster-histories stubs clean
+.PHONY: help setup demo test test-all rehearse budgets mutants lint bench soak soak-fs3 soak-hai native-test fuzz sim sim-mutants sim-kv torch-suite cluster-histories stubs clean
 help:
 	@grep -E '^[a-z0-9-]+: .*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
 
@@ -66,6 +66,9 @@ sim: setup  ## fs3 under a deterministic simulator: N=1000 histories, or the one
 
 sim-mutants: setup  ## takes one rule of fs3's protocol away at a time; the simulator must notice (minutes each)
 	@$(PY) -m tests.fs3.sim.mutation.mutants $(ARGS)
+
+sim-kv: setup  ## the key-value store's protocol: N=10000 simulated histories, or the one of SEED=x with its transcript
+	@$(PY) -m tests.kv.sim.simulate --histories $(or $(N),10000) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 cluster-histories: setup  ## the scheduler's promises over N=50000 random histories of clusters
 	@$(PY) -m tests.hai.plan.histories --count $(or $(N),50000) $(ARGS)

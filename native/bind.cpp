@@ -18,6 +18,7 @@ namespace ff::ffrecord { void bind(nb::module_ m); }
 namespace ff::fs3 { void bind(nb::module_ m); }
 namespace ff::hai { void bind(nb::module_ m); }
 namespace ff::hfreduce { void bind(nb::module_ m); }
+namespace ff::kv { void bind(nb::module_ m); }
 namespace ff::storage { void bind(nb::module_ m); }
 
 namespace {
@@ -107,5 +108,6 @@ NB_MODULE(_native, m) {
   ff::fs3::bind(m.def_submodule("fs3"));
   ff::hai::bind(m.def_submodule("hai"));
   ff::hfreduce::bind(m.def_submodule("hfreduce"));
+  ff::kv::bind(m.def_submodule("kv"));
   ff::storage::bind(m.def_submodule("storage"));
 }

@@ -20,6 +20,9 @@
     ├── ShardsLost             parts of a sharded model that no rank holds any more
     ├── Cancelled              an operation withdrawn before it began
     ├── FileError              POSIX error of a file operation; also the matching Python OSError
+    ├── KvError                the key-value store rejects or cannot serve a request
+    │   ├── InvalidKey         a key is empty or too long; also a ValueError
+    │   └── SnapshotGone       a snapshot or a part of the change feed was collected
     ├── CheckpointError        no usable checkpoint, or state that cannot be saved
     ├── DatasetError           the catalog rejects or cannot serve a request about a dataset
     │   ├── NoSuchDataset      the dataset or the version does not exist
@@ -276,6 +279,18 @@ class ShardsLost(FireflyerError):
 
 class Cancelled(FireflyerError):
     """An operation was withdrawn before it began; it had no effect."""
+
+
+class KvError(FireflyerError):
+    """The key-value store rejects or cannot serve a request."""
+
+
+class InvalidKey(KvError, ValueError):
+    """A key is empty or too long."""
+
+
+class SnapshotGone(KvError):
+    """A snapshot, or a part of the change feed, expired and was collected."""
 
 
 class CheckpointError(FireflyerError):

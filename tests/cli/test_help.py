@@ -22,7 +22,7 @@ HANDED_OVER = {
 }
 GROUPS = [
     "user", "group", "token", "quota", "window", "record", "ckpt", "fs", "config", "net", "validate",
-    "failures", "prof", "workspace",
+    "failures", "prof", "kv", "workspace",
 ]  # fmt: skip
 HEAVY = ["torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "rich", "asyncio"]
 

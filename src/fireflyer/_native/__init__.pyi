@@ -7,6 +7,7 @@ from fireflyer._native import (
     fs3 as fs3,
     hai as hai,
     hfreduce as hfreduce,
+    kv as kv,
     storage as storage
 )
 

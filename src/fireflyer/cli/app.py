@@ -14,6 +14,7 @@ from fireflyer.cli.cluster.commands import cluster_verbs, window
 from fireflyer.cli.config.commands import config
 from fireflyer.cli.failures.commands import failures
 from fireflyer.cli.fs.commands import fs
+from fireflyer.cli.kv.commands import kv
 from fireflyer.cli.net.commands import net
 from fireflyer.cli.options import HomeOption, JsonOption, TaskArgument, TasksArgument
 from fireflyer.cli.passthrough import hand_over
@@ -428,6 +429,7 @@ app.add_typer(net)
 app.add_typer(validate)
 app.add_typer(failures)
 app.add_typer(prof)
+app.add_typer(kv)
 app.add_typer(workspaces)
 
 hand_over(app, "demo", "Train a model, lose a worker, carry on.", "fireflyer.demo")

@@ -4,7 +4,14 @@ protocol.py defines the guarantees.
 """
 
 from fireflyer.storage.directory import DirectoryStorage
-from fireflyer.storage.protocol import TEMPORARY_SUFFIX, Chunk, Range, Storage, read_each
+from fireflyer.storage.protocol import (
+    TEMPORARY_SUFFIX,
+    Chunk,
+    Range,
+    Storage,
+    creates_exclusively,
+    read_each,
+)
 from fireflyer.storage.urls import FsspecStorage, open_storage, split_url, storage_at
 
 __all__ = [
@@ -14,6 +21,7 @@ __all__ = [
     "FsspecStorage",
     "Range",
     "Storage",
+    "creates_exclusively",
     "open_storage",
     "read_each",
     "split_url",

@@ -33,6 +33,8 @@ class DirectoryStorage:
     `write` = temporary name, fsync, rename, fsync of the directory. `create` needs hard links.
     """
 
+    exclusive_create = True
+
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         try:

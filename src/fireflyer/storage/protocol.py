@@ -114,6 +114,14 @@ class Storage(Protocol):
         ...
 
 
+def creates_exclusively(storage: Storage) -> bool:
+    """Returns whether of several processes that `create` one name at once exactly one succeeds.
+
+    An implementation says so by an attribute `exclusive_create`.
+    """
+    return bool(getattr(storage, "exclusive_create", False))
+
+
 def read_each(storage: Storage, ranges: Sequence[Range]) -> list[bytes | StorageError]:
     """Implements `read_many` for a store without multi-range requests."""
     answers: list[bytes | StorageError] = []

@@ -3,6 +3,7 @@
 import ctypes
 import importlib.metadata
 import os
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,11 @@ _STAMPS = (
     *("updated", "created", "ino"),
 )
 """Names under which fsspec drivers report a file's version or modification time."""
+
+_EXCLUSIVE = ("memory",)
+"""Schemes whose driver refuses to create a file that exists, atomically."""
+_CREATING = threading.Lock()
+"""Held by a create in a file system of this process: its driver looks and then writes."""
 
 _BATCH_BYTES = 32 << 20
 """Bytes that a checked read requests from fsspec at a time."""
@@ -109,8 +115,8 @@ class FsspecStorage:
     """Any file system of fsspec, by URL.
 
     A whole file appears atomically if the file system's own move or put is atomic (object stores,
-    memory). `create` checks and then writes, so it cannot arbitrate between racing writers. Pickles
-    by its URL; a forked child reconnects.
+    memory). `create` arbitrates between racing writers if `exclusive_create` is True; else it checks
+    and then writes. Pickles by its URL; a forked child reconnects.
     """
 
     def __init__(self, url: str) -> None:
@@ -120,6 +126,7 @@ class FsspecStorage:
             ConfigError: if fsspec does not know the URL's scheme, or lacks the package for it.
         """
         self._url = url
+        self.exclusive_create = url.partition("://")[0] in _EXCLUSIVE
         self._connect()
 
     def _connect(self) -> None:
@@ -241,6 +248,12 @@ class FsspecStorage:
             self._discard(temporary)
 
     def create(self, name: str, data: bytes) -> bool:
+        if self.exclusive_create:
+            with _CREATING:
+                return self._create(name, data)
+        return self._create(name, data)
+
+    def _create(self, name: str, data: bytes) -> bool:
         if self.size(name) is not None:
             return False
         self.write(name, [data])

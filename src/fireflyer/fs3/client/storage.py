@@ -56,6 +56,8 @@ class Fs3Storage:
     A storage opened by its URL can be pickled, and reconnects in a forked child.
     """
 
+    exclusive_create = True
+
     def __init__(self, client: Client, root: str, *, url: str = "") -> None:
         """Makes the directory if it is missing. Raises StorageError."""
         self._client_of_process, self._process = client, os.getpid()

@@ -1,0 +1,160 @@
+// Python binding of the key-value store: `fireflyer._native.kv`. The GIL serialises all calls but `Compaction.step`, which
+// releases it: its memtables take no more operations, and its tables have a cache of their own.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "kv/memtable.hpp"
+#include "kv/table.hpp"
+#include "kv/view.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace ff::kv {
+
+void bind(nb::module_ m);
+
+namespace {
+
+using Memtables = std::vector<std::shared_ptr<Memtable>>;
+
+std::string_view text(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+nb::bytes bytes_of(std::string_view text) { return nb::bytes(text.data(), text.size()); }
+
+nb::object described(const std::optional<Need>& need) { return nb::make_tuple(need->table, need->block); }
+
+View view_of(const Memtables& memtables, std::vector<Run> runs, std::uint64_t sequence) {
+  return {{memtables.begin(), memtables.end()}, std::move(runs), sequence};
+}
+
+nb::object get(const View& view, const nb::bytes& key, std::int64_t now) {
+  Record record;
+  std::shared_ptr<const Block> holder;
+  std::optional<Need> need;
+  switch (find(view, text(key), record, holder, need)) {
+    case Found::blocked: return described(need);
+    case Found::no: return nb::none();
+    case Found::yes: break;
+  }
+  if (!record.visible(now)) return nb::none();
+  return bytes_of(record.value);
+}
+
+// Returns (items, need, or whether the end was reached).
+nb::tuple next_items(Scan& scan, std::int64_t now, std::size_t items, std::size_t most) {
+  Merge& merge = scan.merge();
+  merge.reassure();
+  nb::list found;
+  std::size_t bytes = 0;
+  while (found.size() < items && (bytes == 0 || bytes < most)) {
+    switch (merge.look()) {
+      case Merge::State::ended: return nb::make_tuple(found, true);
+      case Merge::State::blocked: return nb::make_tuple(found, described(merge.need()));
+      case Merge::State::record: break;
+    }
+    const Record& record = merge.record();
+    if (record.visible(now)) {
+      found.append(nb::make_tuple(bytes_of(record.key), bytes_of(record.value)));
+      bytes += record.key.size() + record.value.size();
+    }
+    merge.pass();
+  }
+  return nb::make_tuple(found, false);
+}
+
+nb::object step(Compaction& compaction) {
+  Compaction::State state;
+  {
+    const nb::gil_scoped_release release;
+    state = compaction.step();
+  }
+  if (state == Compaction::State::blocked) return described(compaction.need());
+  return nb::bool_(state == Compaction::State::ended);
+}
+
+nb::object take(Compaction& compaction) {
+  std::optional<TableBuilder::Whole> whole = compaction.take();
+  if (!whole) return nb::none();
+  return nb::make_tuple(bytes_of(whole->bytes), bytes_of(whole->first), bytes_of(whole->last), whole->index_offset,
+                        whole->index_bytes, whole->records);
+}
+
+}  // namespace
+
+void bind(nb::module_ m) {
+  m.doc() = "Sorted tables, memtables and the index of the page cache. No I/O.";
+  m.attr("MOST_KEY") = kMostKey;
+  m.attr("MOST_VALUE") = kMostValue;
+  m.attr("TRAILER_BYTES") = kTrailer;
+  nb::class_<Memtable>(m, "Memtable", "Recent operations in the order of their keys.")
+      .def(nb::init<>())
+      .def("apply",
+           [](Memtable& memtable, const nb::bytes& operations, std::size_t offset, std::uint64_t sequence) {
+             if (offset > operations.size()) throw Error(Code::invalid, "the offset lies beyond the frame");
+             return memtable.apply(text(operations).substr(offset), sequence);
+           },
+           "frame"_a, "offset"_a, "sequence"_a,
+           "Adds the operations of a log frame from `offset` on; returns their number. Raises Corrupted.")
+      .def("__len__", [](const Memtable& memtable) { return memtable.map().size(); })
+      .def_prop_ro("bytes", &Memtable::bytes, "Approximate memory.");
+  nb::class_<BlockCache>(m, "BlockCache", "Blocks of tables in memory, at most `capacity` bytes.")
+      .def(nb::init<std::size_t>(), "capacity"_a)
+      .def_prop_ro("bytes", &BlockCache::bytes);
+  nb::class_<Table>(m, "Table", "Sorted table, whose file the caller reads.")
+      .def(nb::new_([](const std::string& name, const nb::bytes& first, const nb::bytes& last, std::uint64_t index_offset,
+                       std::uint64_t index_bytes, std::shared_ptr<BlockCache> cache) {
+             return std::make_shared<Table>(name, std::string(text(first)), std::string(text(last)), index_offset, index_bytes,
+                                            std::move(cache));
+           }),
+           "name"_a, "first"_a, "last"_a, "index_offset"_a, "index_bytes"_a, "cache"_a)
+      .def_prop_ro("name", &Table::name)
+      .def_prop_ro("blocks", &Table::count, "Number of blocks; 0 before the index is supplied.")
+      .def("range", &Table::range, "block"_a, "most"_a = 0,
+           "(offset, bytes) of the index for block -1, else of this block and absent ones after it up to `most` bytes.")
+      .def("supply", [](Table& table, std::uint64_t offset, const nb::bytes& data) { table.supply(offset, text(data)); },
+           "offset"_a, "data"_a, "Takes the bytes of a range. Raises Corrupted.");
+  nb::class_<View>(m, "View", "Memtables and runs of tables, newest first, up to a sequence number.")
+      .def("__init__",
+           [](View* self, const Memtables& memtables, std::vector<Run> runs, std::uint64_t sequence) {
+             new (self) View(view_of(memtables, std::move(runs), sequence));
+           },
+           "memtables"_a, "runs"_a, "sequence"_a)
+      .def_rw("sequence", &View::sequence)
+      .def("copy", [](const View& view) { return View(view); })
+      .def("get", &get, "key"_a, "now"_a,
+           nb::sig("def get(self, key: bytes, now: int) -> bytes | tuple[Table, int] | None"),
+           "Value, None, or (table, block) that must be supplied first. `now`: ms since 1970.");
+  nb::class_<Scan>(m, "Scan", "Walk through the visible records of a view, in the order of keys.")
+      .def("__init__",
+           [](Scan* self, View view, const nb::bytes& start, const std::optional<nb::bytes>& end) {
+             new (self) Scan(std::move(view), text(start), end ? std::optional(std::string(text(*end))) : std::nullopt);
+           },
+           "view"_a, "start"_a, "end"_a.none())
+      .def("next", &next_items, "now"_a, "items"_a, "most"_a,
+           nb::sig("def next(self, now: int, items: int, most: int) -> "
+                   "tuple[list[tuple[bytes, bytes]], tuple[Table, int] | bool]"),
+           "At most `items` pairs and about `most` bytes; and the (table, block) to supply before going on, or whether "
+           "that was the end.");
+  nb::class_<Compaction>(m, "Compaction", "Writes a view as tables.")
+      .def(nb::init<View, std::size_t, bool, std::int64_t>(), "view"_a, "target"_a, "bottom"_a, "dead_before"_a,
+           "`bottom`: leave out deletions and what expired before `dead_before` (ms).")
+      .def("step", &step, nb::sig("def step(self) -> bool | tuple[Table, int]"),
+           "(table, block) to supply; or whether this was the last table, and then `take` it.")
+      .def("take", &take, nb::sig("def take(self) -> tuple[bytes, bytes, bytes, int, int, int] | None"),
+           "(bytes, first key, last key, offset of the index, its bytes, records), or None without records.");
+}
+
+}  // namespace ff::kv

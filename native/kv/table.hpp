@@ -1,0 +1,124 @@
+// Sorted tables: blocks of records in the order of their keys, an index of the blocks, a trailer.
+//
+// Block: crc32c of the rest u32, records, offset of each record u32, their number u32. Index: crc32c of the rest u32,
+// number of blocks u32; for each block its offset u64, bytes u32, key bytes u32, last key. Trailer: "FFKVTBL1", offset of the
+// index u64, its bytes u64, crc32c of these three u32. A table holds at most one version of a key.
+//
+// A table does no I/O: it asks for the ranges of its file that it needs, and verifies what it is supplied with.
+//
+// Thread contract: the caller serialises all calls on tables that share a cache (Python: the GIL). Tables of a merge have
+// a cache of their own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kv/record.hpp"
+
+namespace ff::kv {
+
+constexpr std::size_t kTrailer = 28;
+
+class Block {
+ public:
+  // Throws Error(corrupted) unless the checksum holds and every record is whole.
+  explicit Block(std::string bytes);
+  std::size_t count() const { return count_; }
+  std::size_t bytes() const { return bytes_.size(); }
+  Record record(std::size_t at) const;
+  std::size_t lower_bound(std::string_view key) const;  // first record whose key is at least `key`
+
+ private:
+  std::uint32_t offset(std::size_t at) const;
+  std::string bytes_;
+  std::size_t count_ = 0, offsets_ = 0;
+};
+
+class Table;
+
+// Blocks in memory, with a bound in bytes; a block that was used since its last turn gets another (CLOCK).
+class BlockCache {
+ public:
+  explicit BlockCache(std::size_t capacity) : capacity_(capacity) {}
+  void added(const std::shared_ptr<Table>& table, std::size_t block, std::size_t bytes);
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  struct Place {
+    std::weak_ptr<Table> table;
+    std::size_t block, bytes;
+  };
+  std::size_t capacity_, bytes_ = 0;
+  std::deque<Place> turn_;
+};
+
+class Table : public std::enable_shared_from_this<Table> {
+ public:
+  Table(std::string name, std::string first, std::string last, std::uint64_t index_offset, std::uint64_t index_bytes,
+        std::shared_ptr<BlockCache> cache);
+
+  const std::string& name() const { return name_; }
+  std::string_view first() const { return first_; }
+  std::string_view last() const { return last_; }
+  bool indexed() const { return !blocks_.empty(); }
+  std::size_t count() const { return blocks_.size(); }
+
+  // Range of the file: of the index for block -1, else of this block and those after it that are absent too, of at most
+  // `most` bytes together, but at least of this one.
+  std::pair<std::uint64_t, std::uint64_t> range(std::int64_t block, std::uint64_t most) const;
+  // Takes bytes of the file from an offset that `range` returned. Throws Error(corrupted).
+  void supply(std::uint64_t offset, std::string_view bytes);
+
+  // REQUIRES: indexed(). First block whose last key is at least `key`; count() if there is none.
+  std::size_t block_of(std::string_view key) const;
+  std::shared_ptr<const Block> block(std::size_t at);  // nullptr: not in memory
+  bool evict(std::size_t at);                          // false: it was used, and stays
+
+ private:
+  struct Place {
+    std::uint64_t offset;
+    std::uint32_t bytes;
+    bool used;
+    std::string last;
+    std::shared_ptr<const Block> block;
+  };
+  void take_index(std::string_view bytes);
+
+  std::string name_, first_, last_;
+  std::uint64_t index_offset_, index_bytes_;
+  std::vector<Place> blocks_;
+  std::shared_ptr<BlockCache> cache_;
+};
+
+// A range of a file that a call needs before it can go on.
+struct Need {
+  std::shared_ptr<Table> table;
+  std::int64_t block;  // -1: the index
+};
+
+class TableBuilder {
+ public:
+  struct Whole {
+    std::string bytes, first, last;
+    std::uint64_t index_offset, index_bytes, records;
+  };
+  void add(const Record& record);  // REQUIRES: keys ascend
+  std::size_t bytes() const { return file_.size() + block_.size(); }
+  std::optional<Whole> finish();  // nullopt: no records; the builder is then as new
+
+ private:
+  void end_block();
+  std::string file_, block_, index_, first_, last_;
+  std::vector<std::uint32_t> offsets_;
+  std::uint32_t blocks_ = 0;
+  std::uint64_t records_ = 0;
+};
+
+}  // namespace ff::kv

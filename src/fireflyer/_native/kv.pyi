@@ -1,0 +1,100 @@
+"""Sorted tables, memtables and the index of the page cache. No I/O."""
+
+from collections.abc import Sequence
+
+
+MOST_KEY: int = 65536
+
+MOST_VALUE: int = 67108864
+
+TRAILER_BYTES: int = 28
+
+class Memtable:
+    """Recent operations in the order of their keys."""
+
+    def __init__(self) -> None: ...
+
+    def apply(self, frame: bytes, offset: int, sequence: int) -> int:
+        """
+        Adds the operations of a log frame from `offset` on; returns their number. Raises Corrupted.
+        """
+
+    def __len__(self) -> int: ...
+
+    @property
+    def bytes(self) -> int:
+        """Approximate memory."""
+
+class BlockCache:
+    """Blocks of tables in memory, at most `capacity` bytes."""
+
+    def __init__(self, capacity: int) -> None: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+class Table:
+    """Sorted table, whose file the caller reads."""
+
+    def __init__(self, name: str, first: bytes, last: bytes, index_offset: int, index_bytes: int, cache: BlockCache) -> None: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks; 0 before the index is supplied."""
+
+    def range(self, block: int, most: int = 0) -> tuple[int, int]:
+        """
+        (offset, bytes) of the index for block -1, else of this block and absent ones after it up to `most` bytes.
+        """
+
+    def supply(self, offset: int, data: bytes) -> None:
+        """Takes the bytes of a range. Raises Corrupted."""
+
+class View:
+    """Memtables and runs of tables, newest first, up to a sequence number."""
+
+    def __init__(self, memtables: Sequence[Memtable], runs: Sequence[Sequence[Table]], sequence: int) -> None: ...
+
+    @property
+    def sequence(self) -> int: ...
+
+    @sequence.setter
+    def sequence(self, arg: int, /) -> None: ...
+
+    def copy(self) -> View: ...
+
+    def get(self, key: bytes, now: int) -> bytes | tuple[Table, int] | None:
+        """
+        Value, None, or (table, block) that must be supplied first. `now`: ms since 1970.
+        """
+
+class Scan:
+    """Walk through the visible records of a view, in the order of keys."""
+
+    def __init__(self, view: View, start: bytes, end: bytes | None) -> None: ...
+
+    def next(self, now: int, items: int, most: int) -> tuple[list[tuple[bytes, bytes]], tuple[Table, int] | bool]:
+        """
+        At most `items` pairs and about `most` bytes; and the (table, block) to supply before going on, or whether that was the end.
+        """
+
+class Compaction:
+    """Writes a view as tables."""
+
+    def __init__(self, view: View, target: int, bottom: bool, dead_before: int) -> None:
+        """
+        `bottom`: leave out deletions and what expired before `dead_before` (ms).
+        """
+
+    def step(self) -> bool | tuple[Table, int]:
+        """
+        (table, block) to supply; or whether this was the last table, and then `take` it.
+        """
+
+    def take(self) -> tuple[bytes, bytes, bytes, int, int, int] | None:
+        """
+        (bytes, first key, last key, offset of the index, its bytes, records), or None without records.
+        """

@@ -1,0 +1,14 @@
+"""3FS-KV: a key-value store and an LLM page cache on shared storage (docs/kv.md).
+
+from fireflyer import kv
+
+with kv.open("fs3:///db", write=True) as store:
+    store.put(b"key", b"value")
+"""
+
+from fireflyer.kv.batch import WriteBatch
+from fireflyer.kv.opening import open  # the face is `kv.open`
+from fireflyer.kv.reading import Change, Snapshot
+from fireflyer.kv.store import ReadOnlyStore, Store
+
+__all__ = ["Change", "ReadOnlyStore", "Snapshot", "Store", "WriteBatch", "open"]

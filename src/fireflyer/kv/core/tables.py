@@ -1,0 +1,76 @@
+"""Tables of a manifest as native handles, and lookups that read what is missing."""
+
+from fireflyer._native.kv import BlockCache, Scan, Table, View
+from fireflyer.errors import Corrupted, StorageError, Unavailable
+from fireflyer.kv.core.manifest import Manifest, TableRef
+from fireflyer.kv.core.operations import TABLES, Read, Steps
+
+READ_AHEAD = 1 << 20
+"""Bytes of neighbouring blocks that a scan or a merge reads at once."""
+
+Item = tuple[bytes, bytes]
+
+
+class Gone(StorageError):
+    """A table of the view was collected: read the current manifest and try again."""
+
+
+class TableSet:
+    """Handles of tables by name; a table that stays keeps its blocks in memory."""
+
+    def __init__(self, cache: BlockCache) -> None:
+        self._cache = cache
+        self._known: dict[str, Table] = {}
+
+    def runs(self, manifest: Manifest) -> list[list[Table]]:
+        """Returns the native runs of a manifest; forgets tables that it does not name."""
+        self._known = {
+            ref.name: self._known.get(ref.name) or handle(ref, self._cache)
+            for run in manifest.runs
+            for ref in run
+        }
+        return [[self._known[ref.name] for ref in run] for run in manifest.runs]
+
+
+def handle(ref: TableRef, cache: BlockCache) -> Table:
+    return Table(ref.name, ref.first, ref.last, ref.index_offset, ref.index_bytes, cache)
+
+
+def supply(table: Table, block: int, most: int = 0) -> Steps[None]:
+    """Reads and verifies a range that a view needs.
+
+    Raises:
+        Gone: the table does not exist. Corrupted: a checksum does not hold.
+    """
+    offset, size = table.range(block, most)
+    name = f"{TABLES}/{table.name}"
+    data = yield Read(name, offset, size)
+    if data is None:
+        raise Gone(f"table {table.name} does not exist any more")
+    try:
+        table.supply(offset, data)
+    except Corrupted as error:
+        raise Corrupted(f"{name}, bytes {offset} to {offset + size}: {error}") from error
+
+
+def get(view: View, key: bytes, now: int) -> Steps[bytes | None]:
+    """Looks a key up."""
+    while isinstance(found := view.get(key, now), tuple):
+        yield from supply(*found)
+    return found
+
+
+def scan(walk: Scan, now: int, most: int, ahead: int = READ_AHEAD) -> Steps[list[Item]]:
+    """Reads at most `most` pairs, at least one; [] at the end."""
+    while True:
+        items, state = walk.next(now, most, 4 << 20)
+        if isinstance(state, tuple):
+            yield from supply(*state, ahead)
+        if items or state is True:
+            return items
+
+
+def unlucky(action: str) -> Unavailable:
+    return Unavailable(
+        f"cannot {action}: tables are collected faster than they are read; try again"
+    )

@@ -1,0 +1,87 @@
+"""Opening of stores and snapshots by URL."""
+
+import os
+from typing import Literal, overload
+
+from fireflyer._native.kv import BlockCache, View
+from fireflyer.errors import KvError
+from fireflyer.kv.core import pins
+from fireflyer.kv.core.reader import Reader, no_store
+from fireflyer.kv.core.tables import TableSet
+from fireflyer.kv.core.writer import Settings
+from fireflyer.kv.reading import Snapshot, fixed
+from fireflyer.kv.shell import run
+from fireflyer.kv.store import ReadOnlyStore, Store
+from fireflyer.storage import creates_exclusively, open_storage
+
+CACHE_BYTES = 256 << 20
+
+
+def is_missing(url: str | os.PathLike[str]) -> bool:
+    """Returns whether the URL is that of a local folder that does not exist."""
+    scheme, is_url, rest = os.fspath(url).partition("://")
+    if is_url and scheme != "file":
+        return False
+    return not os.path.isdir(rest if is_url else url)
+
+
+@overload
+def open(
+    url: str | os.PathLike[str], *, write: Literal[True], cache: int = ..., history: int = ...,
+    memtable: int = ...,
+) -> Store: ...  # fmt: skip
+@overload
+def open(
+    url: str | os.PathLike[str], *, write: Literal[False] = ..., cache: int = ..., poll: float = ...
+) -> ReadOnlyStore: ...
+@overload
+def open(url: str | os.PathLike[str], *, snapshot: str, cache: int = ...) -> Snapshot: ...
+def open(
+    url: str | os.PathLike[str],
+    *,
+    write: bool = False,
+    snapshot: str | None = None,
+    cache: int = CACHE_BYTES,
+    poll: float = 0.01,
+    history: int = 0,
+    memtable: int = 32 << 20,
+) -> Store | ReadOnlyStore | Snapshot:
+    """Opens a store: a folder, fs3://HOST:PORT/PATH, fs3:///PATH, or a URL of fsspec.
+
+    Args:
+        write: take the store over as its one writer, and create it if it is missing. A writer that
+            has it open gets `Stale` from then on.
+        snapshot: id of a snapshot to read instead of the newest state.
+        cache: bytes of table blocks in memory.
+        poll: of a reader: seconds between looks at what was written; 0: only `refresh` looks.
+        history: of a writer: newest log objects to keep for `changes`, beside those that recovery
+            needs.
+        memtable: of a writer: bytes in memory after which a table is written.
+
+    Raises:
+        KvError: there is no store to read, or the storage cannot be written safely.
+        SnapshotGone: the snapshot expired. Corrupted: the log or the manifest is damaged.
+        Unavailable: no server answers.
+    """
+    if not write and is_missing(url):
+        raise no_store()
+    storage = open_storage(url)
+    if cache < 0 or history < 0 or memtable < 1 << 10 or poll < 0:
+        raise KvError(
+            "invalid size: cache, history and poll are at least 0, memtable at least 1 KiB"
+        )
+    if snapshot is not None:
+        if write:
+            raise KvError("a snapshot cannot be written: leave write=True or snapshot= out")
+        manifest = run(storage, pins.manifest_of(snapshot))
+        view = View([], TableSet(BlockCache(cache)).runs(manifest), manifest.sequence)
+        core = fixed(manifest, view, manifest.sequence, Reader(BlockCache(0)))
+        return Snapshot(storage, core, snapshot, True, 0.0)
+    if not write:
+        return ReadOnlyStore(storage, cache, poll)
+    if not creates_exclusively(storage):
+        raise KvError(
+            f"{storage} cannot be written: its driver does not create files exclusively, so two writers "
+            "would both win; use a folder or fs3, or open it without write=True"
+        )
+    return Store(storage, Settings(memtable=memtable, history=history), cache)

@@ -1,0 +1,369 @@
+"""Stores: one writer, any number of readers, which meet in objects of the storage only.
+
+Threads of a writer: callers, the committer (committing.py), one that flushes, one that merges tables
+and collects. Threads of a reader: callers, and one that follows the log. A lock makes the core's
+steps interleave at storage operations only; lookups that find everything in memory take no lock.
+"""
+
+import contextlib
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Self
+
+from fireflyer._native.kv import BlockCache, View
+from fireflyer.errors import FireflyerError, KvError, NoSpace, Stale, StorageError, Unavailable
+from fireflyer.kv.batch import WriteBatch, now_ms
+from fireflyer.kv.committing import Committer
+from fireflyer.kv.core import pins, tables
+from fireflyer.kv.core.collect import Collected, clean_temporary, collect
+from fireflyer.kv.core.reader import Reader
+from fireflyer.kv.core.writer import Batch, Settings, Writer
+from fireflyer.kv.reading import Readable, Snapshot, fixed, new_identity
+from fireflyer.kv.shell import run
+from fireflyer.storage import Storage
+
+_RETRY_S = 1.0
+_COLLECT_S = 5.0
+_MOST_FROZEN = 4
+"""Full memtables that wait to be flushed; with more, batches wait."""
+
+
+class Store(Readable):
+    """The writer of a database. Thread-safe; opened by `kv.open(url, write=True)`."""
+
+    _core: Writer
+
+    def __init__(self, storage: Storage, settings: Settings, cache: int) -> None:
+        """Takes the database over, or founds it.
+
+        Raises:
+            Stale: another process took it over at the same time. Corrupted: the log is damaged.
+        """
+        super().__init__(storage, Writer(secrets.token_bytes(8), settings, BlockCache(cache)))
+        self._watch = pins.PinWatch()
+        self._views: Counter[int] = Counter()
+        """Manifests that scans and snapshots of this process use, by number."""
+        run(storage, self._core.open())
+        run(storage, clean_temporary())
+        self._room = threading.Condition()
+        """Signals that memtables were frozen or flushed, or that the store ends."""
+        self._ending = False
+        self._maintenance = threading.Lock()
+        """Held by a merge or a collection."""
+        self.trouble: StorageError | None = None
+        """Last error of a flush, merge or collection that is tried again."""
+        self._committer = Committer(self._append, self._end)
+        self._threads = [
+            threading.Thread(
+                target=self._loop, args=(self._flush_all, None), name="kv-flush", daemon=True
+            ),
+            threading.Thread(
+                target=self._loop, args=(self._tidy, _COLLECT_S), name="kv-merge", daemon=True
+            ),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def epoch(self) -> int:
+        """Fencing token of this writer; each take-over of the database adds one."""
+        return self._core.epoch
+
+    def put(self, key: bytes, value: bytes, *, ttl: float | None = None, wait: bool = True) -> None:
+        """Sets a value; it is durable when this returns.
+
+        Args:
+            ttl: seconds until the value disappears.
+            wait: False: return at once; the value becomes visible and durable later (`sync`).
+
+        Raises:
+            InvalidKey: the key is empty or longer than 64 KiB. NoSpace: nothing was written.
+            Stale: another writer took over. Other StorageErrors: the outcome is unknown.
+        """
+        batch = WriteBatch()
+        batch.put(key, value, ttl=ttl)
+        self._commit(batch.encoded(), wait)
+
+    def delete(self, key: bytes, *, wait: bool = True) -> None:
+        """Deletes a key, like `put`; a missing key is no error."""
+        batch = WriteBatch()
+        batch.delete(key)
+        self._commit(batch.encoded(), wait)
+
+    def write(self, batch: WriteBatch, *, wait: bool = True) -> None:
+        """Writes a batch: all of it or nothing, like `put`."""
+        if len(batch):
+            self._commit(batch.encoded(), wait)
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[WriteBatch]:
+        """Gives a batch that is written at the end of the `with` block, unless it raises."""
+        batch = WriteBatch()
+        yield batch
+        self.write(batch)
+
+    def compare_and_set(
+        self, key: bytes, expected: bytes | None, value: bytes | None, *, ttl: float | None = None
+    ) -> bool:
+        """Sets a value, or deletes it if `value` is None, if the present value is `expected`.
+
+        Args:
+            expected: None: the key has no value.
+
+        Returns:
+            True if it was set, and is durable.
+        """
+        changes = WriteBatch()
+        if value is None:
+            changes.delete(key)
+        else:
+            changes.put(key, value, ttl=ttl)
+        batch = changes.encoded()
+        batch.condition = (key, expected)
+        with contextlib.suppress(StorageError):
+            self.get(key)  # reads what the committer will need
+        self._commit(batch, wait=True)
+        return batch.applied
+
+    def sync(self) -> None:
+        """Waits until everything that was put before is durable. Raises like `put`."""
+        self._committer.drain()
+
+    def _commit(self, batch: Batch, wait: bool) -> None:
+        if self._failure is not None or self._closed:
+            self._refuse()
+        ticket = self._committer.submit(batch)
+        if wait:
+            ticket.wait()
+
+    def _append(self, batches: list[Batch]) -> None:
+        with self._room:
+            while len(self._core.frozen) >= _MOST_FROZEN and not self._ending:
+                if isinstance(self.trouble, NoSpace):
+                    raise NoSpace(str(self.trouble))
+                self._room.wait(_RETRY_S)
+        frozen = len(self._core.frozen)
+        run(self._storage, self._core.append(batches, now_ms()), self._lock)
+        if len(self._core.frozen) > frozen:
+            with self._room:
+                self._room.notify_all()
+
+    def _end(self, failure: FireflyerError) -> None:
+        """Stops writing and reading: this process no longer knows the newest state."""
+        self._failure = failure
+        self._committer.fail(failure)
+        with self._room:
+            self._ending = True
+            self._room.notify_all()
+
+    def _loop(self, work: Callable[[], None], period: float | None) -> None:
+        """Runs `work` whenever memtables change, and each `period` seconds, until the store ends."""
+        while not self._ending:
+            try:
+                work()
+                failed = False
+            except Stale as error:
+                self._end(error)
+                return
+            except StorageError as error:
+                self.trouble, failed = error, True
+            with self._room:
+                pending = period is None and self._core.frozen
+                if not self._ending and (failed or not pending):
+                    self._room.wait(_RETRY_S if failed else period)
+
+    def _flush_all(self) -> None:
+        while run(self._storage, self._core.flush(), self._lock):
+            self.trouble = None
+            with self._room:
+                self._room.notify_all()
+
+    def _tidy(self) -> None:
+        try:
+            while not self._ending and self.compact():
+                self.collect()
+        finally:
+            self.collect()
+
+    def compact(self, *, everything: bool = False) -> bool:
+        """Merges runs of similar size, or all runs into one; returns whether there were any.
+
+        Needs as much free space as the tables that it merges.
+        """
+        with self._maintenance:
+            count = len(self._core.manifest.runs) if everything else None
+            return run(self._storage, self._core.compact(now_ms(), count), self._lock)
+
+    def flush(self) -> None:
+        """Writes what is in memory as tables, so that the next open replays no log."""
+        self.sync()
+        with self._lock:
+            self._core.rotate()
+        with self._room:
+            self._room.notify_all()
+            while self._core.frozen and not self._ending:
+                if self.trouble is not None:
+                    raise self.trouble
+                self._room.wait(_RETRY_S)
+        if self._failure is not None:
+            raise self._failure
+
+    def collect(self) -> Collected:
+        """Deletes objects that no manifest, pin or view needs; also works on a full disk.
+
+        Returns:
+            The numbers of deleted objects.
+        """
+        with self._maintenance:
+            local = [number for number, count in self._views.items() if count]
+            return run(
+                self._storage, collect(self._core, self._watch, time.monotonic(), local), self._lock
+            )
+
+    def snapshot(self, *, seconds: float = 60.0) -> Snapshot:
+        """Takes a snapshot that also other processes can open, by its `id`. Flushes first.
+
+        Args:
+            seconds: time after which the snapshot expires if this process dies; it is renewed.
+        """
+        self.flush()
+        with self._lock:
+            manifest = self._core.manifest
+            view = View([], self._core.handles.runs(manifest), manifest.sequence)
+            self._views[manifest.number] += 1
+        try:
+            identity = new_identity()
+            if not run(self._storage, pins.pinned(identity, manifest, seconds)):
+                raise Unavailable("the snapshot was overtaken by a collection: try again")
+        finally:
+            self._views[manifest.number] -= 1
+        core = fixed(manifest, view, manifest.sequence, Reader(BlockCache(0)))
+        return Snapshot(self._storage, core, identity, True, seconds)
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[View]:
+        with self._lock:
+            number, view = self._core.manifest.number, self._core.view.copy()
+            self._views[number] += 1
+        try:
+            yield view
+        finally:
+            self._views[number] -= 1
+
+    def close(self, *, flush: bool = True) -> None:
+        """Writes what is queued and ends the threads.
+
+        Args:
+            flush: write tables, too, so that the next open is fast.
+        """
+        if self._closed:
+            return
+        if flush and self._failure is None:
+            with contextlib.suppress(StorageError, Stale):  # the log has everything
+                self.flush()
+        self._closed = True
+        self._committer.close()
+        with self._room:
+            self._ending = True
+            self._room.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ReadOnlyStore(Readable):
+    """A reader of a database, which follows its writer. Thread-safe; opened by `kv.open(url)`."""
+
+    _core: Reader
+
+    def __init__(self, storage: Storage, cache: int, poll: float) -> None:
+        """Reads the manifest and the log.
+
+        Args:
+            cache: bytes of table blocks in memory.
+            poll: seconds between looks at the log; 0: only `refresh` looks.
+
+        Raises:
+            KvError: there is no database.
+        """
+        super().__init__(storage, Reader(BlockCache(cache)))
+        run(storage, self._core.open())
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        if poll:
+            self._thread = threading.Thread(
+                target=self._follow, args=(poll,), name="kv-follow", daemon=True
+            )
+            self._thread.start()
+
+    def refresh(self) -> int:
+        """Reads what was written since, and returns the newest sequence number.
+
+        Writes that were acknowledged before this call are visible after it.
+        """
+        while run(self._storage, self._core.refresh(), self._lock):
+            pass
+        return self._core.sequence
+
+    def _follow(self, poll: float) -> None:
+        patience, since = 10.0, time.monotonic()
+        looked = 0.0
+        while not self._ended.wait(poll):
+            look = time.monotonic() - looked > 1.0
+            try:
+                while run(self._storage, self._core.refresh(look=look), self._lock):
+                    pass
+                since = time.monotonic()
+                looked = since if look else looked
+            except Unavailable as error:
+                if time.monotonic() - since > patience:
+                    self._failure = error
+            except FireflyerError as error:
+                self._failure = error
+                return
+            else:
+                self._failure = None
+
+    def snapshot(self, *, seconds: float = 60.0) -> Snapshot:
+        """Takes a snapshot, of what is visible here. The storage must be writable.
+
+        Args:
+            seconds: time after which the snapshot expires if this process dies; it is renewed.
+        """
+        if self._failure is not None or self._closed:
+            self._refuse()
+        for _ in range(16):
+            with self._lock:
+                manifest, sequence = self._core.manifest, self._core.sequence
+                view = self._core.view.copy()
+            identity = new_identity()
+            if run(self._storage, pins.pinned(identity, manifest, seconds)):
+                core = fixed(manifest, view, sequence, Reader(BlockCache(0)))
+                return Snapshot(self._storage, core, identity, False, seconds)
+            self.refresh()
+        raise tables.unlucky("take a snapshot")
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Raises KvError: the store is open for reading."""
+        raise KvError("the store is open for reading: open it with write=True")
+
+    def close(self) -> None:
+        """Ends the thread that follows the writer."""
+        self._closed = True
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
