@@ -62,6 +62,7 @@ PUBLIC: dict[str, Scope] = {
     "GET /tasks/{task}/why": "read",
     "GET /faults": "read",
     "GET /ledger": "read",
+    "GET /series": "read",
     "POST /observations": "operate",
     "GET /workspaces": "read",
     "POST /workspaces": "submit",
