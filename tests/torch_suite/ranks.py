@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 
 DEADLINE_S = 60.0
 GRACE_S = 2.0  # for the other ranks, once a rank has failed
+ABORT_S = 30.0  # for a rank that hangs, to print its stacks
 _PR_SET_PDEATHSIG = 1
 
 Kind = Literal["passed", "failed", "skipped"]
@@ -60,7 +61,7 @@ class Ranks:
         self._pids: dict[int, int] = {}  # by pidfd
         self._ranks: dict[int, int] = {}  # rank by pidfd
 
-    def start(self, rank: int, body: Callable[[], Outcome], deadline_s: float) -> None:
+    def start(self, rank: int, body: Callable[[], Outcome]) -> None:
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -71,7 +72,7 @@ class Ranks:
                 os.setsid()
                 die_with(parent)
                 self._redirect(rank)
-                faulthandler.dump_traceback_later(0.9 * deadline_s, file=sys.stderr)
+                faulthandler.enable(sys.stderr)
                 outcome = body()
                 sys.stdout.flush()
                 sys.stderr.flush()
@@ -118,6 +119,9 @@ class Ranks:
 
     def _reap(self, fd: int, late: str | None) -> tuple[int, Outcome]:
         pid, rank = self._pids.pop(fd), self._ranks.pop(fd)
+        if late == "hung":
+            os.kill(pid, signal.SIGABRT)  # prints the stacks of its threads
+            select.select([fd], [], [], ABORT_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)  # with whatever it has started
         _, status = os.waitpid(pid, 0)

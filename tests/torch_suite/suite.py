@@ -62,7 +62,7 @@ class Suite:
             ranks = Ranks(Path(folder))
             try:
                 for rank in range(gates.WORLD_SIZE):
-                    ranks.start(rank, self._body(name, rank, folder), deadline_s)
+                    ranks.start(rank, self._body(name, rank, folder))
                 outcomes = ranks.outcomes(deadline_s)
             finally:
                 ranks.kill()

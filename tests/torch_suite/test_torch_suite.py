@@ -60,7 +60,7 @@ def fail() -> None:
 def run(folder: Path, deadline_s: float, *bodies: Callable[[], None]) -> list[tuple[int, Outcome]]:
     ranks = Ranks(folder)
     for rank, body in enumerate(bodies):
-        ranks.start(rank, partial(outcome_of, body, {72: "no GPU"}), deadline_s)
+        ranks.start(rank, partial(outcome_of, body, {72: "no GPU"}))
     try:
         return ranks.outcomes(deadline_s)
     finally:

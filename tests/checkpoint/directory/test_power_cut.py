@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.checkpoint.conftest import SOAK, untidy
 from tests.checkpoint.directory.power import History, Journal
+from tests.draws import full
 
 from fireflyer.checkpoint import CheckpointManager, Shard
 from fireflyer.errors import CheckpointError
@@ -19,7 +20,7 @@ from fireflyer.storage import DirectoryStorage
 
 Differences = Callable[[Any, Any], list[str]]
 Job = Callable[[int, Callable[[int], None]], None]
-SCENARIOS = 100 if SOAK else 2
+SCENARIOS = 100 if SOAK else 4 if full() else 2
 CUTS = 3
 """Disks made for each moment."""
 
