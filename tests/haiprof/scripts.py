@@ -14,14 +14,17 @@ from fireflyer.haiprof.attach.target import Target
 
 PREPARE = "from fireflyer.haiprof.inside.prepare import prepare; prepare()\n"
 
-IDLE = PREPARE + (
+IDLE = (
     "import threading\n"
-    "def outer(): inner()\n"
-    "def inner():\n"
-    "    while True: threading.Event().wait(0.001)\n"
-    "outer()\n"
+    + PREPARE
+    + (
+        "def outer(): inner()\n"
+        "def inner():\n"
+        "    while True: threading.Event().wait(0.001)\n"
+        "outer()\n"
+    )
 )
-"""Waits in `outer` and `inner`; without torch."""
+"""Waits in `outer` and `inner`, without torch; once prepared it imports nothing."""
 
 TRAINS = """
 import torch

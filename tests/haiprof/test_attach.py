@@ -217,8 +217,8 @@ def test_a_process_at_its_exit_is_not_harmed() -> None:
             assert child.stdin is not None
             assert child.stdout is not None
             child.stdout.readline()
-            child.stdin.close()  # from now on it is ending
             with Target(child.pid) as target:
+                child.stdin.close()  # from now on it is ending
                 for _ in range(50):
                     try:
                         target.wake()
@@ -254,6 +254,7 @@ def test_a_forked_child_can_be_attached_to_and_leaves_the_session_of_its_parent(
 def test_many_cycles_leave_nothing_behind() -> None:
     with running(IDLE) as script:
         attach(script.pid, 0.01)
+        until(lambda: threads(script.pid) == 1)  # the agent has closed its files
         before = descriptors(script.pid)
         for _ in range(cases(200)):
             assert not attach(script.pid, 0.01).failure
