@@ -7,6 +7,7 @@ copy takes their place.
 """
 
 import functools
+import inspect
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -92,12 +93,15 @@ class Replacement:
 
 
 def owner_of(point: Point) -> tuple[Any, str] | None:
-    """Returns the object that holds a point's function, and its name there; None if not loaded."""
+    """Returns the object that holds a point's function, and its name there; None if not loaded.
+
+    A lazy attribute of a module is not loaded: a profiler imports nothing into its target for it.
+    """
     owner: Any = sys.modules.get(point.module)
     *path, name = point.attribute.split(".")
     for part in path:
-        owner = getattr(owner, part, None)
-    if owner is None or getattr(owner, name, None) is None:
+        owner = inspect.getattr_static(owner, part, None)
+    if owner is None or inspect.getattr_static(owner, name, None) is None:
         return None
     return owner, name
 
