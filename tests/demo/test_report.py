@@ -130,19 +130,6 @@ def test_long_curves_are_thinned_to_their_means() -> None:
     assert chart.thin(points[:10]) == points[:10]
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "about", "expected"),
-    [
-        (2.0, 7.0, 6, [2, 3, 4, 5, 6, 7]),
-        (0.0, 136.0, 10, [0, 20, 40, 60, 80, 100, 120]),
-        (0.0, 0.1, 2, [0, 0.05, 0.1]),
-        (3.0, 3.0, 5, [3]),
-    ],
-)
-def test_ticks_are_round(low: float, high: float, about: int, expected: list[float]) -> None:
-    assert chart.ticks(low, high, about) == pytest.approx(expected)
-
-
 def test_a_smoothed_constant_is_that_constant() -> None:
     assert chart.smooth([2.0] * 50) == pytest.approx([2.0] * 50)
 

@@ -6,6 +6,7 @@ from html import escape
 
 import msgspec
 
+from fireflyer.charts.axes import ticks
 from fireflyer.demo.figures import Figures
 from fireflyer.demo.metrics import MetricsRecord
 from fireflyer.demo.story import Kill, Story, Suspend
@@ -35,18 +36,6 @@ class Panel(msgspec.Struct, frozen=True):
         up = (y - self.y0) / ((self.y1 - self.y0) or 1.0)
         left = LEFT + min(max(across, 0.0), 1.0) * (WIDTH - LEFT - RIGHT)
         return left, self.top + (1 - min(max(up, 0.0), 1.0)) * self.height
-
-
-def ticks(low: float, high: float, about: int) -> list[float]:
-    """Returns about `about` round numbers in [low, high]."""
-    if not high > low:
-        return [low]
-    raw = (high - low) / about
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    count = math.floor(high / step + 1e-9) - first
-    return [round((first + i) * step, 10) for i in range(count + 1)]
 
 
 def smooth(values: Sequence[float], weight: float = 0.9) -> list[float]:

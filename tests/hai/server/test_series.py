@@ -22,7 +22,7 @@ from fireflyer.hai.sampling.series import EMPTY, METRICS, Point, mean, pack, poi
 from fireflyer.hai.sampling.usage import RankUsage, Sampler, Usage, read_usage, tree
 from fireflyer.hai.scheduling.cluster import Cluster, Job, Node
 from fireflyer.hai.server.recorder import Recorder, between, network, progress
-from fireflyer.hai.server.series_api import select
+from fireflyer.hai.server.routes.series import select
 
 NOON = 1_800_000_000.0  # begins a chunk of each level
 HOUR = 3600.0

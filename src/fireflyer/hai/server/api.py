@@ -20,14 +20,14 @@ from fireflyer.hai.identity import HOME_TOKEN, Identity, SignInCode
 from fireflyer.hai.model import Event, LeaseRequest, Listing, TaskSpec, TaskState, TaskView
 from fireflyer.hai.server import responses, streams
 from fireflyer.hai.server.access import Accounts
-from fireflyer.hai.server.account_routes import account_routes
 from fireflyer.hai.server.auth import needing
-from fireflyer.hai.server.cluster_api import cluster_routes
 from fireflyer.hai.server.controller import Controller
-from fireflyer.hai.server.ledger_routes import ledger_routes
 from fireflyer.hai.server.metrics import CONTENT_TYPE, Metrics
 from fireflyer.hai.server.responses import Granted, documented, json, read
-from fireflyer.hai.server.series_api import series_routes
+from fireflyer.hai.server.routes.accounts import account_routes
+from fireflyer.hai.server.routes.cluster import cluster_routes
+from fireflyer.hai.server.routes.ledger import ledger_routes
+from fireflyer.hai.server.routes.series import series_routes
 from fireflyer.hai.server.streams import AskedLog, LastId, Number
 from fireflyer.hai.workspaces.routes import workspace_routes
 

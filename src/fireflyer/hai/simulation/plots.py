@@ -7,6 +7,8 @@ from html import escape
 
 import msgspec
 
+from fireflyer.charts.axes import ticks
+
 WIDTH, HEIGHT = 480, 260
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 42
 
@@ -31,14 +33,7 @@ class Axis(msgspec.Struct, frozen=True):
             first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
             step = max((last - first) // about, 1)
             return [10.0**power for power in range(first, last + 1, step)]
-        if not self.high > self.low:
-            return [self.low]
-        raw = (self.high - self.low) / about
-        power = 10.0 ** math.floor(math.log10(raw))
-        step_by = next(f * power for f in (1, 2, 2.5, 5, 10) if f * power >= raw * 0.999)
-        first = math.ceil(self.low / step_by - 1e-9)
-        last = math.floor(self.high / step_by + 1e-9)
-        return [round(number * step_by, 10) for number in range(first, last + 1)]
+        return ticks(self.low, self.high, about)
 
 
 def lines(

@@ -4,11 +4,11 @@ Each box is a computation: its letter and pattern say which kind, its number the
 page needs no colour. Colours follow the reader's light or dark setting.
 """
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from fireflyer.charts.axes import ticks
 from fireflyer.haiscale.pipeline.schedules import Kind, Span
 
 WIDTH, LEFT, LANE, GAP, AXIS = 1080, 64, 24, 30, 26
@@ -98,7 +98,7 @@ def _svg(drawing: Drawing) -> str:
     scale = (WIDTH - LEFT - 10) / end
     parts = []
     foot = panel * len(drawing.lines)
-    for value in _ticks(end):
+    for value in ticks(0.0, end, 10):
         x = LEFT + value * scale
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{GAP}" y2="{foot + 4}"/>')
         text = f"{value * 1e3:g} ms" if end < 10 else f"{value:g} s"
@@ -162,12 +162,3 @@ def _legend(kinds: Sequence[Kind], top: int) -> Iterator[str]:
         f'<text class="soft" x="{x}" y="{top + 15}">number = micro-batch, \' = the rank\'s second '
         "stage</text>"
     )
-
-
-def _ticks(end: float) -> list[float]:
-    step = next(
-        factor * 10.0**power
-        for power, factor in itertools.product(range(-5, 7), (1, 2, 5))
-        if factor * 10.0**power >= end / 10
-    )
-    return [round(n * step, 9) for n in range(int(end / step) + 1)]

@@ -1,0 +1,56 @@
+"""Axes, charts and pages."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+from fireflyer.charts import Axis, Series, heat_map, line_chart, page, table
+from fireflyer.charts.axes import decades, ticks
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "about", "expected"),
+    [
+        (2.0, 7.0, 6, [2, 3, 4, 5, 6, 7]),
+        (0.0, 136.0, 10, [0, 20, 40, 60, 80, 100, 120]),
+        (0.0, 0.1, 2, [0, 0.05, 0.1]),
+        (3.0, 3.0, 5, [3]),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, about: int, expected: list[float]) -> None:
+    assert ticks(low, high, about) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(1.0, 1000.0, [1, 10, 100, 1000]), (3.0, 30.0, [5, 10, 20]), (6.0, 7.0, [6, 7])],
+)
+def test_marks_of_a_logarithmic_axis(low: float, high: float, expected: list[float]) -> None:
+    assert decades(low, high) == pytest.approx(expected)
+
+
+def test_a_chart_leaves_out_points_that_its_axes_cannot_show() -> None:
+    series = [Series("a<b", [(0.0, 1.0), (1.0, float("nan")), (10.0, 2.0)], marks=True)]
+    text = line_chart("t", Axis("x", log=True), Axis("y"), series)
+    assert text.count("<circle") == 2  # one point, and the legend
+    assert "a&lt;b" in text
+    ElementTree.fromstring(text)
+    with pytest.raises(ValueError, match="no point to show"):
+        line_chart("t", Axis("x", log=True), Axis("y"), [Series("a", [(0.0, 1.0)])])
+
+
+def test_a_heat_map_averages_what_is_too_much_to_show() -> None:
+    names = [str(n) for n in range(160)]
+    text = heat_map("t", names, ["c"], [[float(n % 2)] for n in range(160)], " %")
+    assert text.count("<rect") == 80
+    assert "0..1, c: 0.5 %" in text
+    assert heat_map("t", ["a"], ["b"], [[None]]).count("<rect") == 0
+    with pytest.raises(ValueError, match="1 x 1 names"):
+        heat_map("t", ["a"], ["b"], [])
+
+
+def test_text_of_a_page_is_escaped() -> None:
+    text = page("<t>", [])
+    assert "<t>" not in text
+    assert "&lt;x&gt;" in table(["<x>"], [["<y>"]])
+    assert "<y>" not in table(["<x>"], [["<y>"]])
