@@ -377,34 +377,42 @@ class Reducer:
 
     def arrive(self, bucket: Bucket) -> None:
         """Waits for a bucket, hands its gradients out, and steps it if `step()` was called."""
-        flight = self._flights.pop(bucket.number, None)
-        deferred.restore(bucket.parameters)
-        if not bucket.works:
-            return
         with isolated_torch_state():
             try:
-                self._land(bucket)
-            except (KeyboardInterrupt, SystemExit):  # of a signal's handler
-                if flight is not None:
-                    self._flights[bucket.number] = flight
-                    deferred.defer(bucket.parameters, flight)
+                self._await(bucket)
+            except Exception:  # the group has failed; an interrupt is no Exception
+                self._release(bucket)
                 raise
+            flight = self._release(bucket)
+            if not bucket.works:
+                return
+            self._land(bucket)
             if flight is not None and flight.stepping:
                 self._step(bucket.parameters)
 
-    def _land(self, bucket: Bucket) -> None:
+    def _release(self, bucket: Bucket) -> BucketReduction | None:
+        """Makes the parameters of a bucket ordinary again, and returns its flight."""
+        deferred.restore(bucket.parameters)
+        return self._flights.pop(bucket.number, None)
+
+    def _await(self, bucket: Bucket) -> None:
+        """Waits for a bucket and changes nothing else: after an interrupt it is waited for again."""
         begun = self.times.clock()
-        if self._mask_work is not None:
+        if bucket.works and self._mask_work is not None:
             self._mask_work.wait()
+        for work in bucket.works:
+            assert work is not None
+            work.wait()
+        self.times.exposed_s += self.times.clock() - begun
+
+    def _land(self, bucket: Bucket) -> None:
+        """Hands out the gradients of a bucket that has arrived."""
+        if self._mask_work is not None:
             self._mask_work = None
             told = self._mask.numpy().tobytes()
             self._reached = list(told[: len(self._used)])
             self._tail.read(told[len(self._used) :])
-        for work in bucket.works:
-            assert work is not None
-            work.wait()
         bucket.works = []
-        self.times.exposed_s += self.times.clock() - begun
         self._under_way.end()
         if self._weighing is not None:
             self._weighing.correct(bucket.flat)
