@@ -43,19 +43,28 @@ def _send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
+def _print_stacks(pid: int) -> None:
+    print(f"--- process {pid}: {_read(pid, 'cmdline')[:200]}", file=sys.stderr)
+    if _prints_stacks_on_abort(pid):
+        _send(pid, signal.SIGCONT)
+        _send(pid, signal.SIGABRT)
+        time.sleep(PRINTING_S)  # one after the other, so that their stacks do not mix
+    else:
+        print(f"waits in {_read(pid, 'wchan')}\n{_read(pid, 'stack')}", file=sys.stderr)
+
+
 def end(worker: int) -> None:
-    """Prints the stacks of a process and all below it (Python's where they can), and kills them."""
-    family = [*descendants(worker), worker]  # the end of pytest itself ends this process, too
+    """Prints the stacks of a process and all below it (Python's where they can), and kills them.
+
+    The process itself is the last: its end may end the run, and the run's end ends this one.
+    """
+    family = [pid for pid in descendants(worker) if pid != os.getpid()]
     for pid in family:
-        print(f"--- process {pid}: {_read(pid, 'cmdline')[:200]}", file=sys.stderr)
-        if _prints_stacks_on_abort(pid):
-            _send(pid, signal.SIGCONT)
-            _send(pid, signal.SIGABRT)
-            time.sleep(PRINTING_S)  # one after the other, so that their stacks do not mix
-        else:
-            print(f"waits in {_read(pid, 'wchan')}\n{_read(pid, 'stack')}", file=sys.stderr)
+        _print_stacks(pid)
     for pid in family:
         _send(pid, signal.SIGKILL)
+    _print_stacks(worker)
+    _send(worker, signal.SIGKILL)
 
 
 def main() -> None:

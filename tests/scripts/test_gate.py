@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, until
 
 ROOT = Path(__file__).parents[2]
 CONFTEST = """
@@ -95,8 +95,10 @@ def test_a_file_that_cannot_be_collected_fails_the_run(tmp_path: Path) -> None:
 
 
 HANG = """
-import ctypes, os, pytest
+import ctypes, os, pytest, subprocess
 def test_hang():
+    child = subprocess.Popen(["/bin/sleep", "1000"], env={})  # without the mark that guard.py seeks
+    open("child", "w").write(str(child.pid))
     if os.fork() == 0:
         name_of_a_child()
     name_of_a_parent()
@@ -121,6 +123,8 @@ def test_a_test_that_hangs_ends_by_its_deadline_with_the_stacks_of_its_processes
     assert "in name_of_a_child" in done.stderr
     assert "FAILED test_it.py::test_hang" in done.stdout
     assert "1 failed, 20 passed" in done.stdout
+    child = Path("/proc", (tmp_path / "child").read_text(), "cmdline")
+    until(lambda: not child.exists() or not child.read_text())  # nobody reaped it: empty
 
 
 DEATHS = """
