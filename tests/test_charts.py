@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fireflyer.charts import Axis, Series, heat_map, line_chart, page, table
+from fireflyer.charts import Axis, Box, Series, heat_map, line_chart, page, table, timeline
 from fireflyer.charts.axes import decades, ticks
 
 
@@ -54,3 +54,15 @@ def test_text_of_a_page_is_escaped() -> None:
     assert "<t>" not in text
     assert "&lt;x&gt;" in table(["<x>"], [["<y>"]])
     assert "<y>" not in table(["<x>"], [["<y>"]])
+
+
+def test_a_timeline_marks_kinds_by_letters_and_patterns() -> None:
+    boxes = [Box(0, 0.0, 1.0, "F", "F0", "a<b"), Box(1, 1.0, 3.0, "B", "B0", "back")]
+    text = timeline("t", {"planned": boxes}, ["rank 0", "rank 1"], {"F": "forward", "B": "back"})
+    ElementTree.fromstring(text)
+    assert "a&lt;b: 0.0 to 1000.0 ms" in text
+    assert text.count("<pattern") == 1, "the first kind has none"
+    assert text.count("url(#") == 2, "the box and the legend"
+    assert ">B0</text>" in text
+    with pytest.raises(ValueError, match="no box to show"):
+        timeline("t", {"planned": []}, [], {})

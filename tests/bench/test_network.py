@@ -4,6 +4,7 @@ import pytest
 
 from fireflyer.bench.__main__ import app
 from fireflyer.bench.collectives import network
+from fireflyer.bench.harness.hosts import Area
 from fireflyer.lab import namespaces
 from fireflyer.program import run_app
 
@@ -39,8 +40,8 @@ def test_two_hosts() -> None:
     [(2, "contiguous", [0, 0, 0, 1, 1, 1]), (2, "round-robin", [0, 1, 0, 1, 0, 1])],
 )
 def test_orders(hosts: int, order: str, placed: list[int]) -> None:
-    spec = network.Spec(hosts, 3, "1gbit", (SIZE,), (), (order,), 1)
-    assert [spec.host_of(rank, order) for rank in range(spec.ranks)] == placed
+    area = Area(None, 3, "", nodes=hosts, order=order)
+    assert [area.host_of(rank) for rank in range(area.ranks)] == placed
 
 
 def test_without_root_the_error_says_so(

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fireflyer.bench.__main__ import app
+from fireflyer.bench.harness.hosts import Area, Place
 from fireflyer.bench.harness.ranks import Timing
 from fireflyer.bench.harness.report import Row
 from fireflyer.bench.train import benchmark as train
@@ -22,7 +23,7 @@ from fireflyer.bench.train.candidates import (
     digest,
 )
 from fireflyer.bench.train.memory import memory_rows
-from fireflyer.bench.train.place import Area, Measured, Place
+from fireflyer.bench.train.place import Measured, check
 from fireflyer.bench.train.rows import host_rows, lab_rows
 from fireflyer.bench.train.table import goal_table
 from fireflyer.errors import FireflyerError
@@ -276,10 +277,10 @@ def test_rows_of_one_host() -> None:
 def test_different_parameters_end_the_benchmark(tmp_path: Any) -> None:
     def body(place: Place) -> None:
         weights = torch.full((8,), float(place.rank))
-        place.check({"ddp": Trainer(lambda: None, lambda: None, lambda: [weights])})
+        check(place, {"ddp": Trainer(lambda: None, lambda: None, lambda: [weights])})
 
     with pytest.raises(FireflyerError, match="ddp: the ranks' parameters differ"):
-        Area(None, 2, str(tmp_path)).train(body)
+        Area(None, 2, str(tmp_path)).run(body)
 
 
 def test_a_digest_sees_one_bit() -> None:

@@ -24,6 +24,7 @@ from fireflyer.haiscale.copies import refuse_copy, second_name
 from fireflyer.haiscale.elastic.state_transfer import share
 from fireflyer.haiscale.elastic.training import Elastic
 from fireflyer.haiscale.gradients import deferred
+from fireflyer.haiscale.gradients.bucket_plan import DEFAULT_BUCKET_BYTES
 from fireflyer.haiscale.gradients.reducer import FIRST, Options, Reducer, Times, let_go
 from fireflyer.haiscale.gradients.split_optimizer import SplitOptimizer, check_holds
 from fireflyer.haiscale.gradients.suspend_vote import SuspendVote
@@ -33,7 +34,6 @@ from fireflyer.haiscale.validation import check_count, check_module, given
 from fireflyer.hfreduce import Wire
 from fireflyer.hfreduce.backend.planned_hierarchy import PlannedHierarchy, Tree
 
-DEFAULT_BUCKET_BYTES = 2 << 20
 _NOT_COPIED = ("reducer", "_buffer_copy", "_trained", "_times", "_optimizer")
 _SHARED_BY_COPIES = ("_group", "_options", "_tree", "_leaving")
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from fireflyer.errors import ConfigError
-from fireflyer.haiscale.ddp import DEFAULT_BUCKET_BYTES, DistributedDataParallel
+from fireflyer.haiscale.ddp import DistributedDataParallel
+from fireflyer.haiscale.gradients.bucket_plan import DEFAULT_BUCKET_BYTES
 
 try:
     from lightning.pytorch.plugins.environments import TorchElasticEnvironment

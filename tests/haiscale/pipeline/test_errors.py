@@ -31,6 +31,7 @@ def errors(start_gang: Callable[..., Any], body: Callable[[int, int], Any], worl
     [
         ("rows", "rank 0: invalid x of stage 0: 14 rows do not divide into 4 micro-batches"),
         ("labels", "rank 1: invalid labels of stage 1: 3 rows do not divide"),
+        ("few", "invalid labels of stage 1: 4 rows do not match the 16 rows of x"),
         ("no x", "invalid x of stage 0: expected tensors"),
         ("criterion", "invalid criterion None on stage 1"),
         ("vector", "invalid criterion on stage 1: it returned .* expected a scalar"),
@@ -60,7 +61,7 @@ def test_bad_input_is_the_same_error_on_every_rank(
         pipe = PipeDream(stage, chunks, **options)
         rows, labels = batch(0)
         x = {"rows": rows[:14], "no x": None}.get(case, rows)
-        labels = labels[:3] if case == "labels" else labels
+        labels = labels[: {"labels": 3, "few": 4}.get(case)]
         loss: Any = {"criterion": None, "vector": lambda y, _: y}.get(case, criterion)
         pipe.forward_backward(x, criterion=loss, labels=labels)
 

@@ -5,10 +5,8 @@ FIREFLYER_HFREDUCE_TABLE. The engine's own choice stays unless an algorithm is f
 MARGIN.
 """
 
-import contextlib
 import math
 import os
-import secrets
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,13 +18,12 @@ import torch.distributed as dist
 
 from fireflyer._native import hfreduce as native
 from fireflyer.bench.collectives import cases
-from fireflyer.bench.collectives.network import enter
+from fireflyer.bench.harness.hosts import Area, Place
 from fireflyer.bench.harness.options import size_text
-from fireflyer.bench.harness.ranks import Run, Session, Timing, interleave, on_ranks
+from fireflyer.bench.harness.ranks import Run, Session, Timing, interleave
 from fireflyer.bench.harness.report import Machine, Row
 from fireflyer.errors import CollectiveError
 from fireflyer.hfreduce import ProcessGroupHFReduce, rules
-from fireflyer.lab.hosts import Lab
 
 MARGIN = 1.05
 
@@ -137,12 +134,13 @@ def run(spec: Spec) -> Tuned:
         CollectiveError: an algorithm gave wrong results.
         FireflyerError: a rank failed.
     """
-    secret = secrets.token_hex(16)
-    with contextlib.ExitStack() as stack:
-        lab = stack.enter_context(Lab(spec.hosts, spec.rate)) if spec.lab else None
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        body = partial(_rank, spec, lab, secret, os.path.join(folder, "store"))
-        return conclude(spec, on_ranks(spec.ranks, body))
+    os.environ.pop(rules.VARIABLE, None)  # the ranks begin with the engine's own choices
+    if spec.lab:
+        with Area.in_lab(spec.hosts, spec.rate, spec.ranks_per_host) as area:
+            return conclude(spec, area.run(partial(_rank, spec)))
+    with tempfile.TemporaryDirectory() as folder:
+        area = Area(None, spec.ranks_per_host, folder, nodes=spec.hosts)
+        return conclude(spec, area.run(partial(_rank, spec)))
 
 
 def conclude(spec: Spec, timings: Timings) -> Tuned:
@@ -185,21 +183,12 @@ def _place(spec: Spec) -> str:
     return f"{Machine.here()}; {kind}, {shape}"
 
 
-def _rank(spec: Spec, lab: Lab | None, secret: str, store: str, rank: int) -> Timings:
-    os.environ.pop(rules.VARIABLE, None)
-    host = rank // spec.ranks_per_host
-    if lab is not None:
-        enter(lab, host, secret)
-    else:
-        os.environ["FIREFLYER_NODE"] = f"node{host}"
-        os.environ["MASTER_ADDR"] = "127.0.0.1"
-        os.environ["FIREFLYER_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    with Session(store, rank, spec.ranks) as session:
-        return {
-            (kind, size): _measure(session, spec, kind, size)
-            for kind in spec.kinds
-            for size in spec.sizes
-        }
+def _rank(spec: Spec, place: Place) -> Timings:
+    return {
+        (kind, size): _measure(place.session, spec, kind, size)
+        for kind in spec.kinds
+        for size in spec.sizes
+    }
 
 
 def _measure(session: Session, spec: Spec, kind: str, size: int) -> dict[Choice, list[Timing]]:

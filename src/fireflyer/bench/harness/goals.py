@@ -208,8 +208,8 @@ TENSOR_TIME = (1.5, 1.8)
 PIPELINE_PREDICTED = (1 / 1.05, 1 / 1.02)
 """Required ratio and aim: the schedule's prediction over a step."""
 PIPELINE_TORCH = {"compute-bound": (1 / 1.02, 1.0), "communication-bound": (1 / 0.95, 1 / 0.8)}
-PIPELINE_BYTES = (1 / 1.001, 1 / 1.001)
-"""Payload over the bytes that a card sends, headers of messages included."""
+PIPELINE_BYTES = (1.0, 1.0)
+"""Computed bytes over those that a host sends."""
 
 FLOWS_SPEED = (10.0, 20.0)
 """Ends of flows: our solver against SimGrid."""

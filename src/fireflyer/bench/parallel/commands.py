@@ -86,13 +86,15 @@ def pipeline(
     """
     machine = Machine.here()
     from fireflyer.bench.parallel import pipeline as bench
-    from fireflyer.haiscale.planner.page import page
+    from fireflyer.charts import Section, page
+    from fireflyer.haiscale.planner.page import chart
 
     numbers = names_of("--stages", stages, [str(number) for number in range(2, 17)])
     spec = bench.Spec(tuple(map(int, numbers)), rate=rate, chunks=chunks, rounds=rounds)
     rows, shown = bench.run(spec, teller())
     say("")
     if html is not None:
-        lead = f"{spec.chunks} micro-batches, cables of {rate}. {machine}."
-        html.write_text(page("Pipelines, planned and measured", lead, {}, shown))
+        about = [f"{spec.chunks} micro-batches, cables of {rate}. {machine}."]
+        drawn = Section("Timelines of a step", about, [chart(one) for one in shown])
+        html.write_text(page("Pipelines, planned and measured", [drawn]))
     report("pipeline", machine, rows, [], json_to)

@@ -4,9 +4,6 @@ Experts return their input, so only the exchange is measured. The peer moves row
 torch's `all_to_all_single` to the rank of each expert and back; its rows are in order already.
 """
 
-import os
-import secrets
-import tempfile
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,13 +11,11 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from fireflyer import allocator
-from fireflyer.bench.collectives.network import enter, sent_by_a_host
 from fireflyer.bench.harness import goals
-from fireflyer.bench.harness.ranks import Run, Session, Timing, interleave, on_ranks
+from fireflyer.bench.harness.hosts import Area, Place
+from fireflyer.bench.harness.ranks import Run, Timing, interleave
 from fireflyer.bench.harness.report import Row
 from fireflyer.haiscale.expert import Dispatcher, ExpertGroups, Pairs, rebalance_experts
-from fireflyer.lab.hosts import Lab
 
 OURS, GLOO = "fireflyer", "gloo"
 SEEDS, DEVICES, REPLICAS = 100, 8, (72, 96)
@@ -59,10 +54,8 @@ def run(spec: Spec) -> list[Row]:
         LabError: no root, no iproute2, or an invalid rate.
         FireflyerError: a rank failed.
     """
-    secret = secrets.token_hex(16)
-    with Lab(spec.hosts, spec.rate) as lab, tempfile.TemporaryDirectory() as folder:
-        body = partial(_rank, spec, lab, secret, os.path.join(folder, "store"))
-        timings, sent = on_ranks(spec.ranks, body)
+    with Area.in_lab(spec.hosts, spec.rate, spec.ranks_per_host) as area:
+        timings, sent = area.run(partial(_measure, spec))
     case = f"{spec.hosts}x{spec.ranks_per_host}, top {spec.top_k} of {spec.experts}"
     bounds = [float(_bound(spec))]
     ours, theirs = ([t.wall / 1e3 for t in timings[name]] for name in (OURS, GLOO))
@@ -96,50 +89,40 @@ def _bound(spec: Spec) -> int:
     return max(sent)
 
 
-def _rank(spec: Spec, lab: Lab, secret: str, store: str, rank: int) -> Measured:
-    allocator.follow(os.environ)  # as ranks that `fireflyer run` starts; the same for the peer
-    enter(lab, rank // spec.ranks_per_host, secret)
-    with Session(store, rank, spec.ranks) as session:
-        world = dist.group.WORLD
-        assert world is not None
-        groups = ExpertGroups(world)
-        slots = spec.experts // spec.ranks
-        dispatcher = Dispatcher(groups, slots, torch.bfloat16)
-        chosen = _chosen(spec, rank).flatten()
-        row = torch.arange(spec.tokens).repeat_interleave(spec.top_k)
-        weights = torch.full(row.shape, 1 / spec.top_k)
-        x = torch.randn(spec.tokens, spec.features).bfloat16()
+def _measure(spec: Spec, place: Place) -> Measured:
+    session, rank = place.session, place.rank
+    world = dist.group.WORLD
+    assert world is not None
+    slots = spec.experts // spec.ranks
+    dispatcher = Dispatcher(ExpertGroups(world), slots, torch.bfloat16)
+    chosen = _chosen(spec, rank).flatten()
+    row = torch.arange(spec.tokens).repeat_interleave(spec.top_k)
+    weights = torch.full(row.shape, 1 / spec.top_k)
+    x = torch.randn(spec.tokens, spec.features).bfloat16()
 
-        def ours() -> None:
-            rows, pairs, way = dispatcher.dispatch(x, Pairs(row, chosen, weights))
-            shares = torch.zeros(len(rows)).index_add(0, pairs.row, pairs.weight)
-            dispatcher.combine(rows * shares.to(rows.dtype).unsqueeze(1), way)
+    def ours() -> None:
+        rows, pairs, way = dispatcher.dispatch(x, Pairs(row, chosen, weights))
+        shares = torch.zeros(len(rows)).index_add(0, pairs.row, pairs.weight)
+        dispatcher.combine(rows * shares.to(rows.dtype).unsqueeze(1), way)
 
-        order = (chosen // slots).argsort(stable=True)
-        to = torch.bincount(chosen // slots, minlength=spec.ranks)
-        come = torch.empty_like(to)
-        dist.all_to_all_single(come, to, group=session.gloo)
-        there, back = to.tolist(), come.tolist()
+    order = (chosen // slots).argsort(stable=True)
+    to = torch.bincount(chosen // slots, minlength=spec.ranks)
+    come = torch.empty_like(to)
+    dist.all_to_all_single(come, to, group=session.gloo)
+    there, back = to.tolist(), come.tolist()
 
-        def theirs() -> None:
-            rows = x.view(torch.uint8)[row[order]]
-            got = rows.new_empty(sum(back), rows.shape[1])
-            dist.all_to_all_single(got, rows, back, there, group=session.gloo)
-            dist.all_to_all_single(rows, got, there, back, group=session.gloo)
-            total = torch.zeros(spec.tokens, spec.features, dtype=x.dtype)
-            total.index_add_(0, row[order], rows.view(torch.bfloat16) * (1 / spec.top_k))
+    def theirs() -> None:
+        rows = x.view(torch.uint8)[row[order]]
+        got = rows.new_empty(sum(back), rows.shape[1])
+        dist.all_to_all_single(got, rows, back, there, group=session.gloo)
+        dist.all_to_all_single(rows, got, there, back, group=session.gloo)
+        total = torch.zeros(spec.tokens, spec.features, dtype=x.dtype)
+        total.index_add_(0, row[order], rows.view(torch.bfloat16) * (1 / spec.top_k))
 
-        sent: list[float] = []
-
-        def counted(calls: int) -> Timing:
-            act = partial(session.time, ours, calls)
-            timing, most = sent_by_a_host(session, lab.hosts, act)
-            sent.append(most / calls)
-            return timing
-
-        runs: dict[str, Run] = {OURS: counted, GLOO: partial(session.time, theirs)}
-        timings = interleave(runs, spec.rounds, least=1)
-        return timings, sent[-spec.rounds :]
+    counted, sent = place.counted(ours)
+    runs: dict[str, Run] = {OURS: counted, GLOO: partial(session.time, theirs)}
+    timings = interleave(runs, spec.rounds, least=1)
+    return timings, sent[-spec.rounds :]
 
 
 def _loads(experts: int, replicas: int) -> Row:

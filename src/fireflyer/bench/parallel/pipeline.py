@@ -4,7 +4,6 @@ A stage computes by sleeping, as if on a device. The prediction is the schedule'
 nominal times of computations, and messages that take their bytes over the line's measured rate.
 """
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,10 +13,10 @@ import torch.distributed as dist
 from torch import nn
 
 from fireflyer.bench.harness import goals
+from fireflyer.bench.harness.hosts import Area, Place
 from fireflyer.bench.harness.ranks import Run, Timing, interleave
 from fireflyer.bench.harness.report import Row
 from fireflyer.bench.parallel.stub import PEERS, Stub, criterion, peer_step
-from fireflyer.bench.train.place import Area, Place
 from fireflyer.haiscale.ddp import DistributedDataParallel
 from fireflyer.haiscale.pipeline import (
     GPipe,
@@ -33,13 +32,14 @@ from fireflyer.haiscale.pipeline.schedules import Schedule, Span
 from fireflyer.haiscale.planner.costs import card_bytes
 from fireflyer.haiscale.planner.page import Drawing
 from fireflyer.haiscale.planner.presets import Layout
-from fireflyer.lab.hosts import Lab
 
 KINDS: dict[str, type[Pipeline]] = {
     kind.kind: kind for kind in (GPipe, PipeDream, Interleaved1F1B, ZeroBubble)
 }
 RAW_BYTES = 8 << 20
 BYTES_HOSTS, BYTES_RANKS_PER_HOST, BYTES_STAGES, BYTES_WIDTH = 2, 4, 2, 256
+CALL_BYTES = 48  # header of a collective call on a link (native/hfreduce/types.hpp: Call)
+MASK_BYTES = 1  # a byte for each parameter of a stage: did its backward reach it?
 
 
 @dataclass(frozen=True)
@@ -98,15 +98,14 @@ def run(spec: Spec, say: Callable[[str], None]) -> tuple[list[Row], list[Drawing
     for stages in spec.stages:
         for load in spec.loads:
             say(f"{stages} stages, {load.name}")
-            with Lab(stages, spec.rate) as lab, tempfile.TemporaryDirectory() as folder:
-                found = Area(lab, 1, folder).train(partial(_measure, spec, load))
+            with Area.in_lab(stages, spec.rate) as area:
+                found = area.run(partial(_measure, spec, load))
             rows += _rows(spec, stages, load, found)
             shown += _shown(spec, stages, load, found)
     for placement in ("staggered", "compact"):
         say(f"bytes on a card, {placement}")
-        with Lab(BYTES_HOSTS, spec.rate) as lab, tempfile.TemporaryDirectory() as folder:
-            sent = Area(lab, BYTES_RANKS_PER_HOST, folder).train(partial(_sent, placement))
-        rows.append(_bytes_row(placement, sent))
+        with Area.in_lab(BYTES_HOSTS, spec.rate, BYTES_RANKS_PER_HOST) as area:
+            rows += _bytes_rows(placement, area.run(partial(_sent, placement)))
     return rows, shown
 
 
@@ -183,8 +182,24 @@ def _rows(spec: Spec, stages: int, load: Load, found: Measured) -> list[Row]:
     return rows
 
 
-def _sent(placement: str, place: Place) -> tuple[list[float], float, float]:
-    """Returns the bytes that each host sends in a step, of a message, and of a stage's gradients."""
+@dataclass
+class Sent:
+    """Bytes of a step, from rank 0.
+
+    Attributes:
+        hosts: bytes of messages and collective calls that each host sends.
+        card: bytes that the busiest host's card counts, with headers of all layers.
+        activations: bytes of activations that a rank sends.
+        gradients: bytes of the gradients of a stage.
+    """
+
+    hosts: list[float]
+    card: float
+    activations: float
+    gradients: float
+
+
+def _sent(placement: str, place: Place) -> Sent:
     dp, pp = make_subgroups(pp_size=BYTES_STAGES, placement=placement)
     net = nn.Sequential(
         *(nn.Linear(BYTES_WIDTH, BYTES_WIDTH, bias=False) for _ in range(BYTES_STAGES))
@@ -201,23 +216,31 @@ def _sent(placement: str, place: Place) -> tuple[list[float], float, float]:
     def step() -> None:
         pipe.forward_backward(x, criterion=lambda y: y.square().mean())
 
-    step()
+    for _ in range(2):  # the second one begins with the order of the buckets, once for all
+        step()
     place.session.barrier()
     before = count()
-    step()
-    place.session.barrier()
+    _, card = place.sent_by_a_host(step)
     sent = torch.zeros(len(place.hosts), dtype=torch.float64)
     sent[place.rank // BYTES_RANKS_PER_HOST] = count() - before
     dist.all_reduce(sent, group=place.session.gloo)
-    return sent.tolist(), x.nbytes, BYTES_WIDTH * BYTES_WIDTH * 4
+    return Sent(sent.tolist(), float(card), x.nbytes, BYTES_WIDTH * BYTES_WIDTH * 4)
 
 
-def _bytes_row(placement: str, found: tuple[list[float], float, float]) -> Row:
-    sent, activations, gradients = found
+def _bytes_rows(placement: str, found: Sent) -> list[Row]:
+    """Returns the bytes against the planner's and the headers of calls, and the card's own count."""
     data = BYTES_HOSTS * BYTES_RANKS_PER_HOST // BYTES_STAGES
     layout = Layout(pp=BYTES_STAGES, dp=data, placement=placement)
-    computed, _ = card_bytes(layout, BYTES_RANKS_PER_HOST, activations, gradients)
-    return Row.of_times(
-        f"{BYTES_HOSTS}x{BYTES_RANKS_PER_HOST}, {BYTES_STAGES} stages, {placement}, sent by a card",
-        "B", [max(sent)], "as computed", [computed], [computed], *goals.PIPELINE_BYTES,
-    )  # fmt: skip
+    computed, summed = card_bytes(layout, BYTES_RANKS_PER_HOST, found.activations, found.gradients)
+    if summed:  # each rank of a host sums a part of the gradients, one of them also the mask
+        lanes = BYTES_RANKS_PER_HOST // BYTES_STAGES
+        computed += BYTES_STAGES * ((lanes + 1) * CALL_BYTES + MASK_BYTES)
+    most = max(found.hosts)
+    case = f"{BYTES_HOSTS}x{BYTES_RANKS_PER_HOST}, {BYTES_STAGES} stages, {placement}"
+    return [
+        Row.of_times(
+            f"{case}, sent by a host", "B", [most], "as computed", [computed], [computed],
+            *goals.PIPELINE_BYTES,
+        ),
+        Row.of_times(f"{case}, counted by its card", "B", [found.card], "sent", [most]),
+    ]  # fmt: skip

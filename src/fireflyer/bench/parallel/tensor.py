@@ -1,21 +1,16 @@
 """Pairs of 4-bit layers between the hosts of a lab: without a gather against the naive form."""
 
-import os
-import secrets
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch.nn import functional
 
-from fireflyer.bench.collectives.network import enter, sent_by_a_host
 from fireflyer.bench.harness import goals
-from fireflyer.bench.harness.ranks import Run, Session, Timing, interleave, on_ranks
+from fireflyer.bench.harness.hosts import Area, Place
+from fireflyer.bench.harness.ranks import Run, Timing, interleave
 from fireflyer.bench.harness.report import Row
 from fireflyer.haiscale.tensor import QuantizedPair
-from fireflyer.lab.hosts import Lab
 from fireflyer.nn.quant import quantize
 
 SHAPES = {"Llama-70B": (8192, 28672), "Granite-20B": (6144, 24576)}
@@ -52,44 +47,26 @@ def run(spec: Spec) -> list[Row]:
         FireflyerError: a rank failed.
     """
     rows = []
-    secret = secrets.token_hex(16)
     for ranks in spec.ranks:
-        with Lab(ranks, spec.rate) as lab, tempfile.TemporaryDirectory() as folder:
-            body = partial(_rank, spec, ranks, lab, secret, os.path.join(folder, "store"))
-            found: dict[str, Measured] = on_ranks(ranks, body)
+        with Area.in_lab(ranks, spec.rate) as area:
+            found = area.run(lambda place: {name: _measure(place, spec, name) for name in SHAPES})
         for shape, measured in found.items():
             rows += _rows(spec, ranks, shape, measured)
     return rows
 
 
-def _rank(
-    spec: Spec, ranks: int, lab: Lab, secret: str, store: str, rank: int
-) -> dict[str, Measured]:
-    enter(lab, rank, secret)
-    with Session(store, rank, ranks) as session, torch.no_grad():
-        return {name: _measure(session, spec, lab, name) for name in SHAPES}
-
-
-def _measure(session: Session, spec: Spec, lab: Lab, shape: str) -> Measured:
+@torch.no_grad()
+def _measure(place: Place, spec: Spec, shape: str) -> Measured:
     width, hidden = (size // spec.scale for size in SHAPES[shape])
     torch.manual_seed(0)
     column = quantize(torch.randn(hidden, width), GROUP, torch.rand(width))
     row = quantize(torch.randn(width, hidden), GROUP, torch.rand(hidden))
     x = torch.randn(spec.tokens, width)
-    sent: dict[str, list[float]] = {OURS: [], NAIVE: []}
-
-    def counted(call: Callable[[], object], into: list[float]) -> Run:
-        def act(calls: int) -> Timing:
-            timing, most = sent_by_a_host(session, lab.hosts, partial(session.time, call, calls))
-            into.append(most / calls)
-            return timing
-
-        return act
-
-    runs = {
-        name: counted(partial(QuantizedPair([column], row, functional.gelu, aware=aware), x), into)
-        for (name, into), aware in zip(sent.items(), (True, False), strict=True)
-    }
+    runs: dict[str, Run] = {}
+    sent: dict[str, list[float]] = {}
+    for name in (OURS, NAIVE):
+        pair = QuantizedPair([column], row, functional.gelu, aware=name == OURS)
+        runs[name], sent[name] = place.counted(partial(pair, x))
     timings = interleave(runs, spec.rounds, least=1)
     return timings, {name: values[-spec.rounds :] for name, values in sent.items()}
 

@@ -5,18 +5,18 @@ model then draws the paper's Figures 8a and 8b, beside the paper's own numbers.
 """
 
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fireflyer.bench.harness import curves, goals
+from fireflyer.bench.harness.hosts import RAW_BYTES, Area, Place
 from fireflyer.bench.harness.report import Row
 from fireflyer.bench.scaling import costs as scaling_costs
-from fireflyer.bench.scaling.model import Costs, Training, step_s
+from fireflyer.bench.scaling.costs import Costs
 from fireflyer.bench.train import models
 from fireflyer.bench.train.candidates import CANDIDATES, LOCAL
-from fireflyer.bench.train.place import RAW_BYTES, Area, Measured, Place
-from fireflyer.lab.hosts import Lab
+from fireflyer.bench.train.place import Measured, measure
+from fireflyer.haiscale.planner.data_parallel import Training, step_s
 
 KINDS = ("ddp", "ZeRO-3")
 LOCAL_OF_LINE = (0.45, 1.0)
@@ -96,8 +96,7 @@ def _cost_rows(costs: Costs) -> list[Row]:
 def _check(spec: Spec, costs: Costs, size: str, hosts: int, ranks_per_host: int) -> list[Row]:
     layers = models.gpt_layers(spec.sizes[size])
     line_s = 2 * models.payload(layers).whole * (hosts - 1) / hosts * costs.byte_s
-    with Lab(hosts, spec.rate) as lab, tempfile.TemporaryDirectory() as folder:
-        area = Area(lab, ranks_per_host, folder)
+    with Area.in_lab(hosts, spec.rate, ranks_per_host) as area:
         pool = models.pool_for(layers, area.ranks)
 
         def body(place: Place) -> dict[float, Measured]:
@@ -109,18 +108,19 @@ def _check(spec: Spec, costs: Costs, size: str, hosts: int, ranks_per_host: int)
             for factor in LOCAL_OF_LINE:
                 for work in works.values():
                     models.pace(work, line_s * factor)
-                found[factor] = place.measure(trainers, spec.rounds, spec.steps, RAW_BYTES)
+                found[factor] = measure(place, trainers, spec.rounds, spec.steps, RAW_BYTES)
             return found
 
-        measured = area.train(body)
+        measured = area.run(body)
     rows = []
     for factor, walls in measured.items():
         local_s = _median_s(walls, LOCAL)
         stepped_s = models.payload(layers).whole * costs.optimizer_byte_s
-        training = Training(layers, max(local_s - stepped_s, 1e-6), hosts, ranks_per_host)
+        training = Training(layers, max(local_s - stepped_s, 1e-6), hosts * ranks_per_host)
+        prices = costs.prices(hosts, ranks_per_host)
         for kind in KINDS:
             case = f"{kind} {hosts}x{ranks_per_host}, {size}, local {factor:g} of line"
-            rows.append(compared(case, step_s(kind, training, costs), _median_s(walls, kind)))
+            rows.append(compared(case, step_s(kind, training, prices), _median_s(walls, kind)))
     return rows
 
 
@@ -177,7 +177,11 @@ def modelled(
     for factor in (0.5, 1.0, 2.0):
         local_s = factor * moved * costs.byte_s
         steps = {
-            count: step_s(kind, Training(layers, local_s, count, RANKS_PER_HOST), costs)
+            count: step_s(
+                kind,
+                Training(layers, local_s, count * RANKS_PER_HOST),
+                costs.prices(count, RANKS_PER_HOST),
+            )
             for count in hosts
         }
         first = steps[hosts[0]]

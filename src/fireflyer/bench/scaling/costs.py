@@ -1,21 +1,81 @@
-"""Measurement of the costs of `model`: a line between hosts of a lab, calls, memory."""
+"""Costs of communication and memory, measured: a line between hosts of a lab, calls, memory."""
 
 import statistics
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from fireflyer import hfreduce
-from fireflyer.bench.scaling.model import BUCKET_BYTES, Costs
-from fireflyer.bench.train.place import RAW_BYTES, Area, Place
-from fireflyer.lab.hosts import Lab
+from fireflyer.bench.harness.hosts import RAW_BYTES, Area, Place
+from fireflyer.haiscale.gradients.bucket_plan import DEFAULT_BUCKET_BYTES
+from fireflyer.haiscale.planner.data_parallel import Prices
 
 SMALL_BYTES = 4 << 10  # an allreduce whose bytes cost almost nothing
 MEMORY_BYTES = 16 << 20
 CALLS = 5
+MOST_DIRECT = 8  # maximum number of hosts that all send to each other
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs in seconds.
+
+    Attributes:
+        byte_s: per byte on a host's line.
+        message_s: per hop: the latency of a message of any length.
+        call_s: per collective call of any size.
+        memory_byte_s: per byte of one rank that its host reduces in memory, if it has several
+            ranks.
+        copy_byte_s: per byte of gradients that a rank copies to the place of their reduction.
+        optimizer_byte_s: per byte of parameters that the optimizer updates.
+    """
+
+    byte_s: float
+    message_s: float
+    call_s: float
+    memory_byte_s: float
+    copy_byte_s: float
+    optimizer_byte_s: float
+
+    def prices(self, hosts: int, ranks_per_host: int) -> Prices:
+        """Returns the times of a rank's operations on such hosts."""
+        return Prices(
+            allreduce=lambda size: self.allreduce(size, hosts, ranks_per_host),
+            half=lambda size: self.half(size, hosts, ranks_per_host),
+            copy_byte_s=self.copy_byte_s,
+            optimizer_byte_s=self.optimizer_byte_s,
+        )
+
+    def half(self, size: float, hosts: int, ranks_per_host: int) -> float:
+        """Returns the seconds of a reduce-scatter or an all-gather of `size` bytes."""
+        rounds = hosts - 1
+        line = size * rounds / hosts * self.byte_s + rounds * self.message_s
+        return self.call_s + max(line, self._in_memory(size, ranks_per_host) / 2)
+
+    def allreduce(self, size: float, hosts: int, ranks_per_host: int) -> float:
+        line = min(
+            hops * self.message_s + sent * self.byte_s for hops, sent in programs(size, hosts)
+        )
+        return self.call_s + max(line, self._in_memory(size, ranks_per_host))
+
+    def _in_memory(self, size: float, ranks_per_host: int) -> float:
+        return size * ranks_per_host * self.memory_byte_s if ranks_per_host > 1 else 0.0
+
+
+def programs(size: float, hosts: int) -> list[tuple[int, float]]:
+    """Returns (hops in sequence, bytes on the busiest line) of each way to allreduce `size` bytes.
+
+    The ways are a ring, a double tree and, among few hosts, direct sends between all:
+    docs/hfreduce-network.md.
+    """
+    ring = 2 * (hosts - 1), 2 * size * (hosts - 1) / hosts
+    tree = 2 * (hosts - 1).bit_length(), 2 * size
+    direct = [(1, size * (hosts - 1))] if hosts <= MOST_DIRECT else []
+    return [ring, tree, *direct]
 
 
 def measure(rate: str, say: Callable[[str], None]) -> Costs:
@@ -25,11 +85,11 @@ def measure(rate: str, say: Callable[[str], None]) -> Costs:
         LabError: no root, no iproute2, or an invalid rate.
     """
     say("costs: two hosts")
-    with Lab(2, rate) as lab, tempfile.TemporaryDirectory() as folder:
-        byte_s, message_s, small_s = Area(lab, 1, folder).train(_between_hosts)
+    with Area.in_lab(2, rate) as area:
+        byte_s, message_s, small_s = area.run(_between_hosts)
     say("costs: memory")
     with tempfile.TemporaryDirectory() as folder:
-        memory_s, copy_s, optimizer_s = Area(None, 2, folder).train(_in_memory)
+        memory_s, copy_s, optimizer_s = Area(None, 2, folder).run(_in_memory)
     return Costs(
         byte_s=byte_s,
         message_s=message_s,
@@ -61,7 +121,7 @@ def _in_memory(place: Place) -> tuple[float, float, float]:
     tensor = hfreduce.empty(MEMORY_BYTES // 4, dtype=torch.float32).zero_()
     gradients = torch.zeros(MEMORY_BYTES // 4)
     parameters = torch.zeros(MEMORY_BYTES // 4)
-    pieces = (one.split(BUCKET_BYTES // 4) for one in (tensor, gradients))
+    pieces = (one.split(DEFAULT_BUCKET_BYTES // 4) for one in (tensor, gradients))
     buckets = list(zip(*pieces, strict=True))
 
     def copy() -> None:

@@ -6,12 +6,12 @@ a step is therefore paid for by the next step, as in a long run. docs/haiscale-b
 figures.
 """
 
-import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from fireflyer.bench.harness.hosts import RAW_BYTES, Area, Place
 from fireflyer.bench.harness.options import TRAIN_FAMILIES
 from fireflyer.bench.harness.ranks import Session
 from fireflyer.bench.harness.report import Row
@@ -27,9 +27,8 @@ from fireflyer.bench.train.candidates import (
 )
 from fireflyer.bench.train.memory import memory_rows
 from fireflyer.bench.train.models import Payload
-from fireflyer.bench.train.place import RAW_BYTES, Area, Measured, Place
+from fireflyer.bench.train.place import Measured, check, measure
 from fireflyer.bench.train.rows import host_rows, lab_rows
-from fireflyer.lab.hosts import Lab
 
 LOCAL_OF_LINE = {"0.45": 0.45, "1": 1.0}
 """Compute time of the stub, over the time that its gradients need on the line."""
@@ -94,12 +93,6 @@ def run(spec: Spec, say: Say) -> list[Row]:
     return rows
 
 
-@contextlib.contextmanager
-def _lab(spec: Spec, hosts: int, ranks_per_host: int) -> Iterator[Area]:
-    with Lab(hosts, spec.rate) as lab, tempfile.TemporaryDirectory() as folder:
-        yield Area(lab, ranks_per_host, folder)
-
-
 def _builds(session: Session, works: dict[str, models.Workload]) -> dict[str, Trainer]:
     return {name: CANDIDATES[name].build(session, work) for name, work in works.items()}
 
@@ -113,7 +106,7 @@ def _stub_on(spec: Spec, say: Say, hosts: int, ranks_per_host: int) -> list[Row]
     payload = models.payload(layers)
     raw_bytes = min(payload.whole, RAW_BYTES)
     layout = f"{hosts}x{ranks_per_host}"
-    with _lab(spec, hosts, ranks_per_host) as area:
+    with Area.in_lab(hosts, spec.rate, ranks_per_host) as area:
         pool = models.pool_for(layers, area.ranks)
 
         def body(place: Place) -> dict[str, Measured]:
@@ -127,11 +120,11 @@ def _stub_on(spec: Spec, say: Say, hosts: int, ranks_per_host: int) -> list[Row]
                     say(f"stub {layout}: local {name} of line")
                 for work in works.values():
                     models.pace(work, line_s * factor)
-                found[name] = place.measure(trainers, spec.rounds, spec.steps, raw_bytes)
-            place.check(trainers)
+                found[name] = measure(place, trainers, spec.rounds, spec.steps, raw_bytes)
+            check(place, trainers)
             return found
 
-        found = area.train(body)
+        found = area.run(body)
     rows = []
     for name, measured in found.items():
         case = f"stub {spec.shape} {layout}, local {name} of line"
@@ -152,12 +145,12 @@ def _gpt_on(spec: Spec, say: Say, hosts: int, ranks_per_host: int) -> list[Row]:
         names = candidates(spec.families, ranks_per_host)
         works = {name: models.gpt(spec.sizes, place.rank) for name in names}
         trainers = _builds(place.session, works)
-        measured = place.measure(trainers, spec.rounds, spec.steps, min(payload.whole, RAW_BYTES))
-        place.check(trainers)
+        measured = measure(place, trainers, spec.rounds, spec.steps, min(payload.whole, RAW_BYTES))
+        check(place, trainers)
         return measured
 
-    with _lab(spec, hosts, ranks_per_host) as area:
-        measured = area.train(body)
+    with Area.in_lab(hosts, spec.rate, ranks_per_host) as area:
+        measured = area.run(body)
     return lab_rows(f"gpt {layout}", measured, payload, hosts, spec.goals_of("gpt"))
 
 
@@ -167,16 +160,16 @@ def _vgg(spec: Spec, say: Say) -> list[Row]:
     payload = models.payload(layers)
     raw_bytes = min(payload.whole, RAW_BYTES)
     rows = []
-    with _lab(spec, VGG_HOSTS, spec.vgg_ranks_per_host) as area:
+    with Area.in_lab(VGG_HOSTS, spec.rate, spec.vgg_ranks_per_host) as area:
         pool = models.pool_for(layers, area.ranks)
-        line_s = line_bytes(payload, VGG_HOSTS) / area.train(lambda place: place.line(raw_bytes))
+        line_s = line_bytes(payload, VGG_HOSTS) / area.run(lambda place: place.line(raw_bytes))
 
-        def measure(place: Place, name: str, local_s: float) -> Measured:
+        def body(place: Place, name: str, local_s: float) -> Measured:
             work = models.stub(layers, pool, place.rank)
             models.pace(work, local_s)
             trainers = _builds(place.session, {name: work})
-            measured = place.measure(trainers, 1, spec.steps, raw_bytes if name == LOCAL else 0)
-            place.check(trainers)
+            measured = measure(place, trainers, 1, spec.steps, raw_bytes if name == LOCAL else 0)
+            check(place, trainers)
             return measured
 
         for share, ours in VGG.items():
@@ -184,7 +177,7 @@ def _vgg(spec: Spec, say: Say) -> list[Row]:
             for number in range(spec.rounds):
                 for name in (LOCAL, TORCH_DDP, ours):
                     say(f"vgg: {ours}: round {number + 1}, {name}")
-                    whole.add(area.train(partial(measure, name=name, local_s=line_s * share)))
+                    whole.add(area.run(partial(body, name=name, local_s=line_s * share)))
             case = f"vgg {VGG_HOSTS}x{spec.vgg_ranks_per_host}"
             rows += lab_rows(case, whole, payload, VGG_HOSTS, spec.goals_of("vgg"))
     return rows
@@ -200,12 +193,12 @@ def _host(spec: Spec, say: Say) -> list[Row]:
             trainers = _builds(
                 place.session, {name: models.gpt(spec.sizes, place.rank) for name in chosen}
             )
-            measured = place.measure(trainers, spec.rounds, spec.steps, 0)
-            place.check(trainers)
+            measured = measure(place, trainers, spec.rounds, spec.steps, 0)
+            check(place, trainers)
             return measured
 
         with tempfile.TemporaryDirectory() as folder:
-            measured = Area(None, ranks, folder).train(body)
+            measured = Area(None, ranks, folder).run(body)
         rows += host_rows(f"gpt on one host, {ranks} ranks", measured, spec.goals_of("host"))
     return rows
 

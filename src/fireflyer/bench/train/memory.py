@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 
 from fireflyer.bench.harness import goals
+from fireflyer.bench.harness.hosts import Area, Place
 from fireflyer.bench.harness.report import Row
 from fireflyer.bench.train import models
-from fireflyer.bench.train.place import Area, Place
 from fireflyer.haiscale.fsdp import FullyShardedDataParallel
 
 STEPS = 2
@@ -79,7 +79,7 @@ def kept(place: Place, sizes: models.Sizes) -> Kept:
 
 
 def memory_rows(case: str, area: Area, sizes: models.Sizes, goals_of: str) -> list[Row]:
-    found = area.train(lambda place: kept(place, sizes))
+    found = area.run(lambda place: kept(place, sizes))
     goal = 1 / goals.SHARDED_MEMORY if goals_of else None
     return [
         Row.of_times(

@@ -39,8 +39,13 @@ class Layer:
     unit: int = 0
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of each parameter."""
+        return tuple(4 * torch.Size(shape).numel() for shape in self.shapes)
+
+    @property
     def nbytes(self) -> int:
-        return 4 * sum(torch.Size(shape).numel() for shape in self.shapes)
+        return sum(self.sizes)
 
 
 @dataclass(frozen=True)

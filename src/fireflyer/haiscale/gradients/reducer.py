@@ -24,7 +24,8 @@ from torch.distributed import ProcessGroup, ReduceOp
 from fireflyer import hfreduce
 from fireflyer.errors import CollectiveError, ConfigError
 from fireflyer.haiscale.gradients import deferred
-from fireflyer.haiscale.gradients.buckets import Bucket, plan
+from fireflyer.haiscale.gradients.bucket_plan import PIECE_BYTES, plan
+from fireflyer.haiscale.gradients.buckets import Bucket
 from fireflyer.haiscale.gradients.sample_weights import SampleWeights
 from fireflyer.haiscale.gradients.split_optimizer import Settings, SplitOptimizer
 from fireflyer.haiscale.gradients.suspend_vote import MaskTail, SuspendVote
@@ -35,8 +36,6 @@ from fireflyer.log import get_logger
 _log = get_logger("haiscale")
 FIRST = 2**30
 """Priority of operations that all buckets wait for."""
-PIECE_BYTES = 8 << 20
-"""Size of a piece in bytes: larger buckets, due to large parameters, are reduced in pieces."""
 
 
 @dataclass

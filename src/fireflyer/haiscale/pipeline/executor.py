@@ -145,8 +145,11 @@ class Pipeline(Uncopied):
         }
         return [*options.items()]
 
-    def _agree(self, check: Callable[[], list[Any]]) -> None:
+    def _agree(self, check: Callable[[], list[Any]]) -> dict[str, Any]:
         """Runs a check on all ranks. Collective.
+
+        Returns:
+            The check's (name, value) pairs of all ranks; None is a value that a rank does not know.
 
         Raises:
             ConfigError: the check failed on some rank, or the ranks got different results.
@@ -160,13 +163,18 @@ class Pipeline(Uncopied):
         for rank, (refusal, _) in enumerate(answers):
             if refusal:
                 raise ConfigError(f"pipeline rank {rank}: {refusal}")
+        known: dict[str, tuple[int, Any]] = {}
         for rank, (_, found) in enumerate(answers):
-            for ours, theirs in zip(answers[0][1], found, strict=True):
+            for name, theirs in found:
+                if theirs is None:
+                    continue
+                first, ours = known.setdefault(name, (rank, theirs))
                 if ours != theirs:
                     raise ConfigError(
-                        f"the ranks of a pipeline disagree: {ours[0]} is {ours[1]} on rank 0, "
-                        f"{theirs[1]} on rank {rank}"
+                        f"the ranks of a pipeline disagree: {name} is {ours} on rank {first}, "
+                        f"{theirs} on rank {rank}"
                     )
+        return {name: value for name, (_, value) in known.items()}
 
     # Steps
 
@@ -211,7 +219,13 @@ class Pipeline(Uncopied):
 
     def _step(self, x: Any, criterion: Any, labels: Any, trains: bool) -> tuple[Any, Any]:
         batches: list[list[Any]] = []
-        self._agree(lambda: self._divided(x, criterion, labels, trains, batches))
+        known = self._agree(lambda: self._divided(x, criterion, labels, trains, batches))
+        rows, targets = known["rows of x"], known.get("rows of labels", 0)
+        if targets % rows:  # else micro-batches would be broadcast against each other
+            raise ConfigError(
+                f"invalid labels of stage {self.last}: {targets} rows do not match the {rows} rows "
+                "of x"
+            )
         try:
             return self._run(batches[0], batches[1], criterion, trains)
         except BaseException as error:
@@ -222,7 +236,11 @@ class Pipeline(Uncopied):
         self, x: Any, criterion: Any, labels: Any, trains: bool, found: list[list[Any]]
     ) -> list[Any]:
         """Cuts the arguments that this rank needs into micro-batches."""
-        found.append(self._cut("x", x, 0) if 0 in self.stages else [()] * self.chunks)
+        rows = targets = None
+        found.append([()] * self.chunks)
+        if 0 in self.stages:
+            found[0] = self._cut("x", x, 0)
+            rows = self.chunks * len(found[0][0][0])
         if self.last not in self.stages:
             found.append([()] * self.chunks)
         elif (criterion is None and trains) or (criterion is not None and not callable(criterion)):
@@ -231,7 +249,12 @@ class Pipeline(Uncopied):
             )
         else:
             found.append(self._cut("labels", labels, self.last))
-        return [("criterion", criterion is not None)]
+            targets = self.chunks * len(found[1][0][0]) if found[1][0] else None
+        return [
+            ("criterion", criterion is not None),
+            ("rows of x", rows),
+            ("rows of labels", targets),
+        ]
 
     def _cut(self, name: str, value: Any, stage: int) -> list[tuple[Any, ...]]:
         if name == "x" and isinstance(value, Mapping):

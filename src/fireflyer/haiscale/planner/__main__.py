@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from fireflyer.charts import Section, page, table
 from fireflyer.haiscale.planner.costs import Plan, calibrated, drawing, plan
-from fireflyer.haiscale.planner.page import Drawing, page
+from fireflyer.haiscale.planner.page import Drawing, chart
 from fireflyer.haiscale.planner.presets import CLUSTERS, MODELS, Cluster, Model, layout_of, read
 from fireflyer.haiscale.planner.search import reason, search
 from fireflyer.program import run_app
@@ -106,8 +107,10 @@ def _page(name: str, model: Model, cluster: Cluster, plans: Sequence[Plan], why:
     title = f"{layout.text()}: all {batches} micro-batches"
     if drawn < batches:
         title = f"{layout.text()}: {drawn} of {batches} micro-batches; the middle repeats"
-    facts = {one.layout.text(): _told(one) for one in plans[:SHOWN]}
-    return page(f"A step of {name}", why, facts, [Drawing(title, {"planned": spans})])
+    rows = [(one.layout.text(), _told(one)) for one in plans[:SHOWN]]
+    facts = Section("Layouts", [why] if why else [], [table(["layout", "prediction"], rows)])
+    drawn_plan = chart(Drawing(title, {"planned": spans}))
+    return page(f"A step of {name}", [facts, Section("Timeline", parts=[drawn_plan])])
 
 
 def described(one: Plan) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale.pipeline import schedules
 from fireflyer.haiscale.pipeline.placement import grid
+from fireflyer.haiscale.planner import data_parallel
 from fireflyer.haiscale.planner.presets import CLUSTERS, MODELS, PAPER, Cluster, Layout, Model
 
 WEIGHT_BYTES = 2  # parameters, gradients and activations are of 16 bits
@@ -25,7 +26,8 @@ class Plan:
         bubble: share of the step that a rank idles in the pipeline's ramps.
         memory_bytes: bytes of the fullest rank, by kind.
         bytes_per_nic: bytes that the busiest card sends in a step.
-        compute_s, allreduce_s: parts of the step: computation of a rank, sum over replicas.
+        compute_s, allreduce_s: parts of the step: computation of a rank, and what its sum over
+            replicas adds to that.
         exchange_s: part of the step: sums of tensor parallelism, and tokens on their way to
             experts and back.
     """
@@ -66,9 +68,10 @@ class _Stage:
 def plan(model: Model, cluster: Cluster, layout: Layout) -> Plan:
     """Prices a layout.
 
-    The last micro-batch's gradients hide no allreduce. Messages of the pipeline hide behind
-    computation but in the ramps, unless the card is busy for longer than the ranks compute.
-    Exchanges of tensor and expert parallelism hide behind nothing.
+    The allreduce hides behind the last micro-batch's backward if there is one stage; a pipeline
+    begins it after its last backward. Messages of the pipeline hide behind computation but in the
+    ramps, unless the card is busy for longer than the ranks compute. Exchanges of tensor and expert
+    parallelism hide behind nothing.
 
     Raises:
         ConfigError: the layout does not divide the model or its batch, or its schedule's conditions
@@ -91,10 +94,12 @@ def plan(model: Model, cluster: Cluster, layout: Layout) -> Plan:
         *(kind * WEIGHT_BYTES for kind in held),
         routed=one.routed * count,
     )
-    reduce_s = summed / cluster.allreduce
-    busy = max(count * sum(each) + idle + ramp, sent / cluster.card)
     everything = sum(held)
     dense, experts = held
+    reduce_s = summed / cluster.allreduce
+    if layout.pp == 1:
+        reduce_s = _exposed_s(model, everything, reduce_s, batches, layout.chunks * sum(each))
+    busy = max(count * sum(each) + idle + ramp, sent / cluster.card)
     return Plan(
         layout=layout,
         step_s=busy + reduce_s,
@@ -110,6 +115,34 @@ def plan(model: Model, cluster: Cluster, layout: Layout) -> Plan:
         allreduce_s=reduce_s,
         exchange_s=count * sum(each) - compute,
     )
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One of a model's layers, which are alike."""
+
+    sizes: tuple[int, ...]
+    flops: float = 1.0
+    unit: int = 0
+
+
+def _exposed_s(
+    model: Model, parameters: float, reduce_s: float, batches: int, batch_s: float
+) -> float:
+    """Returns the seconds of the sum over replicas that backward does not hide, with one stage.
+
+    Args:
+        parameters: number of a rank's parameters.
+        reduce_s: seconds of the sum alone.
+        batch_s: seconds of a micro-batch.
+    """
+    size = max(1, round(parameters * WEIGHT_BYTES / model.layers))
+    byte_s = reduce_s / (size * model.layers)
+    prices = data_parallel.Prices(lambda count: count * byte_s, lambda count: count * byte_s / 2)
+    training = data_parallel.Training([_Block((size,))] * model.layers, batch_s, 1)
+    before_s = (batches - 1) * batch_s
+    program = data_parallel.ddp(training, prices, crosses=False, before_s=before_s)
+    return max(data_parallel.steady_s(program) - before_s - batch_s, 0.0)
 
 
 def drawing(
