@@ -11,7 +11,8 @@ from tests.draws import cases, seeds
 from fireflyer._native import fabric as native
 from fireflyer.cli.app import run_line
 from fireflyer.errors import FabricError
-from fireflyer.fabric.flows import PORT_BYTES_S, Failure, Paths, fair_rates, run_flows
+from fireflyer.fabric.flows import Failure, Paths, fair_rates, run_flows
+from fireflyer.fabric.net import HDR_BYTES_S
 from fireflyer.fabric.topologies import fat_tree2, two_zone
 from fireflyer.fabric.traffic import KINDS, traffic, tree_parents
 
@@ -71,7 +72,7 @@ def test_traffic_of_the_paper_network(capsys: pytest.CaptureFixture[str], tmp_pa
     line = ["net", "flows", "--preset", "fire-flyer2", "--json", "--traffic"]
     assert run_line([*line, "ring"]) == 0
     ring = json.loads(capsys.readouterr().out)
-    assert (ring["flows"], ring["least_bytes_s"]) == (1560, PORT_BYTES_S)
+    assert (ring["flows"], ring["least_bytes_s"]) == (1560, HDR_BYTES_S)
     page = tmp_path / "flows.html"
     assert run_line([*line, "storage", "--bytes", "48M", "--html", str(page)]) == 0
     storage = json.loads(capsys.readouterr().out)
@@ -156,15 +157,15 @@ def test_trees_cross_between_zones_once_each() -> None:
 def test_flows_wait_for_new_routes_after_a_failure() -> None:
     net = fat_tree2(8, 4)
     of = traffic(net, "ring")
-    whole = run_flows(net, of, PORT_BYTES_S)  # a second each
+    whole = run_flows(net, of, HDR_BYTES_S)  # a second each
     assert whole.ends_s.tolist() == pytest.approx([1.0] * 8)
     spine = net.switches.index("S0")
-    failed = run_flows(net, of, PORT_BYTES_S, [Failure(0.5, (spine,))], reroute_s=0.25)
+    failed = run_flows(net, of, HDR_BYTES_S, [Failure(0.5, (spine,))], reroute_s=0.25)
     late = failed.ends_s > 1.0 + 1e-9
     assert 0 < late.sum() < 8
     # A flow stands still for 0.25 s, then shares the spine that remains.
     assert failed.ends_s[late].min() >= 1.25 - 1e-9
-    back = run_flows(net, of, PORT_BYTES_S, [Failure(0.5, (spine,), until_s=0.6)], reroute_s=5.0)
+    back = run_flows(net, of, HDR_BYTES_S, [Failure(0.5, (spine,), until_s=0.6)], reroute_s=5.0)
     assert back.ends_s.max() == pytest.approx(1.1)
 
 
@@ -172,8 +173,8 @@ def test_a_host_without_a_cable_is_stranded() -> None:
     net = fat_tree2(8, 4)
     leaf = int(net.attached[0][0])
     of = traffic(net, "ring")
-    failed = run_flows(net, of, PORT_BYTES_S, [Failure(0.5, (leaf,))], reroute_s=0.1)
+    failed = run_flows(net, of, HDR_BYTES_S, [Failure(0.5, (leaf,))], reroute_s=0.1)
     lost = np.isin(net.attached[0][of.senders], leaf) | np.isin(net.attached[0][of.receivers], leaf)
     assert np.array_equal(np.isinf(failed.ends_s), lost)
-    repaired = run_flows(net, of, PORT_BYTES_S, [Failure(0.5, (leaf,), until_s=2.0)], reroute_s=0.1)
+    repaired = run_flows(net, of, HDR_BYTES_S, [Failure(0.5, (leaf,), until_s=2.0)], reroute_s=0.1)
     assert repaired.ends_s.max() == pytest.approx(2.6)  # tables follow the cables 0.1 s later

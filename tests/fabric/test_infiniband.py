@@ -15,9 +15,9 @@ import pytest
 from fireflyer.cli.app import run_line
 from fireflyer.errors import FabricError
 from fireflyer.fabric.infiniband import Site, read_net, read_tables, site, write_net, write_tables
-from fireflyer.fabric.net import Net
+from fireflyer.fabric.net import HDR_BYTES_S, Net
 from fireflyer.fabric.routing import Table, route
-from fireflyer.fabric.topologies import fat_tree3, preset, two_zone
+from fireflyer.fabric.topologies import Subtree, fat_tree2, fat_tree3, preset, two_zone
 from fireflyer.fabric.verify import Check
 
 DATA = Path(__file__).parent / "data"
@@ -44,6 +44,16 @@ def test_round_trip(net: Net) -> None:
     tables = route(net).tables
     whole = read_net(write_net(site(net)), "net")
     assert same(net, tables, whole, read_tables(write_tables(site(net), tables), whole, "lft")) == 0
+    assert np.array_equal(np.sort(whole.net.rates, None), np.sort(net.rates, None))
+
+
+def test_speeds_of_cables_are_read() -> None:
+    text = write_net(site(fat_tree2(4, 4, subtree=Subtree(3, 1, HDR_BYTES_S / 2))))
+    assert text.count("4xEDR") == 2 * (3 + 1)
+    assert read_net(text.replace("4xHDR", "2xNDR"), "net").net.rates.max() == HDR_BYTES_S
+    assert read_net(text.replace("4xHDR", "1xXDR"), "net").net.rates.max() == HDR_BYTES_S
+    assert read_net(text.replace("4xHDR", "1xSDR"), "net").net.rates.max() == HDR_BYTES_S / 2
+    assert read_net(text.replace(" 4xHDR", ""), "net").net.rates.max() == HDR_BYTES_S
 
 
 def test_a_round_trip_through_the_real_opensm() -> None:

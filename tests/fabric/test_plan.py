@@ -12,7 +12,14 @@ from fireflyer.errors import FabricError
 from fireflyer.fabric import plan
 from fireflyer.fabric.catalogue import Catalogue
 from fireflyer.fabric.net import Builder, Net
-from fireflyer.fabric.topologies import fat_tree2, fat_tree3, preset, two_zone, zone_budget
+from fireflyer.fabric.topologies import (
+    Subtree,
+    fat_tree2,
+    fat_tree3,
+    preset,
+    two_zone,
+    zone_budget,
+)
 
 PARTS = Catalogue.read()
 
@@ -123,6 +130,9 @@ def test_endpoints_of_each_kind_are_even_over_the_leaves() -> None:
     [
         (lambda: fat_tree2(801), "801 host ports do not fit .* at most 800"),
         (lambda: fat_tree2(10, 7), "invalid radix 7"),
+        (lambda: fat_tree2(640, subtree=Subtree(257, 8, 1e9)), "at most 620 fit"),
+        (lambda: fat_tree2(6, 8, subtree=Subtree(400, 2, 1e9)), "at most 0 fit"),
+        (lambda: fat_tree2(6, 8, subtree=Subtree(4, 5, 1e9)), "invalid subtree of .* 1 to 4 links"),
         (lambda: fat_tree3(0), "invalid number of hosts 0"),
         (lambda: fat_tree3(10_000, cores=240), "use at least 260"),
         (lambda: fat_tree3(10_000, cores=250), "expected a multiple of 20"),

@@ -9,9 +9,9 @@ from tests.draws import cases, drawn, seeds
 
 from fireflyer.cli.app import run_line
 from fireflyer.errors import FabricError
-from fireflyer.fabric.net import Builder, Net
+from fireflyer.fabric.net import HDR_BYTES_S, Builder, Net
 from fireflyer.fabric.routing import NO_PORT, Routes, route
-from fireflyer.fabric.topologies import fat_tree2, fat_tree3, preset, two_zone
+from fireflyer.fabric.topologies import Subtree, fat_tree2, fat_tree3, preset, two_zone
 from fireflyer.fabric.verify import Check, cycles, reaching, shift_load, zone_orders
 
 
@@ -39,6 +39,16 @@ def test_a_fat_tree_has_the_routes_per_link_of_opensm_and_no_shift_loads_a_link_
     check = sound(net, route(net))
     assert set(check.routes_per_port[net.peers >= 0].tolist()) == {39}
     assert shift_load(check) == (1, 799)
+
+
+def test_a_subtree_shares_its_links_evenly_and_leaves_the_others_theirs() -> None:
+    [net] = preset("mixed-speeds")
+    check = sound(net, route(net))
+    assert not route(net).fallback
+    assert shift_load(check) == (4, 863)  # 32 hosts of a leaf behind 8 links
+    full = np.flatnonzero(net.endpoint_rates == HDR_BYTES_S).astype(np.int32)
+    assert len(full) == 640
+    assert max(check.load(full, np.roll(full, by)) for by in range(1, 640)) == 1
 
 
 def test_three_layers_carry_every_shift_too() -> None:
@@ -117,6 +127,7 @@ def broken(net: Net, random: Random, most: int) -> Net:
 SMALL = {
     "two zones": lambda: two_zone(24, 2, 8, 4),
     "two layers": lambda: fat_tree2(30, 8),
+    "a subtree": lambda: fat_tree2(16, 8, subtree=Subtree(14, 2, 1e9)),
     "three layers": lambda: fat_tree3(50, 6),
     "three full layers": lambda: fat_tree3(54, 6, 9),
 }

@@ -13,13 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fireflyer._native import fabric as native
-from fireflyer.fabric.net import Ints, Net
+from fireflyer.fabric.net import Floats, Ints, Net
 from fireflyer.fabric.routing import route
-from fireflyer.fabric.traffic import Floats, Traffic
+from fireflyer.fabric.traffic import Traffic
 from fireflyer.fabric.verify import Check
-
-PORT_BYTES_S = 25e9
-"""Bytes a second of a cable of 200 Gb/s, in each direction."""
 
 
 @dataclass(frozen=True)
@@ -151,9 +148,8 @@ def _at(net: Net, failures: Sequence[Failure], now: float) -> Net:
 
 def link_capacities(net: Net) -> Floats:
     """Returns the capacity of each link of `Paths`; 0 for cables and ports that do not work."""
-    cables = np.where(net.peers.ravel() >= 0, PORT_BYTES_S, 0.0)
-    ports = np.where(net.attached[0] >= 0, PORT_BYTES_S, 0.0)
-    return np.concatenate([cables, ports, ports, np.zeros(1)])
+    cables = np.where(net.peers >= 0, net.rates, 0.0).ravel()
+    return np.concatenate([cables, net.endpoint_rates, net.endpoint_rates, np.zeros(1)])
 
 
 def flow_figures(net: Net, of: Traffic) -> dict[str, Any]:
@@ -161,11 +157,12 @@ def flow_figures(net: Net, of: Traffic) -> dict[str, Any]:
 
     Returns:
         `flows`, `total_bytes_s`, `ceiling_bytes_s` (the ports of the senders, or of the receivers
-        if they are fewer), `of_ceiling`, and the least and mean rate of a flow.
+        if they carry less), `of_ceiling`, and the least and mean rate of a flow.
     """
     paths = Paths.over(Check(net, route(net).tables), of)
     rates = fair_rates(paths, link_capacities(net))
-    ceiling = min(len(np.unique(of.senders)), len(np.unique(of.receivers))) * PORT_BYTES_S
+    ceiling = min(float(net.endpoint_rates[np.unique(of.senders)].sum()),
+                  float(net.endpoint_rates[np.unique(of.receivers)].sum()))  # fmt: skip
     return {
         "flows": len(rates), "total_bytes_s": float(rates.sum()), "ceiling_bytes_s": ceiling,
         "of_ceiling": float(rates.sum() / ceiling), "least_bytes_s": float(rates.min()),

@@ -13,14 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fireflyer.errors import FabricError
-from fireflyer.fabric.net import NOWHERE, Builder, Ints, Net
+from fireflyer.fabric.net import HDR_BYTES_S, NOWHERE, Builder, Ints, Net
 from fireflyer.fabric.routing import NO_PORT, Table
 
 SWITCH_GUID = 0x0000_F1FE_0000_0000
 HOST_GUID = 0x0000_F1FE_1000_0000
 
+LANE_BYTES_S = {
+    "SDR": 0.25e9, "DDR": 0.5e9, "QDR": 1e9, "FDR10": 1.25e9, "FDR": 1.7e9, "EDR": 3.125e9,
+    "HDR": 6.25e9, "NDR": 12.5e9, "XDR": 25e9,
+}  # fmt: skip
+"""Bytes a second of one lane by the name of its speed (InfiniBand Architecture, volume 2)."""
+
 HEAD = re.compile(r'(Switch|Ca|Rt)\s+(\d+)\s+"([^"]+)"(?:\s*#\s*"([^"]*)")?')
 CABLE = re.compile(r'\[(\d+)\](?:\([0-9a-fA-F]+\))?\s+"([^"]+)"\[(\d+)\](?:\([0-9a-fA-F]+\))?(.*)')
+SPEED = re.compile(rf"\b(\d+)x({'|'.join(LANE_BYTES_S)})\b")
 LID = re.compile(r"\blid (\d+)")
 GUIDS = re.compile(r"switchguid=0x([0-9a-fA-F]+)")
 TABLE = re.compile(r"Unicast lids \[.*\] of switch Lid (\d+) guid 0x([0-9a-fA-F]+)")
@@ -67,14 +74,14 @@ def write_net(whole: Site) -> str:
             if peer >= 0:
                 lines.append(
                     f'[{port}]\t"S-{whole.guids[peer]:016x}"[{net.peer_ports[one, port]}]'
-                    f'\t# "{net.switches[peer]}" lid {first + peer} 4xHDR'
+                    f'\t# "{net.switches[peer]}" lid {first + peer} {_speed(net.rates[one, port])}'
                 )
             elif end >= 0:
                 host, its_port = places[end]
                 guid = numbers[host]
                 lines.append(
                     f'[{port}]\t"H-{guid:016x}"[{its_port}]({guid + its_port:x})'
-                    f'\t# "{host}" lid {whole.lids[end]} 4xHDR'
+                    f'\t# "{host}" lid {whole.lids[end]} {_speed(net.rates[one, port])}'
                 )
     at, ports = net.attached
     for host, ends in hosts.items():
@@ -84,9 +91,21 @@ def write_net(whole: Site) -> str:
             if at[end] >= 0:
                 lines.append(
                     f'[{port}]({guid + port:x})\t"S-{whole.guids[at[end]]:016x}"[{ports[end]}]'
-                    f'\t# lid {whole.lids[end]} lmc 0 "{net.switches[at[end]]}" lid {first + at[end]} 4xHDR'
+                    f'\t# lid {whole.lids[end]} lmc 0 "{net.switches[at[end]]}" lid {first + at[end]} '
+                    f"{_speed(net.endpoint_rates[end])}"
                 )
     return "\n".join([*lines, ""])
+
+
+def _speed(rate: float) -> str:
+    """Names the speed of four lanes that is nearest to a rate."""
+    return "4x" + min(LANE_BYTES_S, key=lambda name: abs(4 * LANE_BYTES_S[name] - rate))
+
+
+def _rate(text: str) -> float:
+    """Bytes a second of a cable whose line ends in such a name; without one, those of 4xHDR."""
+    found = SPEED.search(text)
+    return int(found[1]) * LANE_BYTES_S[found[2]] if found else HDR_BYTES_S
 
 
 def _hosts(net: Net) -> dict[str, dict[int, int]]:
@@ -206,9 +225,10 @@ def _join(
             )
         try:
             if near[0] in indices and far[0] in indices and near <= far:
-                builder.link(indices[near[0]], indices[far[0]], near[1], far[1])
+                builder.link(indices[near[0]], indices[far[0]], near[1], far[1], rate=_rate(rest))
             elif near[0] in indices and far[0] not in indices:
-                builder.endpoint(f"{names[far[0]]}/{far[1]}", indices[near[0]], near[1])
+                end = f"{names[far[0]]}/{far[1]}"
+                builder.endpoint(end, indices[near[0]], near[1], _rate(rest))
                 lid = LID.search(rest)
                 lids.append(int(lid[1]) if lid else 0)
                 count += 1

@@ -14,9 +14,13 @@ from numpy.typing import NDArray
 from fireflyer.errors import FabricError
 
 Ints = NDArray[np.int32]
+Floats = NDArray[np.float64]
 
 NOWHERE = -1
 """Peer of a port without a cable; zone of a switch between zones."""
+
+HDR_BYTES_S = 25e9
+"""Bytes a second of a cable of 200 Gb/s, in each direction."""
 
 MOST_PORTS = 254
 """Ports of a switch at most: forwarding tables hold a byte, and 255 means no route."""
@@ -35,6 +39,8 @@ class Net:
         peers: int32 (S, P + 1), the switch at the other end of a port's cable, or NOWHERE.
         peer_ports: int32 (S, P + 1), the port at the other end of the cable, or 0.
         radix: int32 (S,), number of ports of each switch; at most P.
+        rates: float64 (S, P + 1), bytes a second of the cable in a port, in each direction; 0 if a
+            port never had one.
     """
 
     switches: tuple[str, ...]
@@ -45,6 +51,7 @@ class Net:
     peers: Ints
     peer_ports: Ints
     radix: Ints
+    rates: Floats
 
     @cached_property
     def attached(self) -> tuple[Ints, Ints]:
@@ -61,6 +68,12 @@ class Net:
         """Zone of each endpoint: that of its switch."""
         at, _ = self.attached
         return np.where(at >= 0, self.zones[at], NOWHERE).astype(np.int32)
+
+    @cached_property
+    def endpoint_rates(self) -> Floats:
+        """Bytes a second of each endpoint's cable; 0 if it is missing."""
+        at, port = self.attached
+        return np.where(at >= 0, self.rates[at, port], 0.0)
 
     @property
     def cables(self) -> int:
@@ -106,6 +119,7 @@ class Builder:
         self._names: list[str] = []
         self._endpoints: dict[str, tuple[int, int]] = {}
         self._links: dict[tuple[int, int], tuple[int, int]] = {}
+        self._rates: dict[tuple[int, int], float] = {}
         self._used: list[set[int]] = []
         self._next: list[int] = []
 
@@ -125,20 +139,30 @@ class Builder:
         self._next.append(1)
         return len(self._names) - 1
 
-    def endpoint(self, name: str, switch: int, port: int | None = None) -> None:
+    def endpoint(
+        self, name: str, switch: int, port: int | None = None, rate: float = HDR_BYTES_S
+    ) -> None:
         """Puts the cable of an endpoint into a port of a switch; default: the lowest free port.
+
+        Args:
+            name: "host/port".
+            switch: index of the switch.
+            port: port of the switch.
+            rate: bytes a second of the cable.
 
         Raises:
             FabricError: the endpoint has a cable already, or no such port is free.
         """
         if name in self._endpoints:
             raise FabricError(f"endpoint {name!r} appears twice; each port has one cable")
-        self._endpoints[name] = (switch, self._take(switch, port))
+        self._endpoints[name] = place = (switch, self._take(switch, port))
+        self._rates[place] = rate
 
     def link(
-        self, one: int, other: int, port: int | None = None, other_port: int | None = None
-    ) -> None:
-        """Joins two switches by a cable.
+        self, one: int, other: int, port: int | None = None, other_port: int | None = None,
+        rate: float = HDR_BYTES_S,
+    ) -> None:  # fmt: skip
+        """Joins two switches by a cable of a rate in bytes a second.
 
         Raises:
             FabricError: a port is taken, or does not exist.
@@ -146,6 +170,7 @@ class Builder:
         near = (one, self._take(one, port))
         far = (other, self._take(other, other_port))
         self._links[near], self._links[far] = far, near
+        self._rates[near] = self._rates[far] = rate
 
     def free(self, switch: int) -> int:
         """Returns the number of free ports of a switch."""
@@ -162,7 +187,9 @@ class Builder:
         kept = np.array([self._switches[name] for name in self._names], np.int32)
         shape = (len(kept), int(kept[:, 0].max()) + 1)
         hosts, peers = np.full(shape, NOWHERE, np.int32), np.full(shape, NOWHERE, np.int32)
-        ports = np.zeros(shape, np.int32)
+        ports, rates = np.zeros(shape, np.int32), np.zeros(shape)
+        for place, rate in self._rates.items():
+            rates[place] = rate
         if self._endpoints:
             at = np.array(list(self._endpoints.values()))
             hosts[at[:, 0], at[:, 1]] = np.arange(len(at))
@@ -173,6 +200,7 @@ class Builder:
         return Net(
             switches=tuple(self._names), radix=kept[:, 0], levels=kept[:, 1], zones=kept[:, 2],
             endpoints=tuple(self._endpoints), hosts=hosts, peers=peers, peer_ports=ports,
+            rates=rates,
         )  # fmt: skip
 
     def _take(self, switch: int, port: int | None) -> int:

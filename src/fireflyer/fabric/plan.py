@@ -44,10 +44,10 @@ def planned(name: str, catalogue: Catalogue) -> dict[str, Any]:
     planes = preset(name)
     result: dict[str, Any] = {"preset": name, "description": PRESETS[name][0], **counts(planes)}
     result["planes"] = len(planes)
-    if name == "fat-tree2":
+    if name in ("fat-tree2", "mixed-speeds"):
         return {
             **result, "gpus": None, "relative_price": None, "power_w": None,
-            "notes": ["the network is one zone; no cluster of the paper has it alone"],
+            "notes": ["the network is one zone; no cluster of the paper is such a one"],
         }  # fmt: skip
     nodes, node = (
         catalogue.number("cluster", name, "nodes"),

@@ -9,12 +9,12 @@ from fireflyer.charts import Axis, Section, Series, heat_map, line_chart, page, 
 from fireflyer.errors import FabricError
 from fireflyer.fabric.catalogue import Catalogue
 from fireflyer.fabric.drawing import groups
-from fireflyer.fabric.flows import PORT_BYTES_S, Paths, fair_rates, link_capacities
-from fireflyer.fabric.net import Net
+from fireflyer.fabric.flows import Paths, fair_rates, link_capacities
+from fireflyer.fabric.net import Floats, Net
 from fireflyer.fabric.routing import Routes, route
 from fireflyer.fabric.sizing import TOPOLOGIES, network_price, sized
 from fireflyer.fabric.topologies import two_zone
-from fireflyer.fabric.traffic import Floats, Traffic, traffic
+from fireflyer.fabric.traffic import Traffic, traffic
 from fireflyer.fabric.verify import Check
 
 FIGURE_7A = {2: 8.10, 16: 7.78, 128: 6.31, 180: 6.99}
@@ -66,7 +66,8 @@ def flows_page(
     rates = fair_rates(paths, link_capacities(net))
     flow = np.repeat(np.arange(len(rates)), np.diff(paths.begin))
     load = np.bincount(paths.links, rates[flow], minlength=int(paths.links.max()) + 1)
-    on_cables = load[: net.peers.size].reshape(net.peers.shape) / PORT_BYTES_S * 100
+    carried = load[: net.peers.size].reshape(net.peers.shape)
+    on_cables = np.divide(carried * 100, net.rates, where=net.rates > 0, out=np.zeros_like(carried))
     sections = [
         Section("Figures", (), [_figures(result)]),
         Section("Load of the cables", ["Share of a cable's bytes a second while all flows run."],

@@ -4,11 +4,12 @@ Endpoints are spread evenly over the leaves, host kind by host kind, so that the
 kind spreads over the links above the leaves.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from fireflyer.errors import FabricError
-from fireflyer.fabric.net import NOWHERE, Builder, Net
+from fireflyer.fabric.net import HDR_BYTES_S, NOWHERE, Builder, Net
 
 GATEWAYS = 2
 """Switches that join the zones. The paper counts them but does not print their cables."""
@@ -29,6 +30,21 @@ class Zones:
     endpoints: int
     cross: int
     spare: int
+
+
+@dataclass(frozen=True)
+class Subtree:
+    """Hosts that need less than the rest: leaves of their own with fewer and slower links.
+
+    Attributes:
+        hosts: endpoints.
+        up: links from each leaf to the spines; the other ports of the leaf are for hosts.
+        rate: bytes a second of each of its cables.
+    """
+
+    hosts: int
+    up: int
+    rate: float
 
 
 def zone_budget(nodes: int, storage: int, radix: int = 40, cross: int = 20) -> Zones:
@@ -104,28 +120,62 @@ def two_zone(nodes: int, storage: int = 0, radix: int = 40, cross: int = 20) -> 
     return builder.build()
 
 
-def fat_tree2(hosts: int, radix: int = 40, prefix: str = "") -> Net:
+def fat_tree2(hosts: int, radix: int = 40, prefix: str = "", subtree: Subtree | None = None) -> Net:
     """Builds a full 2-layer fat-tree: `radix` leaves, `radix` / 2 spines.
+
+    Each leaf of a subtree takes the place of a full one and has its links to the same first spines,
+    because two leaves reach each other through a spine that both have.
 
     Args:
         hosts: endpoints, at most `radix`**2 / 2.
         radix: ports of a switch.
         prefix: first characters of each name.
+        subtree: slower hosts on the same spines.
 
     Raises:
-        FabricError: the hosts do not fit.
+        FabricError: the hosts, or those of the subtree, do not fit.
     """
     _check(radix, hosts)
     half = radix // 2
-    _fits(hosts, radix * half, f"a 2-layer fat-tree of {radix}-port switches")
+    shares = [] if subtree is None else _narrow_leaves(subtree, radix)
+    full = max(radix - len(shares), 0)
+    _fits(hosts, full * half, f"a 2-layer fat-tree of {radix}-port switches")
     builder = Builder()
-    leaves = [builder.switch(f"{prefix}L{n}", radix, 0, 0) for n in range(radix)]
+    leaves = [builder.switch(f"{prefix}L{n}", radix, 0, 0) for n in range(full)]
     spines = [builder.switch(f"{prefix}S{n}", radix, 1, 0) for n in range(half)]
     _spread(builder, leaves, dict.fromkeys(leaves, half), [_hosts(hosts, prefix)])
     for leaf in leaves:
         for port, spine in enumerate(spines, half + 1):
             builder.link(leaf, spine, port)
+    if subtree is not None:
+        _hang(builder, subtree, shares, spines, prefix)
     return builder.build()
+
+
+def _narrow_leaves(subtree: Subtree, radix: int) -> list[int]:
+    """Hosts of each leaf of a subtree."""
+    if not 1 <= subtree.up <= radix // 2 or subtree.hosts < 1 or not subtree.rate > 0:
+        raise FabricError(
+            f"invalid subtree of {subtree.hosts} hosts, {subtree.up} links up and "
+            f"{subtree.rate:g} bytes/s: expected at least 1 host, 1 to {radix // 2} links, a rate "
+            "above 0"
+        )
+    leaves = -(-subtree.hosts // (radix - subtree.up))
+    return [subtree.hosts * (n + 1) // leaves - subtree.hosts * n // leaves for n in range(leaves)]
+
+
+def _hang(
+    builder: Builder, subtree: Subtree, shares: list[int], spines: list[int], prefix: str
+) -> None:
+    """Adds the leaves of a subtree."""
+    radix = 2 * len(spines)
+    names = iter(_hosts(subtree.hosts, f"{prefix}t"))
+    for number, share in enumerate(shares):
+        leaf = builder.switch(f"{prefix}T{number}", radix, 0, 0)
+        for name in itertools.islice(names, share):
+            builder.endpoint(name, leaf, rate=subtree.rate)
+        for port, spine in enumerate(spines[: subtree.up], radix - subtree.up + 1):
+            builder.link(leaf, spine, port, rate=subtree.rate)
 
 
 def fat_tree3(hosts: int, radix: int = 40, cores: int | None = None) -> Net:
@@ -219,6 +269,10 @@ PRESETS: dict[str, tuple[str, Callable[[], list[Net]]]] = {
     "fat-tree2": ("one zone of 800 ports", lambda: [fat_tree2(800)]),
     "fat-tree3": ("the paper's three layers for 1,600 ports", lambda: [fat_tree3(1600)]),
     "dgx-a100": ("the paper's 320 + 500 + 500 switches", lambda: [fat_tree3(10_000, cores=320)]),
+    "mixed-speeds": (
+        "one zone: 640 hosts at 200 Gb/s, and 224 at 100 Gb/s behind 8 links a leaf",
+        lambda: [fat_tree2(640, subtree=Subtree(224, 8, HDR_BYTES_S / 2))],
+    ),
     "multi-plane": (
         "four planes for 32,768 GPUs",
         lambda: [fat_tree2(8192, 128, f"plane{n}-") for n in range(4)],

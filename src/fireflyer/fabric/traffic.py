@@ -5,13 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fireflyer.errors import FabricError
-from fireflyer.fabric.net import Ints, Net
+from fireflyer.fabric.net import Floats, Ints, Net
 from fireflyer.fabric.verify import zone_orders
-
-Floats = NDArray[np.float64]
 
 READS = 12
 """Stores that each client reads from, or writes to, at once."""

@@ -18,9 +18,10 @@ from fireflyer.bench.harness import goals
 from fireflyer.bench.harness.interleaving import interleaved
 from fireflyer.bench.harness.report import Row
 from fireflyer.fabric.flows import Paths, link_capacities
+from fireflyer.fabric.net import Floats
 from fireflyer.fabric.routing import route
 from fireflyer.fabric.topologies import preset, two_zone
-from fireflyer.fabric.traffic import Floats, Traffic, traffic
+from fireflyer.fabric.traffic import Traffic, traffic
 from fireflyer.fabric.verify import Check
 
 SYSTEM_PYTHON = "/usr/bin/python3"

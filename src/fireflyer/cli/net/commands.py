@@ -152,6 +152,7 @@ def order(
 @net.command()
 def flows(
     preset: PresetOption = None,
+    ibnetdiscover: IbnetdiscoverOption = None,
     traffic: Annotated[
         str,
         typer.Option(metavar="KIND", help="storage, checkpoint, ring, tree, all-to-all or random."),
@@ -196,6 +197,6 @@ def flows(
     from fireflyer.cli.net import flows as impl
 
     impl.flows(
-        preset, traffic, nodes, impl.Ask(size, tuple(fail or ()), cuts, reroute, merge, seed),
+        preset, ibnetdiscover, traffic, nodes, impl.Ask(size, tuple(fail or ()), cuts, reroute, merge, seed),
         html=html, json=json,
     )  # fmt: skip

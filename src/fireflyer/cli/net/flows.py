@@ -12,11 +12,11 @@ import numpy as np
 
 from fireflyer.cli.durations import seconds
 from fireflyer.cli.net.output import show, write_page
+from fireflyer.cli.net.sources import sites
 from fireflyer.errors import ConfigError
-from fireflyer.fabric import topologies
 from fireflyer.fabric.flows import Failure, Run, flow_figures, run_flows
-from fireflyer.fabric.net import Net
-from fireflyer.fabric.traffic import Floats, Traffic, traffic
+from fireflyer.fabric.net import Floats, Net
+from fireflyer.fabric.traffic import Traffic, traffic
 from fireflyer.units import parse_size
 
 _FAIL = re.compile(r"([^@:]+)(?::(\d{1,3}))?@([^-]+)(?:-(.+))?")
@@ -35,15 +35,14 @@ class Ask:
 
 
 def flows(
-    preset: str | None, kind: str, nodes: int | None, ask: Ask, *, html: Path | None, json: bool
-) -> None:
+    preset: str | None, ibnetdiscover: Path | None, kind: str, nodes: int | None, ask: Ask, *,
+    html: Path | None, json: bool,
+) -> None:  # fmt: skip
     """Prints rates of a traffic, and ends with --bytes. Planes are alike, so one is shown."""
-    if preset is None:
-        raise ConfigError("net flows needs --preset NAME")
     if ask.size is None and (ask.fail or ask.cuts or ask.merge):
         raise ConfigError("--fail, --cuts and --merge need --bytes SIZE")
     begin = time.perf_counter()
-    net = topologies.preset(preset)[0]
+    net = sites(preset, ibnetdiscover)[0].net
     of = traffic(net, kind, nodes, ask.seed)
     result: dict[str, Any] = {"traffic": kind, **flow_figures(net, of)}
     runs: dict[str, Run] = {}
@@ -59,7 +58,7 @@ def flows(
         from fireflyer.fabric.report import flows_page
 
         whole = {name: run.ends_s for name, run in runs.items()}
-        write_page(html, flows_page(preset, net, of, result, whole))
+        write_page(html, flows_page(preset or str(ibnetdiscover), net, of, result, whole))
     show(result, json=json)
 
 

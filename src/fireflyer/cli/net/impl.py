@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fireflyer.cli.net.output import show, write_page
+from fireflyer.cli.net.sources import sites, text
 from fireflyer.cli.printing import as_json, table
 from fireflyer.errors import ConfigError, FabricError
 from fireflyer.fabric import infiniband, report, sizing, slurm, topologies
@@ -54,11 +55,11 @@ def verify(
         raise ConfigError("--lfts needs the network, --ibnetdiscover FILE")
     begin = time.perf_counter()
     planes = []
-    for whole in _sites(preset, ibnetdiscover):
+    for whole in sites(preset, ibnetdiscover):
         if lfts is None:
             planes.append((whole.net, route(whole.net)))
         else:
-            tables = infiniband.read_tables(_text(lfts), whole, str(lfts))
+            tables = infiniband.read_tables(text(lfts), whole, str(lfts))
             planes.append((whole.net, on_one_lane(tables)))
     result = checked(planes)
     result["wall_s"] = round(time.perf_counter() - begin, 4)
@@ -84,8 +85,8 @@ def export(preset: str | None, to: Path | None, *, json: bool) -> None:
             "topology.conf": slurm.topology_conf(net),
             "topology.yaml": slurm.topology_yaml(net),
         }
-        for name, text in texts.items():
-            (folder / name).write_text(text)
+        for name, content in texts.items():
+            (folder / name).write_text(content)
             written.append(str(folder / name))
     if json:
         as_json({"files": written})
@@ -98,29 +99,13 @@ def order(job: Path | None, preset: str | None, ibnetdiscover: Path | None, *, j
     """Prints the hosts of a job in rank order."""
     if job is None:
         raise ConfigError("net order needs --job FILE, the names of the hosts")
-    hosts = [line.strip() for line in _text(job).splitlines() if line.strip()]
-    result = job_order([whole.net for whole in _sites(preset, ibnetdiscover)], hosts)
+    hosts = [line.strip() for line in text(job).splitlines() if line.strip()]
+    result = job_order([whole.net for whole in sites(preset, ibnetdiscover)], hosts)
     if json:
         as_json(result)
         return
     for host in result["hosts"]:
         sys.stdout.write(f"{plain(host)}\n")
-
-
-def _sites(preset: str | None, ibnetdiscover: Path | None) -> list[infiniband.Site]:
-    """Planes of a preset, or the network of a file."""
-    if (preset is None) == (ibnetdiscover is None):
-        raise ConfigError("give one of --preset NAME and --ibnetdiscover FILE")
-    if ibnetdiscover is not None:
-        return [infiniband.read_net(_text(ibnetdiscover), str(ibnetdiscover))]
-    return [infiniband.site(net) for net in topologies.preset(preset or "")]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
 
 
 def _side_by_side(
