@@ -13,6 +13,7 @@ namespace nb = nanobind;
 
 // One function per part, defined in native/<part>/bind.cpp.
 namespace ff::checkpoint { void bind(nb::module_ m); }
+namespace ff::envpool { void bind(nb::module_ m); }
 namespace ff::fabric { void bind(nb::module_ m); }
 namespace ff::ffrecord { void bind(nb::module_ m); }
 namespace ff::fs3 { void bind(nb::module_ m); }
@@ -103,6 +104,7 @@ NB_MODULE(_native, m) {
   m.def("crc_width", &ff::crc_width,
         "Bits of the carry-less products in use for CRCs: 512, 256 (v3, with VPCLMULQDQ) or 128.");
   ff::checkpoint::bind(m.def_submodule("checkpoint"));
+  ff::envpool::bind(m.def_submodule("envpool"));
   ff::fabric::bind(m.def_submodule("fabric"));
   ff::ffrecord::bind(m.def_submodule("ffrecord"));
   ff::fs3::bind(m.def_submodule("fs3"));

@@ -2,6 +2,7 @@ from typing_extensions import Buffer
 
 from fireflyer._native import (
     checkpoint as checkpoint,
+    envpool as envpool,
     fabric as fabric,
     ffrecord as ffrecord,
     fs3 as fs3,

@@ -1,0 +1,117 @@
+// Steps many environments by a few threads (EnvPool, arXiv 2206.10558).
+//
+// send() queues an action for each of some environments; receive() returns the first that have been stepped. Threads
+// take environments from the queue by the chunk, and so does the thread that waits in receive(). Work that costs less
+// than waking a thread wakes none: the receiver does it.
+//
+// One environment is idle, queued or stepped, and one thread alone steps it, so a trajectory depends on its seed and
+// its actions and not on the threads. One thread at a time calls send(), receive() and the states.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+namespace ff::envpool {
+
+struct Shape {
+  int state;        // doubles of a state
+  int observation;  // floats of an observation
+  int actions;      // number of discrete actions; 0: one real number
+  int limit;        // steps after which an episode is truncated
+};
+
+// Where receive() writes: `ids.size()` environments, an element or a row of `observation` floats each.
+struct Results {
+  std::span<std::int32_t> ids;
+  float* observations;
+  double* rewards;
+  std::uint8_t* terminated;
+  std::uint8_t* truncated;
+};
+
+class Pool {
+ public:
+  // `threads` step environments, the receiver among them. Throws Code::invalid if there is no such task.
+  static std::unique_ptr<Pool> make(std::string_view task, int environments, int threads, std::uint64_t seed);
+
+  virtual ~Pool() = default;
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  const Shape& shape() const { return shape_; }
+  int size() const { return static_cast<int>(phases_.size()); }
+
+  // Queues a step of each environment, or a reset where there are no actions. Throws Code::invalid, and queues nothing,
+  // if an environment does not exist or is not idle, or if an action does not exist.
+  void send(std::span<const std::int32_t> ids, std::span<const double> actions);
+
+  // Waits for as many environments as there is room for, and makes them idle; with all of the pool, in their order.
+  // Throws Code::invalid if fewer are under way.
+  void receive(const Results& results);
+
+  // Draws all random numbers anew. REQUIRES all environments idle (else Code::invalid), as states() and set_states() do.
+  void seed(std::uint64_t seed);
+  void states(std::span<double> states) const;
+  // Begins an episode of each environment in a state, without an observation of it.
+  void set_states(std::span<const double> states);
+
+ protected:
+  Pool(const Shape& shape, int environments, int threads);
+  void stop();  // REQUIRED in destructors of derived classes: threads call step()
+
+  struct Outcome {
+    double reward = 0;
+    bool terminated = false, truncated = false;
+  };
+  virtual Outcome step(int id, double action) = 0;  // an action of NaN resets
+  virtual void draw_anew(std::uint64_t seed) = 0;
+  virtual double* state(int id) = 0;
+  virtual void begin_episode(int id) = 0;
+
+  float* observation(int id) { return &observations_[static_cast<std::size_t>(id) * shape_.observation]; }
+
+ private:
+  enum class Phase : std::uint8_t { idle, queued, stepped };
+
+  // A first-in, first-out queue of environments, each of which is in it once at most.
+  class Queue {
+   public:
+    explicit Queue(int room) : ids_(static_cast<std::size_t>(room)) {}
+    std::size_t size() const { return size_; }
+    void push(std::int32_t id);
+    std::int32_t pop();
+
+   private:
+    std::vector<std::int32_t> ids_;
+    std::size_t first_ = 0, size_ = 0;
+  };
+
+  void work();
+  void step_some(std::unique_lock<std::mutex>& lock, std::size_t most, std::vector<std::int32_t>& chunk);
+  void require_idle(const char* what) const;
+  void require_threads() const;
+
+  const Shape shape_;
+  std::vector<Phase> phases_;
+  std::vector<double> actions_;
+  std::vector<Outcome> outcomes_;
+  std::vector<float> observations_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable queued_more_, stepped_more_;
+  Queue queued_, stepped_;         // guarded by mutex_, as is what follows
+  std::size_t running_ = 0;
+  bool receiving_ = false, stopping_ = false;
+  double step_ns_ = 1000;          // what a step costs, a mean of the last chunks
+  std::vector<std::int32_t> chunk_;  // the receiver's
+  std::vector<std::thread> threads_;
+  const unsigned generation_;      // of the process: a forked child has no threads
+};
+
+}  // namespace ff::envpool

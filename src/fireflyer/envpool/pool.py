@@ -1,0 +1,158 @@
+"""Pool of native environments with the interface of gymnasium's vector environments.
+
+EnvPool (arXiv 2206.10558) is the model: `step` takes and returns all environments; with a smaller
+`batch_size`, `send` and `recv` let the fast ones go on while slow ones are stepped.
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import ArrayLike, NDArray
+
+from fireflyer._native import envpool as native
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int32]
+Batch = tuple[Floats, Doubles, Bools, Bools, dict[str, Any]]
+
+
+class Pool(VectorEnv[Floats, Any, Any]):
+    """Environments of one task, stepped together.
+
+    The step after one that ended an episode begins the next one, as gymnasium's NEXT_STEP does: its
+    action is not used, its reward is 0. Arrays that are returned belong to the caller. One thread
+    at a time may use a pool, and no child of a fork.
+
+    Args:
+        task: name in gymnasium's registry.
+        num_envs: environments.
+        batch_size: environments that `recv` returns.
+        num_threads: threads that step environments, the caller of `recv` among them.
+        seed: of all random numbers.
+    """
+
+    def __init__(
+        self, task: str, num_envs: int, batch_size: int, num_threads: int, seed: int
+    ) -> None:
+        one = gymnasium.make(task)
+        self.spec = one.spec
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.num_envs, self.batch_size = num_envs, batch_size
+        self.single_observation_space = one.observation_space
+        self.single_action_space = one.action_space
+        self.observation_space = batch_space(one.observation_space, num_envs)
+        self.action_space = batch_space(one.action_space, num_envs)
+        self._native = native.make(task, num_envs, num_threads, seed & (2**64 - 1))
+        self._width = self._native.observation
+        self._every = np.arange(num_envs, dtype=np.int32)
+        self._under_way = 0
+
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[Floats, dict[str, Any]]:
+        """Begins an episode in every environment; those under way are finished first.
+
+        Args:
+            seed: of all random numbers from now on; default: they go on.
+            options: none are known.
+
+        Returns:
+            Observations (num_envs, ...) float32, and an empty dictionary.
+
+        Raises:
+            ValueError: an option, or a list of seeds.
+        """
+        if options or not (seed is None or isinstance(seed, int)):
+            raise ValueError("reset takes one seed for all environments, and no options")
+        if self._under_way:
+            self._receive(self._under_way)
+        if seed is not None:
+            self._native.seed(seed & (2**64 - 1))
+        self.async_reset()
+        return self._receive(self.num_envs)[1], {}
+
+    def step(self, actions: ArrayLike) -> Batch:
+        """Steps every environment.
+
+        Args:
+            actions: (num_envs,) numbers of discrete actions, or (num_envs, 1) real ones.
+
+        Returns:
+            Observations (num_envs, ...) float32, rewards (num_envs,) float64, whether each episode
+            has terminated and whether its time is over (num_envs,) bool, and an empty dictionary.
+
+        Raises:
+            ValueError: an action that the task does not have, or environments are under way.
+        """
+        self.send(actions)
+        _, seen, rewards, terminated, truncated = self._receive(self.num_envs)
+        return seen, rewards, terminated, truncated, {}
+
+    def async_reset(self) -> None:
+        """Begins an episode in every environment; `recv` returns their observations.
+
+        Raises:
+            ValueError: environments are under way.
+        """
+        self._native.send(self._every, np.empty(0))
+        self._under_way += self.num_envs
+
+    def send(self, actions: ArrayLike, env_id: ArrayLike | None = None) -> None:
+        """Begins a step of some environments.
+
+        Args:
+            actions: one for each.
+            env_id: (n,) their numbers; default: all.
+
+        Raises:
+            ValueError: an action that the task does not have; an environment that does not exist
+                or is under way. None has begun a step then.
+        """
+        ids = self._every if env_id is None else np.ascontiguousarray(env_id, np.int32)
+        self._native.send(ids, np.ascontiguousarray(actions, np.float64).reshape(-1))
+        self._under_way += len(ids)
+
+    def recv(self) -> Batch:
+        """Waits for the first `batch_size` environments that are ready.
+
+        Returns:
+            As `step`, with `batch_size` rows; the dictionary's `env_id` (batch_size,) int32 says
+            which environment each row is.
+
+        Raises:
+            ValueError: fewer environments are under way.
+        """
+        ids, seen, rewards, terminated, truncated = self._receive(self.batch_size)
+        return seen, rewards, terminated, truncated, {"env_id": ids}
+
+    def states(self) -> Doubles:
+        """Returns the physical state of each environment, (num_envs, n).
+
+        Raises:
+            ValueError: environments are under way.
+        """
+        found = np.empty((self.num_envs, self._native.state))
+        self._native.states(found)
+        return found
+
+    def set_states(self, states: ArrayLike) -> None:
+        """Begins an episode of each environment in a state, as `states` returns them.
+
+        Raises:
+            ValueError: environments are under way, or the shape is another one.
+        """
+        self._native.set_states(np.ascontiguousarray(states, np.float64))
+
+    def _receive(self, count: int) -> tuple[Ints, Floats, Doubles, Bools, Bools]:
+        ids = np.empty(count, np.int32)
+        seen = np.empty((count, self._width), np.float32)
+        rewards = np.empty(count)
+        terminated, truncated = np.empty(count, np.bool_), np.empty(count, np.bool_)
+        self._native.receive(ids, seen, rewards, terminated, truncated)
+        self._under_way -= count
+        return ids, seen, rewards, terminated, truncated
