@@ -42,16 +42,19 @@ for batch in torch.utils.data.DataLoader(Data(), batch_size=4):
 
 
 @contextmanager
-def running(text: str, *, prepared: bool = True) -> Iterator["subprocess.Popen[bytes]"]:
+def running(
+    text: str, *, prepared: bool = True, pipes: bool = False
+) -> Iterator["subprocess.Popen[bytes]"]:
     """Runs a script until the end of the block; waits until it is prepared."""
-    child = subprocess.Popen([sys.executable, "-c", text])
+    pipe = subprocess.PIPE if pipes else None
+    child = subprocess.Popen([sys.executable, "-c", text], stdin=pipe, stdout=pipe)
     try:
         if prepared:
             until(lambda: is_prepared(child.pid))
         yield child
     finally:
         child.kill()
-        child.wait()
+        child.communicate()
 
 
 def is_prepared(pid: int) -> bool:

@@ -35,6 +35,7 @@ from fireflyer.cli.run.options import (
     NameOption,
     NodesOption,
     PriorityOption,
+    ProfOption,
     RanksOption,
     RehearseOption,
     StartOption,
@@ -167,6 +168,7 @@ def run(
     workspace_limit: LimitOption = 256,
     venv_lock: VenvLockOption = None,
     rehearse: RehearseOption = None,
+    prof: ProfOption = None,
     gpus: GpusOption = "0",
     memory: MemoryOption = "",
     priority: PriorityOption = "normal",
@@ -212,10 +214,18 @@ def run(
         gpus=gpus, memory=memory, priority=priority, group=group,
         labels=tuple(label or ()), expect=expect, module=module,
     )  # fmt: skip
+    shown = {"detach": detach, "all_ranks": all_ranks, "json": json}
+    if rehearse is not None and prof is not None:
+        from fireflyer.errors import ConfigError
+
+        raise ConfigError("--prof and --rehearse exclude each other")
+    if prof is not None:
+        from fireflyer.cli.run.profiling import profiled
+
+        raise typer.Exit(profiled(request, home, prof, **shown))
     if rehearse is not None:
         from fireflyer.cli.run.rehearsal import rehearsed
 
-        shown = {"detach": detach, "all_ranks": all_ranks, "json": json}
         raise typer.Exit(rehearsed(request, home, rehearse, shaped=bool(nodes or ranks), **shown))
     raise typer.Exit(launch(request, home, detach=detach, all_ranks=all_ranks, json=json))
 

@@ -12,7 +12,7 @@
     ├── token                   bearer token, mode 0600
     ├── server.log              output of a background server
     ├── dashboard.html          link to the dashboard, made by `fireflyer dashboard --open`
-    └── tasks/<id>/             output/ and <attempt>/<rank>.log
+    └── tasks/<id>/             output/, <attempt>/<rank>.log and, of a profile, <attempt>/haiprof/
 
 The locks are open-file-description locks: the kernel drops them with the process, and a query for
 the holder does not take the lock. `server.json` is trusted only while `server.lock` is held, so a
@@ -243,6 +243,11 @@ def locate(home: Path | None = None) -> Home:
             f"cannot use {path!a} as home: it is not valid UTF-8; set FIREFLYER_HOME or --home"
         ) from None
     return Home(Path(path))
+
+
+def profile_folder(directory: str | Path, attempt: int) -> Path:
+    """Returns the folder for a profile of an attempt, beside its logs; `directory`: the task's."""
+    return Path(directory) / str(attempt) / "haiprof"
 
 
 def write_private(path: Path, content: bytes) -> None:

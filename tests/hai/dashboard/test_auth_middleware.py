@@ -42,6 +42,7 @@ PAGES: dict[str, Scope] = {
     "GET /dashboard/tasks/{task}/stop": "submit",
     "GET /dashboard/tasks/{task}/log/{rank}/text": "read",
     "GET /dashboard/tasks/{task}/log/{rank}/stream": "read",
+    "GET /dashboard/tasks/{task}/profile/{attempt}/{name}": "read",
     "GET /dashboard/changes/stream": "read",
     "GET /dashboard/nodes": "read",
     "GET /dashboard/nodes/{node}": "read",
@@ -65,7 +66,7 @@ WITHOUT_SESSION = {
 
 def concrete(route: str) -> tuple[str, str]:
     method, path = route.split()
-    values = {"task": "t1", "rank": "0", "node": "n0"}
+    values = {"task": "t1", "rank": "0", "node": "n0", "attempt": "1", "name": "report.html"}
     return method, re.sub(r"\{(\w+)\}", lambda found: values[found[1]], path)
 
 

@@ -12,6 +12,7 @@ from tests.waiting import LIMIT_S
 
 from fireflyer import heartbeat
 from fireflyer.hai.administration import Administration
+from fireflyer.hai.home import profile_folder
 from fireflyer.hai.identity import Quota, TokenRequest
 from fireflyer.hai.model import TaskSpec, TaskState
 
@@ -282,3 +283,43 @@ def test_a_log_of_each_attempt(server: Server, visitor: MakeVisitor, spec: MakeS
         assert ("data-pinned" in text) == bool(query)
     assert "There is no such rank." in owner.get("/dashboard/tasks/t1?rank=2").text
     assert "There is no such rank." in owner.get("/dashboard/tasks/t1?attempt=9").text
+
+
+def test_a_profile_is_linked_and_its_report_runs_nothing(
+    server: Server, visitor: MakeVisitor, spec: MakeSpec
+) -> None:
+    ada, bob = visitor("ada"), visitor("bob")
+    server.client.submit(spec("hold"))
+    view = server.client.wait("t1", {"running"}, LIMIT_S)
+    owner = visitor()
+    assert "/profile/" not in owner.get("/dashboard/tasks/t1").text
+    folder = profile_folder(view.directory, 1)
+    folder.mkdir(parents=True)
+    report, trace = (
+        f"/dashboard/tasks/t1/profile/1/{name}" for name in ("report.html", "trace.json")
+    )
+    (folder / "trace.json").symlink_to(server.client.home.token)
+    (folder / "report.html").write_text(HOSTILE)
+    page = owner.get("/dashboard/tasks/t1").text
+    check_markup(page)
+    assert f'href="{report}"' in page
+    assert trace not in page
+    answer = owner.get(report)
+    assert (answer.status, answer.text) == (200, HOSTILE)
+    policy = answer.headers["Content-Security-Policy"]
+    assert policy.startswith("sandbox; default-src 'none';")
+    assert "script" not in policy
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert owner.get(trace).status == 409
+    (folder / "trace.json").unlink()
+    (folder / "trace.json").write_text("{}")
+    assert trace in owner.get("/dashboard/tasks/t1").text
+    answer = owner.get(trace)
+    assert answer.headers["Content-Disposition"] == 'attachment; filename="t1-1-trace.json"'
+    for path in (
+        report.replace("1/report", "2/report"),
+        report.replace("report.html", "rank0.jsonl"),
+    ):
+        assert owner.get(path).status in (400, 409), path
+    for stranger in (ada, bob):
+        assert stranger.get(report).status == 404

@@ -154,7 +154,12 @@ def attach(
     rate: RateOption = 100.0,
     trace: TraceOption = 0,
     output: OutputOption = None,
-    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until the task runs.")] = False,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait", "-w", help="Wait until the task runs; count the time from its first step."
+        ),
+    ] = False,
     warmup: Annotated[float, typer.Option(min=0, metavar="S", help="Begin later.")] = 0.0,
     timeout: WaitOption = 10.0,
     json: JsonOption = False,

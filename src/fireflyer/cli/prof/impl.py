@@ -107,7 +107,7 @@ def attach(
     if warmup:
         time.sleep(warmup)
     try:
-        attached = collect(targets.pids, asked, folder)
+        attached = collect(targets.pids, replace(asked, from_first_step=wait), folder)
     except NotPrepared as error:
         profiles = _stacks_only(targets, asked, error)
     else:

@@ -3,12 +3,17 @@
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fireflyer.errors import ConfigError, ProfileError
+from fireflyer.errors import ConfigError, ProfileError, TaskError
+from fireflyer.haiprof.attach.target import Target
 
-_POLL_S = 0.1
+_POLL_S = 0.05
+
+PREPARE_TIMEOUT_S = 60.0
+"""Time for a process to start and become attachable."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +41,46 @@ def find(names: Sequence[str], home: Path | None, *, wait: bool) -> Targets:
 
 def _ranks(task: str, home: Path | None, *, wait: bool) -> Targets:
     from fireflyer.hai.client import Client
-    from fireflyer.hai.home import locate
+    from fireflyer.hai.home import profile_folder
 
-    if locate(home).read_engine().engine != "local":
-        raise ProfileError(
-            f"the ranks of {task} run on other machines: on each, run haiprof attach with their "
-            "process ids"
-        )
+    check_local(home, f"the ranks of {task}")
     client = Client(home)
     while True:
         view = client.task(task)
         pids = [r.pid for r in view.ranks if r.pid is not None and r.ended is None and r.member]
         whole = view.state == "running" and len(pids) == len(view.ranks)
         if whole or (pids and not wait):
-            folder = Path(view.directory) / str(view.attempt) / "haiprof"
-            return Targets(pids, folder)
-        if not wait or view.state in ("finished", "failed", "stopped"):
+            if wait:
+                await_preparation(pids)
+            return Targets(pids, profile_folder(view.directory, view.attempt))
+        if not wait:
             raise ProfileError(f"{task} has no running rank: it is {view.state}")
+        try:
+            client.wait(task, {"running"})
+        except TaskError as error:
+            raise ProfileError(f"nothing to profile: {error}") from None
         time.sleep(_POLL_S)
+
+
+def check_local(home: Path | None, what: str) -> None:
+    """Raises ProfileError if tasks of this platform run on other machines."""
+    from fireflyer.hai.home import locate
+
+    if locate(home).read_engine().engine != "local":
+        raise ProfileError(
+            f"{what} run on other machines: on each, run haiprof attach with their process ids"
+        )
+
+
+def await_preparation(pids: Sequence[int]) -> None:
+    """Waits until processes that are starting can be attached to. Returns early if one has ended,
+    or is not prepared in time: an attempt to attach to it then tells."""
+    end = time.monotonic() + PREPARE_TIMEOUT_S
+    for pid in pids:
+        while time.monotonic() < end:
+            with suppress(ProfileError), Target(pid) as target:
+                target.signal_number()
+                break
+            if not Path(f"/proc/{pid}").exists():
+                return
+            time.sleep(_POLL_S)

@@ -2,8 +2,9 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -65,14 +66,37 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """True if `script` is the name of a module."""
 
 
-def launch(request: Launch, home: Path | None, *, detach: bool, all_ranks: bool, json: bool) -> int:
-    """Submits the task and follows it unless detached; returns the exit code."""
+class Companion(Protocol):
+    """Process beside a task."""
+
+    def finish(self) -> None:
+        """Called after the task's end, if it was followed until then."""
+        ...
+
+
+def launch(
+    request: Launch,
+    home: Path | None,
+    *,
+    detach: bool,
+    all_ranks: bool,
+    json: bool,
+    beside: Callable[[Client, View], Companion] | None = None,
+) -> int:
+    """Submits the task and follows it unless detached; returns the exit code.
+
+    Args:
+        beside: starts a process beside the submitted task.
+    """
     spec, client = prepare(request, home)
     view = client.submit(spec)
+    companion = None if beside is None else beside(client, view)
     if detach:
         _say(view, json=json)
         return 0
     followed = follow_task(client, view, all_ranks=all_ranks, json=json)
+    if companion is not None and followed.state is not None:
+        companion.finish()
     if json and followed.state is not None:
         printing.as_json(client.task(view.id))
     return followed.code

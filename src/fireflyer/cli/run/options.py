@@ -44,6 +44,16 @@ RehearseOption = Annotated[
         "@step40; freeze and slow also with +10s.",
     ),
 ]
+ProfOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prof",
+        metavar="KEY=VALUE,...",
+        help="Profile the first attempt from its first step, e.g. "
+        "time=120,recorders=basic,phase,trace=1; also warmup and rate. Results: beside the logs "
+        "and on the task's page.",
+    ),
+]
 
 # -- the ranks -------------------------------------------------------------------------------------
 

@@ -36,8 +36,9 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Headers of every response. Not `no-referrer`: with it browsers send `Origin: null` with a form,
-and the check of a form's origin would have nothing to compare."""
+"""Headers of every response; a route may set a policy of its own. Not `no-referrer`: with it
+browsers send `Origin: null` with a form, and the check of a form's origin would have nothing to
+compare."""
 
 _NEXT = re.compile(
     rf"{ROOT}(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*(?:\?[A-Za-z0-9._~*%&=-]*)?", re.ASCII
@@ -138,7 +139,8 @@ def _headed(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            headers.update(HEADERS)
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
             headers.setdefault("Cache-Control", "no-store")
         await send(message)
 

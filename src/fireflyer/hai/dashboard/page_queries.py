@@ -8,10 +8,11 @@ in pieces, between which the loop serves other requests.
 import asyncio
 import time
 from collections import Counter
+from pathlib import Path
 
 import msgspec
 
-from fireflyer.hai.dashboard import cluster_map, tail, timeline
+from fireflyer.hai.dashboard import cluster_map, profiles, tail, timeline
 from fireflyer.hai.dashboard.ledger_cache import Ledger, LedgerCache
 from fireflyer.hai.dashboard.text_filters import title
 from fireflyer.hai.database.history_queries import HistoryQueries, TaskSummary
@@ -91,6 +92,7 @@ class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankView, ...]
     world: int
     log: tail.Tail | None
+    profiles: tuple[profiles.Profile, ...]
 
 
 class PageQueries:
@@ -240,7 +242,16 @@ class PageQueries:
             ranks=view.ranks[:RANKS],
             world=world,
             log=log,
+            profiles=profiles.of_task(view),
         )
+
+    def profile_file(self, task: str, attempt: int, name: str) -> Path:
+        """Returns a file of a profile.
+
+        Raises:
+            TaskError: no such task, attempt or file.
+        """
+        return profiles.find(self._controller.view(task), attempt, name)
 
 
 def _waiting(place: int, job: Job, line: TaskSummary | None, why: WhyView | None) -> Waiting:

@@ -3,13 +3,14 @@
 from collections import Counter
 from typing import Annotated, Literal
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi.responses import FileResponse
 from pydantic import AfterValidator
 
 from fireflyer.errors import TaskError
 from fireflyer.hai.admission import check_line
 from fireflyer.hai.dashboard import cluster_map as clustermap
-from fireflyer.hai.dashboard import pages
+from fireflyer.hai.dashboard import pages, profiles
 from fireflyer.hai.dashboard.auth_middleware import ROOT
 from fireflyer.hai.dashboard.page_queries import (
     NODES_PER_PAGE,
@@ -150,6 +151,23 @@ def _task_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
         found = await looks.task(task, rank, attempt)
         return await pages.page(
             request, "task", task=found, rank=rank, attempt=attempt, causes=CAUSES
+        )
+
+    @app.get(f"{ROOT}/tasks/{{task}}/profile/{{attempt}}/{{name}}")
+    async def profile(
+        task: str,
+        attempt: Annotated[int, Path(ge=1, lt=1 << 31)],
+        name: Literal["report.html", "trace.json"],
+        who: Identity = needs("read"),
+    ) -> Response:
+        """Show the report of a profiled attempt, or download its trace."""
+        looks.check_owner(task, who)
+        path = looks.profile_file(task, attempt, name)
+        if name == profiles.REPORT:
+            headers = {"Content-Security-Policy": profiles.REPORT_POLICY}
+            return FileResponse(path, media_type="text/html; charset=utf-8", headers=headers)
+        return FileResponse(
+            path, media_type="application/json", filename=f"{task}-{attempt}-{name}"
         )
 
 

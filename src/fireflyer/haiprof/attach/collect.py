@@ -45,6 +45,14 @@ class Options:
     from_first_step: bool = False
     """Begin to count the time at the first step of an optimizer."""
 
+    def check(self) -> None:
+        """Raises ConfigError if a value cannot be used."""
+        if not self.seconds > 0:
+            raise ConfigError(
+                f"invalid time {self.seconds:g}: expected a positive number of seconds"
+            )
+        chosen(self.recorders, self.intervals)
+
     def request(self) -> Request:
         """Returns what to ask of the agent."""
         _, inside = chosen(self.recorders, self.intervals)
@@ -85,10 +93,7 @@ def collect(
         ProfileError: a process cannot be attached to. None is attached then.
         ConfigError: an option cannot work.
     """
-    if not options.seconds > 0:
-        raise ConfigError(
-            f"invalid time {options.seconds:g}: expected a positive number of seconds"
-        )
+    options.check()
     outside, _ = chosen(options.recorders, options.intervals)
     request = options.request()
     with contextlib.ExitStack() as stack:

@@ -163,7 +163,7 @@ class Session:
                 raise ProfileError(f"process {self.target.pid} ended before it answered")
         raise ProfileError(
             f"process {self.target.pid} did not answer within {timeout_s:g} s: it is being profiled "
-            "already, or its main thread is inside a long native call; try again"
+            f"already, or {self.target.obstacle()}"
         )
 
     def _expect_hello(self, timeout_s: float) -> Hello:

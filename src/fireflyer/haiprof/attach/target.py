@@ -6,6 +6,7 @@ prepared, and `wake` asks again right before it signals the very process that wa
 
 import contextlib
 import os
+import platform
 import pwd
 import re
 import signal
@@ -20,6 +21,13 @@ _STATES = {
     "Z": "is a zombie: it has ended, and its parent has not collected it",
     "X": "has ended",
 }
+
+
+_BLOCKING = {
+    0: "read", 19: "readv", 43: "accept", 45: "recvfrom", 47: "recvmsg", 61: "wait4", 202: "futex",
+    247: "waitid", 288: "accept4",
+}  # fmt: skip
+"""System calls of x86-64 that a signal with SA_RESTART interrupts without a return to Python."""
 
 
 class NotPrepared(ProfileError):
@@ -119,6 +127,20 @@ class Target:
         number = self.signal_number()
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, number)
+
+    def obstacle(self) -> str:
+        """Returns the reason why the main thread does not notice a signal now, as a clause."""
+        try:
+            number = Path(f"/proc/{self.pid}/syscall").read_text().split()[0]
+        except (OSError, IndexError):
+            number = ""
+        known = platform.machine() == "x86_64" and number.isdecimal()
+        if known and (name := _BLOCKING.get(int(number))):
+            return (
+                f"its main thread is blocked in {name}(), and answers when that returns: wait longer "
+                "with --timeout"
+            )
+        return "its main thread is inside a long native call: wait longer with --timeout"
 
     def alive(self) -> bool:
         """Returns whether the process has not ended."""

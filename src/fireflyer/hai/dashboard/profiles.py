@@ -1,0 +1,64 @@
+"""Profiles that `fireflyer prof` stored beside the logs of a task's attempts."""
+
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from fireflyer.errors import TaskError
+from fireflyer.hai.home import profile_folder
+from fireflyer.hai.model import TaskView
+
+REPORT, TRACE = "report.html", "trace.json"
+MOST_ATTEMPTS = 20
+"""Newest attempts whose profiles a page looks for."""
+
+REPORT_POLICY = (
+    "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; "
+    "form-action 'none'; base-uri 'none'"
+)
+"""Content-Security-Policy of a report. The task could have written it: it runs no script, belongs to
+no origin, and loads nothing. Its style is its own."""
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """Files of one attempt's profile."""
+
+    attempt: int
+    trace: bool
+    """True if there is a trace for ui.perfetto.dev."""
+
+
+def of_task(view: TaskView) -> tuple[Profile, ...]:
+    """Returns the profiles of the newest attempts, newest first."""
+    oldest = max(1, view.attempt - MOST_ATTEMPTS + 1)
+    return tuple(
+        Profile(attempt=number, trace=_is_file(_path(view, number, TRACE)))
+        for number in range(view.attempt, oldest - 1, -1)
+        if _is_file(_path(view, number, REPORT))
+    )
+
+
+def find(view: TaskView, attempt: int, name: str) -> Path:
+    """Returns a file of a profile.
+
+    Raises:
+        TaskError: there is no such file.
+    """
+    path = _path(view, attempt, name)
+    if not _is_file(path):
+        raise TaskError(f"task {view.id} has no {name} of attempt {attempt}: it was not profiled")
+    return path
+
+
+def _path(view: TaskView, attempt: int, name: str) -> Path:
+    return profile_folder(view.directory, attempt) / name
+
+
+def _is_file(path: Path) -> bool:
+    """Returns whether it is a file in a folder, not a link that a task has put there."""
+    with suppress(OSError):
+        folder, file = path.parent.lstat().st_mode, path.lstat().st_mode
+        return stat.S_ISDIR(folder) and stat.S_ISREG(file)
+    return False
