@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fireflyer.bench.envs import commands as envs_commands
 from fireflyer.bench.harness import options
 from fireflyer.bench.harness.command_line import (
     JsonTo,
@@ -561,6 +562,7 @@ for _command_of_training in (
     train_commands.wire,
     train_commands.scaling,
     network_commands.net,
+    envs_commands.envs,
     parallel_commands.experts,
     parallel_commands.pipeline,
     parallel_commands.tensor,

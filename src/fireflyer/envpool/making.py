@@ -1,37 +1,46 @@
 """Makes environments by name."""
 
+import functools
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fireflyer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fireflyer.envpool.atari import Atari
     from fireflyer.envpool.pool import Pool
+    from fireflyer.envpool.processes import ProcessPool
 
 NATIVE = ("CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1")
 
 
 def make(
     task: str, env_type: str = "gymnasium", num_envs: int = 1, batch_size: int | None = None,
-    num_threads: int = 1, seed: int = 0,
-) -> "Pool":  # fmt: skip
+    num_threads: int = 1, seed: int = 0, **options: Any,
+) -> "Pool | Atari | ProcessPool":  # fmt: skip
     """Makes a pool of environments of one task.
 
+    Tasks of `NATIVE` run in native code, games of Atari ("ALE/Pong-v5") in ale-py's; every other
+    task of gymnasium's registry runs in `num_threads` processes.
+
     Args:
-        task: a name of gymnasium's registry, one of `NATIVE`.
+        task: a name of gymnasium's registry, or a game of ale-py.
         env_type: the interface; "gymnasium" is the only one.
         num_envs: environments of the pool.
         batch_size: environments that `recv` returns, the first that are ready; default: all.
-        num_threads: threads that step environments, the one that waits in `recv` among them.
+        num_threads: threads that step environments, the one that waits in `recv` among them;
+            processes where they are stepped by processes.
         seed: of all random numbers. Trajectories do not depend on `num_threads`.
+        options: of the task: those of `ale_py.vector_env.AtariVectorEnv`, or of `gymnasium.make`.
 
     Raises:
         ConfigError: an argument is out of range, or there is no such task.
-        ModuleNotFoundError: gymnasium is missing.
+        ModuleNotFoundError: gymnasium, or ale-py for Atari, is missing.
     """
-    if find_spec("gymnasium") is None:
-        message = "fireflyer.envpool needs gymnasium: pip install 'fireflyer[envpool]'"
-        raise ModuleNotFoundError(message, name="gymnasium")
+    for package in ("gymnasium", "ale_py") if task.startswith("ALE/") else ("gymnasium",):
+        if find_spec(package) is None:
+            message = f"{task} needs {package}: pip install 'fireflyer[envpool]'"
+            raise ModuleNotFoundError(message, name=package)
     if env_type != "gymnasium":
         raise ConfigError(f"invalid env_type {env_type!r}: expected 'gymnasium'")
     if num_envs < 1 or num_threads < 1:
@@ -41,8 +50,28 @@ def make(
     batch = num_envs if batch_size is None else batch_size
     if not 1 <= batch <= num_envs:
         raise ConfigError(f"invalid batch_size {batch_size}: expected 1 to num_envs ({num_envs})")
-    if task not in NATIVE:
-        raise ConfigError(f"invalid task {task!r}: expected one of {', '.join(NATIVE)}")
-    from fireflyer.envpool.pool import Pool
+    if task.startswith("ALE/"):
+        from fireflyer.envpool.atari import Atari
 
-    return Pool(task, num_envs, batch, num_threads, seed)
+        return Atari(task, num_envs, batch, num_threads, seed, options)
+    if task in NATIVE and not options:
+        from fireflyer.envpool.pool import Pool
+
+        return Pool(task, num_envs, batch, num_threads, seed)
+    return _in_processes(task, num_envs, batch, num_threads, seed, options)
+
+
+def _in_processes(
+    task: str, num_envs: int, batch: int, num_workers: int, seed: int, options: dict[str, Any]
+) -> "ProcessPool":
+    import gymnasium
+
+    from fireflyer.envpool.processes import ProcessPool
+
+    if batch != num_envs:
+        raise ConfigError(f"{task} runs in processes: batch_size must be num_envs ({num_envs})")
+    try:
+        maker = functools.partial(gymnasium.make, task, **options)
+        return ProcessPool([maker] * num_envs, num_workers, seed=seed)
+    except (gymnasium.error.Error, TypeError) as error:
+        raise ConfigError(f"invalid task {task!r}: {error}") from None

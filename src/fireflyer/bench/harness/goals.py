@@ -215,3 +215,12 @@ FLOWS_SPEED = (10.0, 20.0)
 """Ends of flows: our solver against SimGrid."""
 FLOWS_SECONDS = ((3.0, 1.0), (0.5, 0.2))
 """Allowed seconds, and the aim, for 15,000 flows: exact, and with ends merged within 1 %."""
+
+ENVS = {
+    (False, "PyPI envpool"): (1.0, 1.5),
+    (False, "SyncVectorEnv"): (2.0, 4.0),
+    (False, "AsyncVectorEnv"): (20.0, 40.0),
+    (True, "AsyncVectorEnv"): (1.5, 2.8),
+    (True, "ale-py"): (1.0, 1.2),
+}
+"""Steps of environments, by whether they are games of Atari: ours against others."""

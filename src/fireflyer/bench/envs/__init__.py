@@ -1,0 +1,1 @@
+"""Benchmark of environments in batches."""

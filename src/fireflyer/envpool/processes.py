@@ -1,0 +1,205 @@
+"""Any environment of gymnasium, in processes that share memory with the caller.
+
+A worker process steps a share of the environments one after the other; actions and results lie in
+shared memory, and a byte each way says that a step begins or has ended. An environment that raises,
+hangs or ends its process is named and replaced; the others go on.
+"""
+
+import contextlib
+import itertools
+import multiprocessing
+import select
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import ArrayLike, NDArray
+
+from fireflyer.envpool.sharing import Layout, Shared
+from fireflyer.envpool.worker import RESET, STEP, serve
+from fireflyer.errors import ConfigError
+
+STARTING_S = 60.0
+"""For a worker process that takes another one's place to make its environments."""
+
+Bools = NDArray[np.bool_]
+Maker = Callable[[], "gymnasium.Env[Any, Any]"]
+
+
+class ProcessPool(VectorEnv[Any, Any, Any]):
+    """Environments in worker processes, stepped together.
+
+    The step after one that ended an episode begins the next one (NEXT_STEP). An environment that
+    fails ends its episode: it is truncated with reward 0, and `info["error"]` says what happened.
+    When a worker process dies or hangs, the environments that it had are replaced together, and the
+    one that it was stepping is named.
+
+    Args:
+        makers: a callable for each environment; workers import them, so they are functions of a
+            module or `functools.partial` of one.
+        num_workers: processes.
+        deadline_s: the longest time that a step or a reset of all environments may take.
+        seed: environment i is first reset with seed + i.
+
+    Raises:
+        ConfigError: an argument is out of range, or a space is neither Box, Discrete, MultiDiscrete
+            nor MultiBinary.
+    """
+
+    def __init__(
+        self, makers: Sequence[Maker], num_workers: int = 1, deadline_s: float = 60.0, seed: int = 0
+    ) -> None:
+        if not makers or num_workers < 1 or not deadline_s > 0:
+            raise ConfigError("a pool needs environments, workers and a deadline above 0")
+        one = makers[0]()
+        spaces = one.observation_space, one.action_space
+        for space in spaces:
+            if not isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary):
+                raise ConfigError(f"invalid space {space}: expected one array of numbers")
+        self.spec, self.num_envs = one.spec, len(makers)
+        one.close()
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.single_observation_space, self.single_action_space = spaces
+        self.observation_space = batch_space(spaces[0], self.num_envs)
+        self.action_space = batch_space(spaces[1], self.num_envs)
+        self._makers, self._deadline_s = list(makers), deadline_s
+        self._seed: int | None = seed
+        self._shared = Shared.create(Layout.of(*spaces, self.num_envs))
+        count = min(num_workers, self.num_envs)
+        edges = [self.num_envs * n // count for n in range(count + 1)]
+        self._shares = [range(a, b) for a, b in itertools.pairwise(edges)]
+        self._context = multiprocessing.get_context("spawn")
+        self._workers: list[tuple[SpawnProcess, Connection]] = []
+        try:
+            for share in self._shares:
+                self._workers.append(self._start(share))
+            failed: dict[int, dict[str, Any]] = {}
+            self._await(range(count), failed)
+            if failed:
+                number = min(failed)
+                raise ConfigError(f"environment {number} cannot be made: {failed[number]['error']}")
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begins an episode in every environment.
+
+        Args:
+            seed: environment i is reset with seed + i; default: the pool's at first, then none.
+            options: none are known.
+
+        Raises:
+            ValueError: an option, or a list of seeds.
+        """
+        if options or not (seed is None or isinstance(seed, int)):
+            raise ValueError("reset takes one seed for all environments, and no options")
+        if seed is None and self._seed is not None:
+            seed = self._seed
+        self._seed = None
+        self._shared.seeds[:] = -1 if seed is None else seed + np.arange(self.num_envs)
+        info = self._round(RESET)
+        return self._shared.observations.copy(), info
+
+    def step(self, actions: ArrayLike) -> tuple[Any, Any, Bools, Bools, dict[str, Any]]:
+        """Steps every environment.
+
+        Returns:
+            Observations, rewards (num_envs,) float64, terminated and truncated (num_envs,) bool, and
+            `info` by gymnasium's rules; its `error` (num_envs,) says why an environment was replaced.
+
+        Raises:
+            ValueError: the actions have another shape.
+        """
+        given = np.asarray(actions)
+        shared = self._shared
+        if given.shape != shared.actions.shape:
+            raise ValueError(f"actions have shape {given.shape}, expected {shared.actions.shape}")
+        shared.actions[:] = given
+        info = self._round(STEP)
+        return (
+            shared.observations.copy(), shared.rewards.copy(), shared.terminated.copy(),
+            shared.truncated.copy(), info,
+        )  # fmt: skip
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Ends the workers and gives the shared memory back."""
+        for process, pipe in self._workers:
+            pipe.close()
+            process.join(1.0)
+            process.kill()
+            process.join()
+        self._workers = []
+        self._shared.close()
+
+    def _start(self, share: range) -> tuple[SpawnProcess, Connection]:
+        ours, theirs = self._context.Pipe()
+        makers = [self._makers[n] for n in share]
+        process = self._context.Process(
+            target=serve, args=(theirs, makers, share.start, self._shared.name, self._shared.layout),
+            daemon=True,
+        )  # fmt: skip
+        process.start()
+        theirs.close()
+        return process, ours
+
+    def _round(self, what: int) -> dict[str, Any]:
+        infos: dict[int, dict[str, Any]] = {}
+        for _, pipe in self._workers:
+            with contextlib.suppress(OSError):  # a worker that has died is replaced below
+                pipe.send_bytes(bytes([what]))
+        self._await(range(len(self._workers)), infos)
+        whole: dict[str, Any] = {}
+        for number in sorted(infos):
+            whole = self._add_info(whole, infos[number], number)
+        return whole
+
+    def _await(self, told: Sequence[int], infos: dict[int, dict[str, Any]]) -> None:
+        """Waits until each worker has answered; replaces those that do not."""
+        end = time.monotonic() + self._deadline_s
+        waiting = set(told)
+        while waiting:
+            pipes = {self._workers[number][1].fileno(): number for number in waiting}
+            ready = select.select(list(pipes), [], [], max(0.0, end - time.monotonic()))[0]
+            if not ready:
+                for number in sorted(waiting):
+                    self._replace(number, f"it took over {self._deadline_s:g} s", infos)
+                return
+            for number in (pipes[fd] for fd in ready):
+                try:
+                    infos.update(self._workers[number][1].recv())
+                except (EOFError, OSError):
+                    self._workers[number][0].join(1.0)
+                    code = self._workers[number][0].exitcode
+                    self._replace(number, f"its process ended with {code}", infos)
+                waiting.discard(number)
+
+    def _replace(self, number: int, why: str, infos: dict[int, dict[str, Any]]) -> None:
+        """Starts a worker anew; the episodes of its environments end."""
+        process, pipe = self._workers[number]
+        process.kill()
+        process.join()
+        pipe.close()
+        share, shared = self._shares[number], self._shared
+        at = int(shared.stepping[share.start])
+        self._workers[number] = self._start(share)
+        process, pipe = self._workers[number]
+        with contextlib.suppress(EOFError, OSError):
+            if pipe.poll(STARTING_S):
+                pipe.recv()
+            else:
+                process.kill()  # the next round finds it dead
+        which = slice(share.start, share.stop)
+        shared.rewards[which], shared.terminated[which], shared.truncated[which] = 0, False, True
+        for env in share:
+            text = why if env == at else f"environment {at}, of the same process, failed: {why}"
+            infos[env] = {"error": text}

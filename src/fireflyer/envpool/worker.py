@@ -1,0 +1,90 @@
+"""A worker process of `ProcessPool`: steps its share of the environments when told to."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import gymnasium
+
+from fireflyer.envpool.sharing import Layout, Shared
+
+STEP, RESET = 1, 2
+
+Env = gymnasium.Env[Any, Any]
+Infos = dict[int, dict[str, Any]]
+
+
+class _Share:
+    """The environments of this process; `first` is the number of the first one in the pool."""
+
+    def __init__(self, makers: Sequence[Callable[[], Env]], first: int, shared: Shared) -> None:
+        self._makers, self._first, self._shared = makers, first, shared
+        self._envs: list[Env] = [maker() for maker in makers]
+        self._over = [True] * len(makers)
+
+    def round(self, what: int) -> Infos:
+        """Steps or resets every environment; returns what they say beside their results."""
+        infos: Infos = {}
+        shared = self._shared
+        for place in range(len(self._envs)):
+            number = self._first + place
+            shared.stepping[self._first] = number
+            try:
+                info = self._reset(place, number) if what == RESET else self._step(place, number)
+            except Exception as error:  # noqa: BLE001  # of the user's environment
+                info = {"error": f"{type(error).__name__}: {error}"}
+                self._replace(place)
+                shared.rewards[number] = 0
+                shared.terminated[number], shared.truncated[number] = False, True
+            if info:
+                infos[number] = info
+        return infos
+
+    def _step(self, place: int, number: int) -> dict[str, Any]:
+        if self._over[place]:
+            return self._reset(place, number)
+        shared = self._shared
+        seen, reward, terminated, truncated, info = self._envs[place].step(shared.actions[number])
+        shared.observations[number] = seen
+        shared.rewards[number] = reward
+        shared.terminated[number], shared.truncated[number] = terminated, truncated
+        self._over[place] = terminated or truncated
+        return info
+
+    def _reset(self, place: int, number: int) -> dict[str, Any]:
+        shared = self._shared
+        seed = int(shared.seeds[number])
+        shared.seeds[number] = -1
+        seen, info = self._envs[place].reset(seed=None if seed < 0 else seed)
+        shared.observations[number] = seen
+        shared.rewards[number] = 0
+        shared.terminated[number] = shared.truncated[number] = False
+        self._over[place] = False
+        return info
+
+    def _replace(self, place: int) -> None:
+        with contextlib.suppress(Exception):
+            self._envs[place].close()
+        self._envs[place] = self._makers[place]()
+        self._over[place] = True
+
+
+def serve(
+    pipe: Connection, makers: Sequence[Callable[[], Env]], first: int, name: str, layout: Layout
+) -> None:  # fmt: skip
+    """Serves a pool until its end of the pipe is closed.
+
+    Args:
+        pipe: to the pool: a byte a round there, what the environments said back.
+        makers: of the environments of this process.
+        first: number of the first one in the pool.
+        name: of the shared memory.
+        layout: of the shared memory.
+    """
+    shared = Shared.attach(name, layout)
+    share = _Share(makers, first, shared)
+    pipe.send({})
+    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+        while True:
+            pipe.send(share.round(pipe.recv_bytes(1)[0]))
