@@ -49,6 +49,19 @@ def test_a_heat_map_averages_what_is_too_much_to_show() -> None:
         heat_map("t", ["a"], ["b"], [])
 
 
+def test_cells_with_marks_are_seen_without_colour() -> None:
+    text = heat_map(
+        "t", ["r"], ["a", "b", "c"], [[1.0, None, None]], marks=[["!", "<", ""]],
+        tips=[["<tip>", "other", ""]], links=["/a?x=1&y=2", "/b", "/c"],
+    )  # fmt: skip
+    ElementTree.fromstring(text)
+    assert text.count("<rect") == text.count("<a ") == 2
+    assert 'href="/a?x=1&amp;y=2"' in text
+    assert "&lt;tip&gt;" in text
+    with pytest.raises(ValueError, match="more than 80 rows"):
+        heat_map("t", ["r"] * 81, ["c"], [[1.0]] * 81, marks=[[""]] * 81)
+
+
 def test_text_of_a_page_is_escaped() -> None:
     text = page("<t>", [])
     assert "<t>" not in text

@@ -24,6 +24,7 @@ from fireflyer.bench.harness.report import Machine
 from fireflyer.bench.network import commands as network_commands
 from fireflyer.bench.parallel import commands as parallel_commands
 from fireflyer.bench.train import commands as train_commands
+from fireflyer.bench.validator import commands as validator_commands
 from fireflyer.errors import CollectiveError
 from fireflyer.program import run_app
 
@@ -563,6 +564,7 @@ for _command_of_training in (
     train_commands.scaling,
     network_commands.net,
     envs_commands.envs,
+    validator_commands.validator,
     parallel_commands.experts,
     parallel_commands.pipeline,
     parallel_commands.tensor,

@@ -14,9 +14,13 @@ LEFT, TOP = 110, 30
 
 def heat_map(
     title: str, rows: Sequence[str], columns: Sequence[str],
-    values: Sequence[Sequence[float | None]], unit: str = "", high: float | None = None,
+    values: Sequence[Sequence[float | None]], unit: str = "", high: float | None = None, *,
+    marks: Sequence[Sequence[str]] | None = None, tips: Sequence[Sequence[str]] | None = None,
+    links: Sequence[str] | None = None,
 ) -> str:  # fmt: skip
-    """Draws a table of values. A cell without a value stays empty.
+    """Draws a table of values. A cell without a value and a mark stays empty.
+
+    `marks`, `tips` and `links` need a table of at most `MOST` rows and columns.
 
     Args:
         title: text above the cells.
@@ -25,17 +29,23 @@ def heat_map(
         values: one list a row.
         unit: text after a value.
         high: value of the darkest cell; default: the largest one.
+        marks: a character in each cell, so that it is seen without colour; "": none.
+        tips: tooltip of each cell; default: its names and value.
+        links: address behind the cells of each column.
 
     Returns:
         An `<svg>` element.
 
     Raises:
-        ValueError: the shape of the values does not match the names.
+        ValueError: the shape of the values does not match the names, or a table with marks, tips
+            or links is too large.
     """
     if len(values) != len(rows) or any(len(row) != len(columns) for row in values):
         raise ValueError(
             f"the heat map {title!r} has {len(rows)} x {len(columns)} names, other values"
         )
+    if (marks or tips or links) and max(len(rows), len(columns)) > MOST:
+        raise ValueError(f"the heat map {title!r} has more than {MOST} rows or columns")
     rows, columns, values = _grouped(rows, columns, values)
     top = max([v for row in values for v in row if v is not None], default=0.0)
     top = high if high is not None else top
@@ -53,19 +63,31 @@ def heat_map(
                 f'<text x="{LEFT - 6}" y="{y + side / 2 + 4:.1f}" text-anchor="end">{escape(name)}</text>'
             )
         for place, value in enumerate(row):
-            if value is None:
+            mark = marks[line][place] if marks else ""
+            if value is None and not mark:
                 continue
-            share = min(max(value / top, 0.0), 1.0) if top > 0 else 0.0
-            told = escape(f"{name}, {columns[place]}: {number(value)}{unit}")
-            box = f'x="{LEFT + place * side:.1f}" y="{y:.1f}" width="{side - 1:.1f}"'
-            shade = f'height="{side - 1:.1f}" fill-opacity="{0.06 + 0.94 * share:.2f}"'
-            parts.append(f'<rect class="cell" {box} {shade}><title>{told}</title></rect>')
+            told = f"{name}, {columns[place]}: {number(value or 0.0)}{unit}"
+            share = min(max((value or 0.0) / top, 0.0), 1.0) if top > 0 else 0.0
+            cell = _cell(
+                LEFT + place * side, y, side, share, mark, tips[line][place] if tips else told
+            )
+            parts.append(f'<a href="{escape(links[place])}">{cell}</a>' if links else cell)
     foot = height - 10
     ends = f"{columns[0]} to {columns[-1]}" if columns else ""
     parts.append(
         f'<text x="{LEFT}" y="{foot:.0f}">{escape(ends)}; darkest: {number(top)}{escape(unit)}</text>'
     )
     return "\n".join([*parts, "</svg>"])
+
+
+def _cell(x: float, y: float, side: float, share: float, mark: str, tip: str) -> str:
+    box = f'x="{x:.1f}" y="{y:.1f}" width="{side - 1:.1f}" height="{side - 1:.1f}"'
+    parts = [f'<rect class="cell" {box} fill-opacity="{0.06 + 0.94 * share:.2f}"/>']
+    if mark:
+        at = f'x="{x + side / 2 - 0.5:.1f}" y="{y + side / 2 + 3.5:.1f}" text-anchor="middle"'
+        name = "mark on" if share > 0.5 else "mark"
+        parts.append(f'<text class="{name}" {at}>{escape(mark)}</text>')
+    return f"<g><title>{escape(tip)}</title>{''.join(parts)}</g>"
 
 
 def _grouped(

@@ -19,6 +19,7 @@ svg.chart{width:100%;height:auto;display:block;margin:12px 0}
 svg text{fill:var(--soft);font:12px system-ui,sans-serif}
 svg .title{fill:var(--ink);font-weight:600;font-size:13px}svg .grid{stroke:var(--rule)}
 svg path{fill:none;stroke:var(--soft);stroke-width:1.8}svg .cell{fill:var(--hue)}
+svg .mark{fill:var(--ink);font-weight:700}svg .on{fill:var(--paper)}
 svg .box{fill:none;stroke:var(--ink)}svg rect.span{fill-opacity:.3;stroke:var(--soft);stroke-width:.8}
 svg path.hatch{stroke:var(--soft);stroke-width:.7;opacity:.6}
 svg .over{pointer-events:none}svg text.over{fill:var(--ink);font-size:11px}

@@ -103,9 +103,9 @@ def multiplier(nodes: int) -> float:
 
     Student's distribution: the scatter of few nodes is known badly, so they need more.
     """
-    from scipy import stats
+    from scipy.special import stdtrit
 
-    return float(stats.t.isf(FALSE_ALARM, nodes - 1))
+    return -float(stdtrit(nodes - 1, FALSE_ALARM))
 
 
 def judge(check: str, samples: Mapping[str, Sequence[float]], better: Better) -> CheckJudgement:
@@ -142,8 +142,11 @@ def medoid(curves: Array) -> Array:
     Args:
         curves: quantiles of each node, shape (nodes, levels).
     """
+    if curves.shape[1] == 1:
+        found: Array = curves[np.argsort(curves[:, 0])[(len(curves) - 1) // 2]]
+        return found
     totals = [float(np.abs(curves - curve).mean(axis=1).sum()) for curve in curves]
-    found: Array = curves[int(np.argmin(totals))]
+    found = curves[int(np.argmin(totals))]
     return found
 
 

@@ -46,6 +46,8 @@ PAGES: dict[str, Scope] = {
     "GET /dashboard/changes/stream": "read",
     "GET /dashboard/nodes": "read",
     "GET /dashboard/nodes/{node}": "read",
+    "GET /dashboard/validations": "read",
+    "GET /dashboard/validations/{node}": "read",
     "GET /dashboard/ledger": "read",
     "GET /dashboard/users": "admin",
     "POST /dashboard/sign-out": "read",

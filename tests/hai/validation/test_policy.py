@@ -194,6 +194,9 @@ def test_a_journal_survives_a_torn_line(tmp_path: Path) -> None:
     for entry in entries[2:]:
         journal.add(entry)
     assert list(Journal(tmp_path).read()) == entries
+    journal.add(Returned(node="ab", wall=5.0))
+    assert journal.of("a", 2) == entries[2:]
+    assert journal.of("b", 9) == []
     assert (tmp_path / "validator.jsonl").stat().st_mode & 0o777 == 0o600
 
 

@@ -1,18 +1,15 @@
 """Baselines of the file-system benchmark: the same work without a file system around it."""
 
-import hashlib
 import os
-import shutil
 import sqlite3
-import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 from fireflyer.bench.harness.command_process import TimedProcess
-from fireflyer.errors import ConfigError, FireflyerError
+from fireflyer.bench.peers import compiling
+from fireflyer.errors import FireflyerError
 from fireflyer.fs3.kv import MemoryEngine
 from fireflyer.fs3.kv.history import Changes
 from fireflyer.fs3.kv.transaction import Outcome, Transaction, counter_value
@@ -29,27 +26,10 @@ Rows = list[tuple[bytes, bytes]]
 def compiled() -> Path:
     """Returns the program of `peers/raw_reads.cpp`, compiled on first use.
 
-    It stays in $XDG_CACHE_HOME/fireflyer (default ~/.cache/fireflyer).
-
     Raises:
         ConfigError: there is no C++ compiler, or the compilation fails.
     """
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if compiler is None:
-        raise ConfigError("the raw reads need a C++ compiler: apt-get install g++")
-    key = hashlib.sha256(SOURCE.read_bytes() + compiler.encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fireflyer"
-    program = cache / f"raw_reads-{key}"
-    if not program.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            made = Path(folder) / "program"
-            command: list[str | Path] = [compiler, *_FLAGS, SOURCE, "-o", made]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                raise ConfigError(f"{compiler} cannot compile {SOURCE}: {done.stderr[-400:]}")
-            made.rename(program)
-    return program
+    return compiling.compiled(SOURCE, _FLAGS)
 
 
 class RawReads(TimedProcess):

@@ -92,10 +92,10 @@ def zones(nodes: Iterable[NodeView], own: set[str], wanted: str | None = None) -
         Zone(
             name=zone,
             leaves=tuple(
-                _leaf(leaf, found[zone][leaf], own, drawn) for leaf in _sorted(found[zone])
+                _leaf(leaf, found[zone][leaf], own, drawn) for leaf in in_order(found[zone])
             ),
         )
-        for zone in _sorted(found)
+        for zone in in_order(found)
     ]
 
 
@@ -103,7 +103,7 @@ def _leaf(name: str, nodes: list[NodeView], own: set[str], drawn: bool) -> Leaf:
     by_name = {node.name: node for node in nodes}
     counts: dict[State, int] = {}
     cells = []
-    for number, node in enumerate(by_name[each] for each in _sorted(by_name)):
+    for number, node in enumerate(by_name[each] for each in in_order(by_name)):
         state = state_of(node)
         counts[state] = counts.get(state, 0) + 1
         if drawn and number < MOST_CELLS:
@@ -123,6 +123,6 @@ def _cell(node: NodeView, state: State, number: int, own: set[str]) -> Cell:
     )  # fmt: skip
 
 
-def _sorted(names: Iterable[str]) -> list[str]:
+def in_order(names: Iterable[str]) -> list[str]:
     """Sorts names with numbers by value: n2 before n10."""
     return sorted(names, key=lambda name: [(len(p), p) for p in re.findall(r"\d+|\D+", name)])

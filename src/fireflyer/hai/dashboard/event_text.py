@@ -1,8 +1,9 @@
-"""Formats events of a task's history for people. Pure."""
+"""Formats events of histories of tasks and nodes for people. Pure."""
 
 from typing import Any
 
 from fireflyer.hai.model import Event
+from fireflyer.hai.validation.policy import Ended, Entry, Returned, Started, Suspected
 
 
 def told(event: Event) -> list[str | float]:
@@ -35,6 +36,25 @@ def told(event: Event) -> list[str | float]:
             rule = f" (rule {detail['rule']})" if detail["rule"] else ""
             return _line(detail.get("node"), detail["action"] + rule + _avoids(detail))
     return _line("", detail.get("reason"))
+
+
+def happened(entry: Entry) -> str:
+    """Returns one line about an entry of the journal of validations."""
+    match entry:
+        case Suspected():
+            what = "drained" if entry.drained else "suspected"
+            return f"{what}: {entry.kind} {entry.check}".rstrip()
+        case Started():
+            return f"validation started ({entry.trigger})"
+        case Returned():
+            return "passed, and returned to service"
+        case Ended():
+            if entry.failed:
+                told = "; ".join(f"{found.name}: {found.reason}" for found in entry.failed)
+                return f"validation failed: {told}"
+            passed = sum(found.status == "passed" for found in entry.findings)
+            rest = f"{passed} passed, {len(entry.findings) - passed} not run"
+            return f"validation ended: {entry.error or rest}"
 
 
 def _progress(detail: dict[str, Any]) -> list[str | float]:

@@ -23,6 +23,8 @@ from fireflyer.hai.model import PRIORITIES, TERMINAL, Event, NodeView, RankView,
 from fireflyer.hai.scheduling.cluster import Job
 from fireflyer.hai.server.controller import Controller
 from fireflyer.hai.server.dispatch import masked
+from fireflyer.hai.validation.health import Health, health
+from fireflyer.hai.validation.policy import Entry
 
 DAY_S = 86_400.0
 
@@ -37,6 +39,9 @@ RANKS = 64
 """Maximum number of a task's ranks that its page lists."""
 
 EVENTS = 100
+VALIDATIONS = 200
+"""Maximum number of entries of a node's journal that its page reads."""
+
 PIECE = 1000
 
 _PRIORITIES = {level: name for name, level in PRIORITIES.items()}
@@ -108,6 +113,7 @@ class PageQueries:
         self._cluster = controller.dispatch.cluster
         self._browsing = HistoryQueries(store.database)
         self._books = LedgerCache(self._browsing)
+        self._health: tuple[int, Health] | None = None
 
     # -- the cluster -------------------------------------------------------------------------------
 
@@ -168,6 +174,31 @@ class PageQueries:
                 )  # fmt: skip
             action = ""
         return found[:limit]
+
+    # -- validations -------------------------------------------------------------------------------
+
+    def node_names(self) -> list[str]:
+        """Returns the names of all nodes."""
+        return list(self._cluster.nodes)
+
+    async def health(self) -> Health:
+        """Returns the newest results of all nodes, judged in a thread; kept until the next one."""
+        monitor = self._controller.validation
+        if self._health is None or self._health[0] != monitor.entries:
+            entries = monitor.entries
+            latest = {name: s.latest for name, s in monitor.states.items() if s.latest is not None}
+            ordered = {name: latest[name] for name in cluster_map.in_order(latest)}
+            self._health = entries, await asyncio.to_thread(health, ordered)
+        return self._health[1]
+
+    def validating(self) -> dict[str, str]:
+        """Returns the reason of each validation that runs or waits, by node."""
+        states = self._controller.validation.states
+        return {name: state.trigger for name, state in states.items() if state.task}
+
+    async def validations(self, node: str) -> list[Entry]:
+        """Returns the newest entries of a node's journal, oldest first."""
+        return await asyncio.to_thread(self._controller.validation.history, node, VALIDATIONS)
 
     # -- tasks -------------------------------------------------------------------------------------
 

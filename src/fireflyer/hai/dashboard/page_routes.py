@@ -5,10 +5,8 @@ from typing import Annotated, Literal
 
 from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.responses import FileResponse
-from pydantic import AfterValidator
 
 from fireflyer.errors import TaskError
-from fireflyer.hai.admission import check_line
 from fireflyer.hai.dashboard import cluster_map as clustermap
 from fireflyer.hai.dashboard import pages, profiles
 from fireflyer.hai.dashboard.auth_middleware import ROOT
@@ -19,6 +17,8 @@ from fireflyer.hai.dashboard.page_queries import (
     WINDOWS,
     PageQueries,
 )
+from fireflyer.hai.dashboard.parameters import Number, Text
+from fireflyer.hai.dashboard.validation_routes import validation_pages
 from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.database.store import Store
 from fireflyer.hai.identity import Identity
@@ -27,17 +27,7 @@ from fireflyer.hai.model import TERMINAL, TaskState
 from fireflyer.hai.server.access import Accounts
 from fireflyer.hai.server.auth import needing
 
-Number = Annotated[int, Query(ge=0, lt=1 << 31)]
 Window = Literal["1h", "24h", "7d"]
-
-
-def _line(text: str) -> str:
-    check_line("this text of the address", text, 200)
-    return text
-
-
-Text = Annotated[str, Query(), AfterValidator(_line)]
-"""Text without control characters: it may go to the database, and PostgreSQL accepts no NUL."""
 
 HOLDING: tuple[TaskState, ...] = ("starting", "running", "suspending")
 
@@ -58,6 +48,7 @@ def page_routes(
     _cluster_pages(app, looks, trail)
     _task_pages(app, looks, trail)
     _node_pages(app, looks, trail)
+    validation_pages(app, looks, trail)
     needs = needing(trail)
 
     @app.get(f"{ROOT}/ledger")

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Request
 from starlette.responses import HTMLResponse, Response
 
+from fireflyer.charts.axes import number
 from fireflyer.hai.dashboard import text_filters
-from fireflyer.hai.dashboard.event_text import told
+from fireflyer.hai.dashboard.event_text import happened, told
 from fireflyer.hai.identity import Identity
 from fireflyer.hai.simulation.style import STYLE
 
@@ -29,6 +30,7 @@ NAVIGATION = (
     ("queue", "Queue", "/dashboard/queue"),
     ("tasks", "Tasks", "/dashboard/tasks"),
     ("nodes", "Nodes", "/dashboard/nodes"),
+    ("validations", "Checks", "/dashboard/validations"),
     ("ledger", "Ledger", "/dashboard/ledger"),
 )
 
@@ -48,8 +50,10 @@ def templates() -> "Environment":
     for call in (
         text_filters.short, text_filters.span, text_filters.ago, text_filters.stamp,
         text_filters.clock, text_filters.percent, text_filters.hours, text_filters.title, told,
+        happened,
     ):  # fmt: skip
         made.filters[call.__name__] = call
+    made.filters["figure"] = number
     return made
 
 

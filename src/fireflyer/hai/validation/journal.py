@@ -5,6 +5,7 @@ short is skipped and ended by the next entry.
 """
 
 import os
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,10 +29,21 @@ class Journal:
         except FileNotFoundError:
             return
         for line in data.split(b"\n"):
-            try:
-                yield msgspec.json.decode(line, type=Entry)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue
+            if (entry := _decoded(line)) is not None:
+                yield entry
+
+    def of(self, node: str, most: int) -> list[Entry]:
+        """Returns the newest entries of one node, oldest first, at most `most`."""
+        # Encoding a text is deterministic, so only lines with these bytes can name the node.
+        named, found = msgspec.json.encode(node), deque[Entry](maxlen=most)
+        try:
+            with self._path.open("rb") as file:
+                for line in file:
+                    if named in line and (entry := _decoded(line)) and entry.node == node:
+                        found.append(entry)
+        except FileNotFoundError:
+            pass
+        return list(found)
 
     def add(self, entry: Entry) -> None:
         """Appends an entry.
@@ -50,3 +62,12 @@ class Journal:
             os.fsync(file)
         finally:
             os.close(file)
+
+
+def _decoded(line: bytes) -> Entry | None:
+    """Returns the entry of a line; None: a crash cut it short."""
+    try:
+        found: Entry = msgspec.json.decode(line, type=Entry)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return found

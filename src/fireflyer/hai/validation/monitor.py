@@ -92,16 +92,20 @@ class ValidationMonitor:
         self._requested: dict[str, asyncio.Future[str]] = {}
         self._settings = load(home)
         self.states: dict[str, NodeState] = {}
+        self.entries = 0
+        """Entries that this server added."""
         for entry in self._journal.read():
             fold(self.states, entry)
 
     def _add(self, entry: Entry) -> None:
         self._journal.add(entry)
         fold(self.states, entry)
+        self.entries += 1
 
-    def history(self) -> list[Entry]:
-        """Returns all entries of the journal, oldest first."""
-        return list(self._journal.read())
+    def history(self, node: str, most: int) -> list[Entry]:
+        """Returns the newest entries of a node, oldest first; reads the journal, so call it in a
+        thread."""
+        return self._journal.of(node, most)
 
     def suspected(self, node: str, found: Observation | None, action: str) -> None:
         """Records a fault that the rules blame on a node; None: an attempt ended there."""

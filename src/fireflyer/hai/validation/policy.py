@@ -98,6 +98,8 @@ class NodeState(msgspec.Struct):
 
     last: float = 0.0
     """End of the last validation with results."""
+    latest: Ended | None = None
+    """Last validation with results."""
     tried: float = 0.0
     """End of the last validation, with or without results."""
     suspected: float = 0.0
@@ -128,6 +130,7 @@ def fold(states: dict[str, NodeState], entry: Entry) -> None:
             state.tried = entry.wall
             if entry.findings:
                 state.last = entry.wall
+                state.latest = entry
                 state.suspected = 0.0
                 if not entry.failed and not state.drained:
                     state.causes = ()

@@ -1,5 +1,6 @@
 """The HTTP routes of nodes, windows, the queue, and faults."""
 
+import asyncio
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
@@ -96,8 +97,8 @@ def _node_routes(app: FastAPI, controller: Controller, store: Store, trail: Audi
     async def validations(node: str, who: Identity = needs("read")) -> Response:
         """Read the newest validations of a node, and the faults and returns between them."""
         del who
-        found = [entry for entry in controller.validation.history() if entry.node == node]
-        return json(NodeHistory(entries=tuple(found[-VALIDATIONS:])))
+        found = await asyncio.to_thread(controller.validation.history, node, VALIDATIONS)
+        return json(NodeHistory(entries=tuple(found)))
 
 
 def _window_routes(

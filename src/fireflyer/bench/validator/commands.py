@@ -1,0 +1,19 @@
+"""Command of `fireflyer bench` for the validator."""
+
+from fireflyer.bench.harness.command_line import JsonTo, Rounds, report
+from fireflyer.bench.harness.report import Machine
+
+
+def validator(rounds: Rounds = 7, json_to: JsonTo = None) -> None:
+    """Measure the validator's memory bandwidth against a C triad, on each NUMA node.
+
+    The triad is a source file of Fireflyer's, compiled by c++ on first use. Both use the same
+    sizes, a thread on each CPU, and the best of 12 passes.
+
+    \b
+    fireflyer bench validator
+    """
+    machine = Machine.here()
+    from fireflyer.bench.validator import memory
+
+    report("validator", machine, memory.run(rounds), [], json_to)

@@ -1,0 +1,268 @@
+"""Rounds of measurements of eight nodes of which one may be slowed down.
+
+The nodes of a round take turns several times, so that a stall of the machine, which all of them
+share, meets the reference nodes as often as the slowed one. `python -m tests.validator.slow_nodes
+--clean 50` counts the false alarms of rounds without a slow node; `--slow 8` slows each node once.
+"""
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.validator.control_groups import Group, Missing
+
+from fireflyer.errors import LabError
+from fireflyer.lab import Lab, namespaces
+from fireflyer.validator import fleet, pairs
+from fireflyer.validator.checks import cpu, disk
+from fireflyer.validator.fleet import Measurements
+from fireflyer.validator.model import Settings
+
+NODES = 8
+SECRET = b"secret of these tests"
+
+LINE_MBIT = 100
+LINE_BYTES = 1 << 20
+LINE_BURST = 32 << 10
+"""Bytes that a node may send above its rate; small, so that a transfer takes the time of its rate."""
+
+LINE_TURNS = 10
+DISK_TURNS = 3
+
+Named = set[tuple[str, str]]
+"""Node and check of each defective node."""
+
+Samples = dict[str, list[float]]
+
+
+class Fleet:
+    """Measurements of one round."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Measurements] = {}
+
+    def add(self, node: int, check: str, values: list[float], *, less: bool = False) -> None:
+        of_check = self._found.setdefault(check, Measurements("less" if less else "more", {}))
+        of_check.values.setdefault(f"n{node}", []).extend(values)
+
+    def named(self) -> Named:
+        """Returns what the judgement names."""
+        judged = fleet.judge_fleet(self._found)
+        return {(n.node, of.check) for of in judged for n in of.nodes if n.defective}
+
+
+class Lines:
+    """Nodes of a lab that send to a hub, one at a time. A context manager."""
+
+    def __init__(self) -> None:
+        self._lab = Lab(hosts=NODES + 1, rate=f"{LINE_MBIT}mbit")
+        self._links: list[pairs.Link] = []
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> "Lines":
+        lab = self._stack.enter_context(self._lab)
+        hub = lab.hosts[NODES]
+        listener = hub.call(lambda: pairs.listen((hub.address, 0), SECRET))
+        self._stack.enter_context(listener)
+        threading.Thread(target=_serve, args=(listener,), daemon=True).start()
+        address = listener.getsockname()[:2]
+        for node in range(NODES):
+            self._shape(node, 1.0)
+        for host in lab.hosts[:NODES]:
+            self._links.append(
+                self._stack.enter_context(host.call(lambda: pairs.Link(address, SECRET)))
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def round(self, slow: int | None) -> Named:
+        """Measures all nodes; the line of `slow` has lost a fifth of its rate."""
+        found = Fleet()
+        if slow is not None:
+            self._shape(slow, 0.8)
+        for _ in range(LINE_TURNS):
+            for node, link in enumerate(self._links):
+                found.add(node, "network bandwidth", [link.send(LINE_BYTES)])
+        if slow is not None:
+            self._shape(slow, 1.0)
+        return found.named()
+
+    def _shape(self, node: int, share: float) -> None:
+        bits = round(share * LINE_MBIT * 1e6)
+        namespaces.tool(
+            "tc", "-n", str(self._lab.hosts[node].namespace), "qdisc", "change", "dev", "eth0",
+            "root", "tbf", "rate", f"{bits}bit", "burst", f"{LINE_BURST}b", "latency", "50ms",
+        )  # fmt: skip
+
+
+def _serve(listener: object) -> None:
+    """Serves each sender in a thread until the listener is closed."""
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listener.accept()  # type: ignore[attr-defined]
+            threading.Thread(target=pairs.serve, args=(connection, SECRET), daemon=True).start()
+
+
+class Processors:
+    """Nodes that are control groups of the CPU. A context manager."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._groups = [Group("cpu", f"cpu{node}") for node in range(NODES)]
+
+    def __enter__(self) -> "Processors":
+        for group in self._groups:
+            self._stack.enter_context(group)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def round(self, slow: int | None) -> Named:
+        """Checks all nodes; the quota of `slow` has lost 15 % of the machine's CPUs."""
+        cpus = len(os.sched_getaffinity(0))
+        found, named = Fleet(), set[tuple[str, str]]()
+        if slow is not None:
+            self._groups[slow].limit_cpus(0.85 * cpus)
+        for node, group in enumerate(self._groups):
+            for figure, values in group.run(_check_cpu).items():
+                if figure == "cpu speed":
+                    found.add(node, figure, values)
+                elif figure.endswith(" failed"):
+                    named.add((f"n{node}", figure.removesuffix(" failed")))
+        if slow is not None:
+            self._groups[slow].limit_cpus(cpus)
+        return named | found.named()
+
+
+def _check_cpu() -> Samples:
+    cpu.LOAD_S = 0.4
+    found: Samples = {}
+    for each in cpu.run(Settings()):
+        found[each.name + (" failed" if each.failed else "")] = list(each.samples)
+    return found
+
+
+class Disks:
+    """Nodes that are control groups of the disk of the temporary files. A context manager."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._groups = [Group("io", f"io{node}") for node in range(NODES)]
+        self._folder = Path(".")
+
+    def __enter__(self) -> "Disks":
+        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        for group in self._groups:
+            self._stack.enter_context(group)
+            group.limit_disk(self._folder, 0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def round(self, slow: int | None) -> Named:
+        """Checks all nodes; the disk of `slow` has a fifth of the speed of the others."""
+        found, rates = Fleet(), list[float]()
+        if slow is not None:
+            for group in self._groups:
+                rates += group.run(lambda: _check_disk(self._folder))["disk write"]
+            limit = round(statistics.median(rates) / 5 * 1e6)
+            self._groups[slow].limit_disk(self._folder, limit)
+        for _ in range(DISK_TURNS):
+            for node, group in enumerate(self._groups):
+                checked = group.run(lambda: _check_disk(self._folder, short=slow is None))
+                for figure, values in checked.items():
+                    found.add(node, figure, values, less=figure == "fsync latency")
+        if slow is not None:
+            self._groups[slow].limit_disk(self._folder, 0)
+        return found.named()
+
+
+def _check_disk(folder: Path, *, short: bool = False) -> Samples:
+    """Runs the disk check with shorter parts: 6 windows a transfer instead of 10. `short`: with
+    windows of a fifth of the time, too, which other processes disturb more."""
+    disk.QUICK_BYTES, disk.SECONDS, disk.BEST_OF = 16 << 20, 0.1, 6
+    if short:
+        disk.WINDOW_S = 0.03
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        return {each.name: list(each.samples) for each in disk.run(Settings(directory=scratch))}
+
+
+KINDS: dict[str, Callable[[], Lines | Processors | Disks]] = {
+    "line": Lines, "cpu": Processors, "disk": Disks,
+}  # fmt: skip
+
+RIGHT = {
+    "line": {"network bandwidth"}, "cpu": {"cpu quota"}, "disk": {"disk write", "disk read"},
+}  # fmt: skip
+"""Figures that must name a slowed node, at least one of them."""
+
+ALLOWED = {
+    "line": {"network bandwidth"},
+    "cpu": {"cpu quota", "cpu speed"},
+    "disk": {"disk write", "disk read", "disk random read", "fsync latency"},
+}
+"""Figures that may name it."""
+
+
+def rightly(kind: str, slow: int, named: Named) -> bool:
+    """Returns whether the slowed node, and no other, is named by the right check."""
+    figures = {figure for node, figure in named if node == f"n{slow}"}
+    alone = all(node == f"n{slow}" for node, _ in named)
+    return alone and bool(figures & RIGHT[kind]) and figures <= ALLOWED[kind]
+
+
+@contextlib.contextmanager
+def nodes(kind: str) -> Iterator[Lines | Processors | Disks]:
+    """Makes the nodes of a kind.
+
+    Raises:
+        Missing: this machine cannot.
+    """
+    if kind == "line" and (reason := namespaces.why_not()) is not None:
+        raise Missing(reason)
+    try:
+        with KINDS[kind]() as made:
+            yield made
+    except LabError as error:
+        raise Missing(str(error)) from None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--clean", type=int, default=0)
+    parser.add_argument("--slow", type=int, default=0)
+    parser.add_argument("--kind", choices=list(KINDS), action="append")
+    options = parser.parse_args()
+    for kind in options.kind or KINDS:
+        begun = time.monotonic()
+        try:
+            with nodes(kind) as made:
+                alarms = [found for _ in range(options.clean) if (found := made.round(None))]
+                slow = [made.round(number % NODES) for number in range(options.slow)]
+        except Missing as missing:
+            sys.stdout.write(f"{kind}: not run: {missing}\n")
+            continue
+        right = sum(rightly(kind, number % NODES, one) for number, one in enumerate(slow))
+        sys.stdout.write(
+            f"{kind}: {len(alarms)} of {options.clean} clean rounds with a false alarm {alarms}; "
+            f"{right} of {options.slow} slowed nodes named rightly "
+            f"{[one for n, one in enumerate(slow) if not rightly(kind, n % NODES, one)]}; "
+            f"{time.monotonic() - begun:.0f} s, load {os.getloadavg()[0]:.1f}\n"
+        )
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
