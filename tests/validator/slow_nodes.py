@@ -8,6 +8,7 @@ share, meets the reference nodes as often as the slowed one. `python -m tests.va
 import argparse
 import contextlib
 import os
+import socket
 import statistics
 import sys
 import tempfile
@@ -104,11 +105,11 @@ class Lines:
         )  # fmt: skip
 
 
-def _serve(listener: object) -> None:
+def _serve(listener: socket.socket) -> None:
     """Serves each sender in a thread until the listener is closed."""
     with contextlib.suppress(OSError):
         while True:
-            connection, _ = listener.accept()  # type: ignore[attr-defined]
+            connection, _ = listener.accept()
             threading.Thread(target=pairs.serve, args=(connection, SECRET), daemon=True).start()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.hai.dashboard.browser import DESKTOP, PHONE, Browser, missing
 from tests.hai.dashboard.test_pages import HOSTILE, RIGHT_TO_LEFT
+from tests.hai.dashboard.test_validation_pages import seed
 from tests.hai.server.conftest import Server
 from tests.hai.server.test_access import Somebody
 from tests.waiting import LIMIT_S
@@ -342,6 +343,24 @@ def test_nothing_is_wider_than_the_window(
         assert (browser.overhang(), browser.wide()) == (0, []), page
         missing = [text for text in browser.complaints() if "404" not in text]
         assert missing == [], page
+
+
+@pytest.mark.parametrize(("size", "dark"), [(PHONE, True), (DESKTOP, False)])
+def test_maps_of_checks_fit_the_window(
+    browser: Browser, server: Server, size: tuple[int, int], dark: bool
+) -> None:
+    seed(server)
+    server.start()
+    enter(browser, server)
+    root = browser.driver.current_url
+    browser.look(size, dark=dark)
+    for page in ("/validations", "/validations/n0", "/validations/n1"):
+        browser.open(root + page)
+        assert (browser.overhang(), browser.wide()) == (0, []), page
+        assert browser.complaints() == [], page
+    browser.open(f"{root}/validations")
+    browser.find("#worst td a").click()
+    browser.until_text("h1", "Checks of n0")
 
 
 def test_two_users_see_their_own(

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 
 from fireflyer.bench.harness.interleaving import interleaved
@@ -30,12 +31,9 @@ def run(rounds: int, array_bytes: int = memory.ARRAY_BYTES) -> list[Row]:
     program = compiled(SOURCE, FLAGS)
     rows = []
     for node, cpus in memory.numa_nodes(Path("/sys"), os.sched_getaffinity(0)).items():
+        asked = (cpus, array_bytes)
         found = interleaved(
-            {
-                "ours": lambda cpus=cpus: max(memory.bandwidth(cpus, PASSES, array_bytes)),
-                "triad": lambda cpus=cpus: max(_triad(program, cpus, array_bytes)),
-            },
-            rounds,
+            {"ours": partial(_ours, *asked), "triad": partial(_triad, program, *asked)}, rounds
         )
         case = f"memory bandwidth, {node}, {len(cpus)} threads"
         rows.append(Row.of_speeds(case, "GB/s", found["ours"], "C triad", found["triad"],
@@ -43,9 +41,13 @@ def run(rounds: int, array_bytes: int = memory.ARRAY_BYTES) -> list[Row]:
     return rows
 
 
-def _triad(program: Path, cpus: set[int], array_bytes: int) -> list[float]:
+def _ours(cpus: set[int], array_bytes: int) -> float:
+    return max(memory.bandwidth(cpus, PASSES, array_bytes))
+
+
+def _triad(program: Path, cpus: set[int], array_bytes: int) -> float:
     command = [str(program), str(array_bytes), str(PASSES), *map(str, sorted(cpus))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise FireflyerError(f"the C triad ended with exit code {done.returncode}: {done.stderr}")
-    return [float(line) for line in done.stdout.split()]
+    return max(float(line) for line in done.stdout.split())

@@ -62,6 +62,10 @@ def check_node(request: Request, *, json: bool) -> int:
     checks = chosen(all_checks(), request.checks)
     for peer in request.peers:
         pairs.parse_address(peer)
+    if request.peers:
+        pairs.read_secret(request.secret_file)
+    if request.csv is not None:
+        _check_csv(request.csv)
     directory = request.directory
     if directory is not None and not directory.is_dir():
         raise ConfigError(f"invalid --directory {directory}: expected a folder")
@@ -107,6 +111,18 @@ def _progress(text: str) -> None:
 def _row(result: Result) -> tuple[str, ...]:
     value = "-" if result.value is None else f"{result.value:,.4g}"
     return (result.name, result.status, value, result.unit, result.reason)
+
+
+def _check_csv(path: Path) -> None:
+    """Refuses, before the checks begin, a file to which their samples cannot be appended."""
+    try:
+        with path.open("a+", newline="", encoding="utf-8") as file:
+            file.seek(0)
+            head = next(csv.reader(file), list(fleets.COLUMNS))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"invalid --csv {path}: {error}") from None
+    if tuple(head) != fleets.COLUMNS:
+        raise ConfigError(f"invalid --csv {path}: expected the columns {','.join(fleets.COLUMNS)}")
 
 
 def _append(path: Path, node: str, results: list[Result]) -> None:
