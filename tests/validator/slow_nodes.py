@@ -35,6 +35,7 @@ LINE_BURST = 32 << 10
 """Bytes that a node may send above its rate; small, so that a transfer takes the time of its rate."""
 
 LINE_TURNS = 10
+CPU_TURNS = 5
 DISK_TURNS = 3
 
 Named = set[tuple[str, str]]
@@ -134,12 +135,13 @@ class Processors:
         found, named = Fleet(), set[tuple[str, str]]()
         if slow is not None:
             self._groups[slow].limit_cpus(0.85 * cpus)
-        for node, group in enumerate(self._groups):
-            for figure, values in group.run(_check_cpu).items():
-                if figure == "cpu speed":
-                    found.add(node, figure, values)
-                elif figure.endswith(" failed"):
-                    named.add((f"n{node}", figure.removesuffix(" failed")))
+        for _ in range(CPU_TURNS):
+            for node, group in enumerate(self._groups):
+                for figure, values in group.run(_check_cpu).items():
+                    if figure == "cpu speed":
+                        found.add(node, figure, values)
+                    elif figure.endswith(" failed"):
+                        named.add((f"n{node}", figure.removesuffix(" failed")))
         if slow is not None:
             self._groups[slow].limit_cpus(cpus)
         return named | found.named()
