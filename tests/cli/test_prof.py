@@ -1,5 +1,6 @@
 """`fireflyer run --prof`: its options, and results beside the logs and on the task's page."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from fireflyer.cli.run.profiling import parse
 from fireflyer.errors import ConfigError
 from fireflyer.haiprof.attach.collect import read_profile
+from fireflyer.haiprof.trace_file import STEPS
 
 TRAINS_UNTIL_PROFILED = """
 import sys
@@ -59,6 +61,13 @@ def test_the_first_attempt_is_profiled_from_its_first_step(shell: Any) -> None:
     assert [profile.header.rank for profile in profiles] == [0, 1]
     assert all(len(profile.steps) > 5 for profile in profiles)
     assert (folder / "report.html").exists()
+    events = json.loads((folder / "trace.json").read_bytes())["traceEvents"]
+    for profile in profiles:
+        number = profile.header.rank
+        steps = [e for e in events if (e["pid"], e.get("tid"), e["ph"]) == (number, STEPS, "X")]
+        whole = sum(row.seconds for row in profile.steps)
+        assert sum(step["dur"] for step in steps) / 1e6 == pytest.approx(whole, rel=1e-6)
+        assert any(e["name"].startswith("aten::") for e in events if e["pid"] == number)
     shell.run("prof", "report", str(folder))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.draws import cases
+from tests.haiprof.endurance import endure
 from tests.haiprof.scripts import (
     IDLE,
     PREPARE,
@@ -262,3 +263,18 @@ def test_many_cycles_leave_nothing_behind() -> None:
         assert descriptors(script.pid) == before
         assert script.poll() is None
     assert not list(meeting_folder(os.geteuid()).glob(str(script.pid)))
+
+
+@pytest.mark.full
+def test_a_training_process_is_as_it_was_after_sessions_and_killed_profilers() -> None:
+    assert endure(cycles=40, kills=10, seed=1).endswith("as it was")
+
+
+def test_a_blocked_read_is_named() -> None:
+    reads = PREPARE + "import os\nos.read(0, 1)\n"
+    with running(reads, pipes=True) as script, Target(script.pid) as target:
+        until(lambda: "blocked in read()" in target.obstacle())
+        with pytest.raises(
+            ProfileError, match=r"within 0\.1 s: .* blocked in read\(\), and answers when"
+        ):
+            Session(target, Request(seconds=1.0), timeout_s=0.1)

@@ -23,6 +23,7 @@ from fireflyer.bench.harness.command_line import (
 from fireflyer.bench.harness.report import Machine
 from fireflyer.bench.network import commands as network_commands
 from fireflyer.bench.parallel import commands as parallel_commands
+from fireflyer.bench.prof import commands as prof_commands
 from fireflyer.bench.train import commands as train_commands
 from fireflyer.bench.validator import commands as validator_commands
 from fireflyer.errors import CollectiveError
@@ -568,6 +569,7 @@ for _command_of_training in (
     parallel_commands.experts,
     parallel_commands.pipeline,
     parallel_commands.tensor,
+    prof_commands.prof,
 ):
     app.command()(_command_of_training)
 

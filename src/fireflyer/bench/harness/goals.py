@@ -224,3 +224,10 @@ ENVS = {
     (True, "ale-py"): (1.0, 1.2),
 }
 """Steps of environments, by whether they are games of Atari: ours against others."""
+
+PROF_FIRST_ROW_S = (1.0, 0.3)
+"""Allowed seconds from attaching to the first step's row, and the aim."""
+PROF_PHASES_US = (50.0, 20.0)
+"""Allowed microseconds that phases add to a step, and the aim."""
+PROF_SAMPLING_PERCENT = (2.0, 1.0)
+"""Allowed percentage of a processor for 100 stack samples a second, and the aim."""

@@ -23,7 +23,7 @@ DATA_SHARE = 0.15
 COMMUNICATION_SHARE = 0.25
 OTHER_SHARE = 0.10
 LOCK_SHARE = 0.10
-BLOCKED_SHARE = 0.10
+BLOCKED_SHARE = 0.05
 GPU_BUSY = 0.5
 LEAK_BYTES_A_STEP = 200_000
 LEAK_FIT = 0.8
@@ -136,26 +136,30 @@ def _cause(one: RankMeasures, others: list[RankMeasures], phase: str) -> tuple[s
 
 
 def _slow_network(ranks: list[RankMeasures]) -> Iterator[Finding]:
-    """Yields the rank at the end of the connections that hold bytes back, if all ranks wait."""
+    """Yields the rank at the end of most connections that hold bytes back, if all ranks wait.
+
+    A slow cable holds back what its host sends, and what the others send to it. So the slow rank is at
+    one end of each blocked connection; in a network that is slow everywhere, each of n ranks is at an
+    end of 2 of n.
+    """
     step = median(m.step_s for m in ranks)
     waiting = min(m.phases["communication"] for m in ranks)
-    if len(ranks) < 2 or waiting < SLOW_SHARE * step:
+    if len(ranks) < 3 or waiting < SLOW_SHARE * step:
         return
-    votes = _blocked(ranks)
-    if not votes:
-        return
-    ordered = votes.most_common()
-    rank, share = ordered[0]
-    second = ordered[1][1] if len(ordered) > 1 else 0.0
-    if share < BLOCKED_SHARE or share < 1.4 * second:
+    blocked = _blocked(ranks)
+    whole = sum(blocked.values())
+    at = {m.rank: sum(v for ends, v in blocked.items() if m.rank in ends) for m in ranks}
+    rank = max(at, key=lambda number: at[number])
+    even = 2 / len(ranks)
+    if at[rank] < BLOCKED_SHARE * len(ranks) or at[rank] / whole < (1 + even) / 2:
         return
     yield Finding(
         kind="slow-network",
         rank=rank,
         sentence=f"The network of rank {rank} is slow: all ranks wait {_time(waiting)} a step.",
         evidence=[
-            f"connections to or from rank {rank} held bytes back in {share:.0%} of the samples, "
-            f"those of the next rank in {second:.0%}",
+            f"{at[rank] / whole:.0%} of the connections that held bytes back begin or end at rank "
+            f"{rank}; evenly spread, it were {even:.0%}",
             f"communication takes {_percent(waiting, step)} of the step on every rank",
         ],
         gain_s=waiting,
@@ -163,26 +167,18 @@ def _slow_network(ranks: list[RankMeasures]) -> Iterator[Finding]:
     )
 
 
-def _blocked(ranks: list[RankMeasures]) -> Counter[int]:
-    """Returns how often connections at each rank's end held bytes back.
-
-    A slow cable holds back what its host sends, and what the others send to it. So both ends of a
-    blocked connection get a vote; the slow rank is at one end of each.
-    """
-    votes: Counter[int] = Counter()
+def _blocked(ranks: list[RankMeasures]) -> Counter[tuple[int, int]]:
+    """Returns the share of the samples in which a connection held bytes back, by its two ends."""
+    found: Counter[tuple[int, int]] = Counter()
     addresses = _addresses(ranks)
     for one in ranks:
         samples = one.profile.samples.get("io", ())
         for sample in samples:
-            full = [n for n, v in sample.values.items() if n.startswith("blocked_") and v > 0]
-            if full:
-                votes[one.rank] += 1 / len(samples)  # type: ignore[assignment]
-            for peer in {addresses.get(name[len("blocked_") :]) for name in full} - {
-                None,
-                one.rank,
-            }:
-                votes[peer] += 1 / len(samples)  # type: ignore[index,assignment]
-    return votes
+            for name, value in sample.values.items():
+                peer = addresses.get(name.removeprefix("blocked_"))
+                if value > 0 and peer not in (None, one.rank):
+                    found[one.rank, peer] += 1 / len(samples)  # type: ignore[assignment]
+    return found
 
 
 def _addresses(ranks: list[RankMeasures]) -> dict[str, int]:

@@ -103,6 +103,7 @@ class Session:
         self._stacks: list[tuple[int, list[tuple[str, str, int]], bool]] = []
         self._samples: list[tuple[int, int, int, int]] = []
         self._reducers: list[Any] = []  # of torch DDP, whose logging is on
+        self._searched = 0  # roots that were searched for reducers
         self._training_thread = 0
         self._failure = ""
         self._torch_known = False
@@ -161,29 +162,33 @@ class Session:
             self._training_thread = threading.get_ident()
             if self._roots is not None:
                 self._roots.at_step()
-                self._report_reducers(self._roots.modules)
+                self._report_reducers(self._roots)
             self._operators.at_step()
         except Exception as error:  # noqa: BLE001  # a fault of ours must not reach the training
             self._failure = f"{type(error).__name__}: {error}"
             self._buffer.active = False
 
-    def _report_reducers(self, modules: list[Any]) -> None:
+    def _report_reducers(self, roots: RootModules) -> None:
         """Reports how long the reducer of torch DDP waited in native code."""
-        for module in modules:
-            logger = vars(module).get("logger")
-            if logger is None or not hasattr(logger, "_get_ddp_logging_data"):
-                continue
-            if not any(module is known for known in self._reducers):
-                module._set_ddp_runtime_logging_sample_rate(1)
-                self._reducers.append(module)
-                self._undo.append(partial(module._set_ddp_runtime_logging_sample_rate, 100))
-                continue
-            found = logger._get_ddp_logging_data().ints_map
+        for module in self._reducers:
+            found = module.logger._get_ddp_logging_data().ints_map
             exposed = found.get("backward_comm_time", 0) - found.get(
                 "backward_compute_comm_overlap_time", 0
             )
             if exposed > 0:
                 self._buffer.report(OTHER, exposed)
+        if roots.found != self._searched:
+            self._searched = roots.found
+            self._log_reducers(roots.modules)
+
+    def _log_reducers(self, modules: list[Any]) -> None:
+        """Turns the log of new reducers on, for each step from the next one."""
+        for module in modules:
+            logged = hasattr(vars(module).get("logger"), "_get_ddp_logging_data")
+            if logged and not any(module is known for known in self._reducers):
+                module._set_ddp_runtime_logging_sample_rate(1)
+                self._reducers.append(module)
+                self._undo.append(partial(module._set_ddp_runtime_logging_sample_rate, 100))
 
     def _serve_until_end(self) -> None:
         now = time.monotonic_ns()

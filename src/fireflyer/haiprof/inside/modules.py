@@ -104,6 +104,8 @@ class RootModules:
         self._search: Replacement | None = None
         self._quiet = 0
         self._steps = 0
+        self.found = 0
+        """Roots found so far, also those that are gone."""
         self._start_search()
 
     @property
@@ -179,4 +181,5 @@ class RootModules:
             self._buffer.put(False, FORWARD, label)
             if self._buffer.active:
                 self._roots[id(module)] = Root(module, self._buffer)
+                self.found += 1
                 self._quiet = 0

@@ -41,7 +41,7 @@ class OperatorRecorder:
             return
         kinds = torch.profiler.ProfilerActivity
         activities = [kinds.CPU, *([kinds.CUDA] if torch.cuda.is_available() else [])]
-        self._profiler = torch.profiler.profile(activities=activities, acc_events=True)
+        self._profiler = torch.profiler.profile(activities=activities)
         self._profiler.start()
 
     def stop(self) -> None:

@@ -80,6 +80,11 @@ def acquires_lock(code: CodeType, offset: int) -> bool:
 
     A context manager written in Python would have a frame of its own.
     """
+    operation = dis.opname[code.co_code[offset]] if offset >= 0 else ""
+    if operation != "BEFORE_WITH" and not (
+        operation in ("CALL", "CALL_KW") and "acquire" in code.co_names
+    ):
+        return False  # without the milliseconds that the list of instructions takes
     before = [i for i in dis.get_instructions(code) if i.offset <= offset and i.opname != "CACHE"]
     if not before or before[-1].offset != offset:
         return False

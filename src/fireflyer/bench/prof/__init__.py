@@ -1,0 +1,1 @@
+"""Benchmark of the profiler: what it costs the process that it profiles."""

@@ -1,0 +1,31 @@
+"""Command of `fireflyer bench` for the profiler."""
+
+from typing import Annotated
+
+import typer
+
+from fireflyer.bench.harness.command_line import JsonTo, Rounds, report, say, teller
+from fireflyer.bench.harness.report import Machine
+
+
+def prof(
+    seconds: Annotated[
+        float, typer.Option(min=0.5, help="Length of each session and each stretch without one.")
+    ] = 2.0,
+    rounds: Rounds = 5,
+    json_to: JsonTo = None,
+) -> None:
+    """Measure the profiler: time to the first row, cost of phases, of sampling and of a trace.
+
+    Sessions and stretches without one take turns on one training process. The peer of the trace is
+    torch.profiler on as many steps of the same process, with and without the stacks of operators.
+
+    \b
+    fireflyer bench prof --json prof.json
+    """
+    machine = Machine.here()
+    from fireflyer.bench.prof import benchmark as bench
+
+    rows = bench.run(bench.Spec(rounds=rounds, seconds=seconds), teller())
+    say("")
+    report("prof", machine, rows, [], json_to)
