@@ -20,6 +20,7 @@ namespace ff::fs3 { void bind(nb::module_ m); }
 namespace ff::hai { void bind(nb::module_ m); }
 namespace ff::hfreduce { void bind(nb::module_ m); }
 namespace ff::kv { void bind(nb::module_ m); }
+namespace ff::nn { void bind(nb::module_ m); }
 namespace ff::storage { void bind(nb::module_ m); }
 
 namespace {
@@ -111,5 +112,6 @@ NB_MODULE(_native, m) {
   ff::hai::bind(m.def_submodule("hai"));
   ff::hfreduce::bind(m.def_submodule("hfreduce"));
   ff::kv::bind(m.def_submodule("kv"));
+  ff::nn::bind(m.def_submodule("nn"));
   ff::storage::bind(m.def_submodule("storage"));
 }

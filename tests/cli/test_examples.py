@@ -244,3 +244,44 @@ def test_accelerate_trains_over_hfreduce(shell: Any) -> None:
     reached = re.findall(r"^epoch \d of 3: .* accuracy ([0-9.]+)$", printed, re.MULTILINE)
     assert len(reached) == 3, printed
     assert float(reached[-1]) > 0.9
+
+
+def run_alone(shell: Any, python: str | Path, script: str, *flags: str) -> str:
+    """A script in a process of its own, without the platform."""
+    environment = {**shell.env, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [str(python), str(EXAMPLES / script), *flags]
+    done = subprocess.run(
+        command, cwd=shell.folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.full
+def test_digits_are_read_with_few_bits(shell: Any) -> None:
+    if not PACKAGES.exists():
+        pytest.skip("no scikit-learn: scripts/setup.sh --all-test-packages")
+    printed = run_alone(shell, PACKAGES, "low_bit_digits.py", "--epochs", "8")
+    [reached] = re.findall(r"^epoch 8 of 8: .* test accuracy ([0-9.]+)$", printed, re.MULTILINE)
+    assert float(reached) > 0.95
+
+
+@pytest.mark.full
+def test_characters_are_learnt_with_few_bits(shell: Any) -> None:
+    printed = run_alone(
+        shell, sys.executable, "low_bit_characters.py", "--steps", "60", "--width", "32"
+    )
+    found = dict(re.findall(r"^(\S+): perplexity ([0-9.]+)", printed, re.MULTILINE))
+    assert list(found) == ["float32", "plain", "balanced"]
+    assert all(float(perplexity) < 40 for perplexity in found.values())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_a_hugging_face_model_trains_to_the_same_losses(shell: Any, model: str) -> None:
+    if not PACKAGES.exists():
+        pytest.skip("no transformers: scripts/setup.sh --all-test-packages")
+    printed = run_alone(shell, PACKAGES, "hf_to_hfai.py", "--model", model, "--steps", "5")
+    [share] = re.findall(r"after to_hfai \(([0-9.]+)x\)$", printed, re.MULTILINE)
+    assert float(share) < 0.85
+    assert printed.endswith("the losses are equal\n")

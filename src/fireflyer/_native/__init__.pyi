@@ -9,6 +9,7 @@ from fireflyer._native import (
     hai as hai,
     hfreduce as hfreduce,
     kv as kv,
+    nn as nn,
     storage as storage
 )
 

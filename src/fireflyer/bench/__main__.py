@@ -22,6 +22,7 @@ from fireflyer.bench.harness.command_line import (
 )
 from fireflyer.bench.harness.report import Machine
 from fireflyer.bench.network import commands as network_commands
+from fireflyer.bench.nn import commands as nn_commands
 from fireflyer.bench.parallel import commands as parallel_commands
 from fireflyer.bench.prof import commands as prof_commands
 from fireflyer.bench.train import commands as train_commands
@@ -566,6 +567,7 @@ for _command_of_training in (
     network_commands.net,
     envs_commands.envs,
     validator_commands.validator,
+    nn_commands.nn,
     parallel_commands.experts,
     parallel_commands.pipeline,
     parallel_commands.tensor,

@@ -1,5 +1,16 @@
-"""Operators for training and inference: today `quant`, weights in few bits."""
+"""Operators that keep a bit or a recipe for backward where torch keeps a tensor; low-bit training.
+
+`to_hfai` replaces torch's modules in a model, `set_replace_torch` the functions of
+torch.nn.functional; `saved` counts what a forward keeps. `functional` has the operators, `quant`
+weights, activations and gradients of few bits.
+"""
 
 from fireflyer.extras import need_torch
 
 need_torch(__name__)
+
+from fireflyer.nn import functional, quant  # noqa: E402
+from fireflyer.nn.convert import set_replace_torch, to_hfai, to_torch  # noqa: E402
+from fireflyer.nn.memory import Saved, saved  # noqa: E402
+
+__all__ = ["Saved", "functional", "quant", "saved", "set_replace_torch", "to_hfai", "to_torch"]

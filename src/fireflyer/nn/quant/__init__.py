@@ -1,9 +1,41 @@
-"""Weights of linear layers in 4 bits, in groups with a scale and a zero point each.
+"""Weights, activations and gradients of few bits.
 
-`quantize` rounds to nearest, `Shard` and `shards` cut a pair of layers for tensor parallelism.
+Training: `quantize_weights`, `quantize_activations`, `quantize_gradients` (DoReFa), `equalize`
+(balanced), and the layers `Linear`, `Conv2d` and `Recurrent` with `Bits`. Inference: `BitLinear` on
+bit planes. `quantize` rounds trained weights to 4-bit groups, and `Shard` and `shards` cut a pair of
+such layers for tensor parallelism.
 """
 
+from fireflyer.nn.quant.dorefa import (
+    bin_entropy,
+    equalize,
+    quantize_activations,
+    quantize_gradients,
+    quantize_weights,
+    quantized_gradient,
+)
 from fireflyer.nn.quant.groups import Quantized, quantize
+from fireflyer.nn.quant.layers import Bits, Conv2d, Linear, Recurrent
 from fireflyer.nn.quant.pair import Shard, shards
+from fireflyer.nn.quant.planes import BitLinear, Panels, bit_product, pack
 
-__all__ = ["Quantized", "Shard", "quantize", "shards"]
+__all__ = [
+    "BitLinear",
+    "Bits",
+    "Conv2d",
+    "Linear",
+    "Panels",
+    "Quantized",
+    "Recurrent",
+    "Shard",
+    "bin_entropy",
+    "bit_product",
+    "equalize",
+    "pack",
+    "quantize",
+    "quantize_activations",
+    "quantize_gradients",
+    "quantize_weights",
+    "quantized_gradient",
+    "shards",
+]

@@ -1,0 +1,2 @@
+#define FF_TABLE kernels_base
+#include "nn/kernels.inl"

@@ -1,0 +1,53 @@
+"""Command `fireflyer bench nn`."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from fireflyer.bench.harness import options
+from fireflyer.bench.harness.command_line import JsonTo, Rounds, names_of, report, say, teller
+from fireflyer.bench.harness.report import Machine
+
+HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
+"""Settings of glibc's allocator under which large tensors are not mapped anew for each call."""
+
+
+def nn(
+    only: Annotated[
+        str, typer.Option(help="Cases: kept, peak, operators, head, bits, digits, characters.")
+    ] = ",".join(options.NN_DEFAULT),
+    threads: Annotated[str, typer.Option(help="Numbers of torch's threads, e.g. 1,2.")] = "1",
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Measure torch.compile, too (minutes).")
+    ] = False,
+    scale: Annotated[
+        int, typer.Option(min=1, max=64, help="Divide sizes; the goals hold for 1.")
+    ] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Training runs of each kind.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a character model.")] = 1200,
+    rounds: Rounds = 9,
+    json_to: JsonTo = None,
+) -> None:
+    """Measure what models keep for backward, times of operators, and low-bit training.
+
+    The peer is eager torch, in the same process, by the same allocator: glibc's, told to keep memory
+    (MALLOC_MMAP_MAX_=0). The cases digits (needs scikit-learn) and characters take minutes.
+
+    \b
+    fireflyer bench nn
+    fireflyer bench nn --only operators,head --threads 1,2 --compiled
+    fireflyer bench nn --only digits,characters
+    """
+    if "MALLOC_MMAP_MAX_" not in os.environ:  # read when a process starts
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **HEAP})
+    machine = Machine.here()
+    wanted = names_of("--only", only, options.NN)
+    numbers = names_of("--threads", threads, [str(number) for number in range(1, 65)])
+    from fireflyer.bench.nn import benchmark as bench
+
+    spec = bench.Spec(wanted, tuple(map(int, numbers)), compiled, scale, seeds, steps, rounds)
+    rows = bench.run(spec, teller())
+    say("")
+    report("nn", machine, rows, [], json_to)

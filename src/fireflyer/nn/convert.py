@@ -1,0 +1,164 @@
+"""Replacement of torch's operators in a model, or in torch.nn.functional, and the way back."""
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from fireflyer.errors import ConfigError
+from fireflyer.nn import functional, modules
+from fireflyer.nn.memory import Saved, saved
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """Report of a replacement.
+
+    Attributes:
+        counts: number of replaced modules by class.
+        left: names of modules that were left alone, because their forward is their own.
+        before: bytes kept for backward by torch's modules; None without example inputs.
+        after: bytes kept for backward by ours; None without example inputs.
+    """
+
+    counts: Counter[str]
+    left: tuple[str, ...]
+    before: Saved | None = None
+    after: Saved | None = None
+
+    def __str__(self) -> str:
+        count = ", ".join(f"{number} {name}" for name, number in sorted(self.counts.items()))
+        lines = [f"to_hfai: replaced {count or 'nothing'}"]
+        lines += [f"to_hfai: left alone, its forward is its own: {name}" for name in self.left]
+        if self.before and self.after:
+            was, now = self.before.bytes, self.after.bytes
+            share = f" ({now / was:.2f}x)" if was else ""
+            lines.append(f"to_hfai: kept for backward: {_size(was)} before, {_size(now)}{share}")
+            for name, size in sorted(self.before.modules.items(), key=lambda pair: -pair[1])[:10]:
+                rest = self.after.modules.get(name, 0)
+                lines.append(f"  {name or '(model)'}: {_size(size)}, {_size(rest)}")
+        return "\n".join(lines)
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**20:,.2f} MiB"
+
+
+def to_hfai(
+    model: M,
+    verbose: bool = False,
+    *,
+    strict: bool = False,
+    recompute_linear: bool = False,
+    example: Sequence[object] = (),
+) -> M:
+    """Replaces torch's modules in `model`, in place, by ours; `to_torch` undoes it.
+
+    Parameters, buffers, hooks and the state dict stay as they are. Modules with a forward of their
+    own are left alone.
+
+    Args:
+        verbose: print what was replaced and what was left alone, on stderr; with `example`, also
+            the bytes that a forward keeps, before and after, by module.
+        strict: raise where an operator falls back to torch's.
+        recompute_linear: keep no outputs of linear layers for activations behind them; backward
+            computes these products again.
+        example: inputs of the model, for two forward passes whose results are dropped.
+
+    Returns:
+        The model itself.
+    """
+    before = saved(model, *example) if verbose and example else None
+    counts: Counter[str] = Counter()
+    left = []
+    for name, module in model.named_modules():
+        if modules.is_ours(module):
+            continue
+        if "forward" in vars(module) and modules.counterpart(module) is not None:
+            left.append(f"{name} ({type(module).__name__})")
+        elif (ours := modules.counterpart(module)) is not None:
+            counts[type(module).__name__] += 1
+            module.__class__ = ours
+            module.__dict__.update(zip(modules.MARKS, (strict, recompute_linear), strict=True))
+        elif modules.overrides(module):
+            left.append(f"{name} ({type(module).__name__})")
+    if verbose:
+        after = saved(model, *example) if example else None
+        print(Replaced(counts, tuple(left), before, after), file=sys.stderr)  # noqa: T201
+    return model
+
+
+def to_torch(model: M) -> M:
+    """Undoes `to_hfai`, in place; returns the model.
+
+    Raises:
+        ConfigError: a module's class was changed since, as torch's `fully_shard` does.
+    """
+    for name, module in model.named_modules():
+        if modules.is_ours(module):
+            module.__class__ = modules.original(module)
+            for mark in modules.MARKS:
+                module.__dict__.pop(mark, None)
+        elif modules.MARKS[0] in module.__dict__:
+            raise ConfigError(
+                f"{name}: its class became {type(module).__name__} after to_hfai: undo that first"
+            )
+    return model
+
+
+NAMES = (
+    *("conv1d", "conv2d", "conv3d", "dropout", "gelu", "layer_norm", "leaky_relu", "linear"),
+    *("linear_cross_entropy", "max_pool2d", "relu", "relu6", "rms_norm", "silu"),
+)
+"""Functions of torch.nn.functional that `set_replace_torch` replaces."""
+
+_STRICT_NAMES = {
+    *("dropout", "leaky_relu", "linear_cross_entropy", "max_pool2d", "relu", "relu6", "rms_norm")
+}
+_theirs: dict[str, object] = {}
+
+
+class Replacement:
+    """The replacement that `set_replace_torch` made: a context that undoes it at its end."""
+
+    def __enter__(self) -> "Replacement":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        set_replace_torch(False)
+
+
+def set_replace_torch(replace: bool = True, *, strict: bool = False) -> Replacement:
+    """Replaces functions of torch.nn.functional by ours, for the whole process, or undoes it.
+
+    Functions that a program imported by name before, and modules that call `torch.relu` and the
+    like, are not affected.
+
+    Args:
+        replace: False restores torch's functions.
+        strict: raise where an operator falls back to torch's.
+    """
+    target = torch.nn.functional
+    for name, function in _theirs.items():
+        setattr(target, name, function)
+    _theirs.clear()
+    for name in NAMES if replace else ():
+        _theirs[name] = getattr(target, name)
+        ours = getattr(functional, name)
+        setattr(
+            target, name, partial(ours, strict=True) if strict and name in _STRICT_NAMES else ours
+        )
+    return Replacement()

@@ -1,0 +1,121 @@
+"""Operators of torch's own whose outputs carry recipes: norms, GELU, SiLU, linear, convolutions.
+
+Forward and backward are torch's; only what is kept differs.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu as torch_gelu
+from torch.nn.functional import layer_norm as torch_layer_norm
+from torch.nn.functional import linear as torch_linear
+from torch.nn.functional import silu as torch_silu
+
+from fireflyer.nn.once import once
+from fireflyer.nn.recipe import Recipe, attach, keep, plain, recipe_of, source
+
+Again = Callable[[Tensor], Tensor]
+
+
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    """Returns torch's GELU; operators that take the result compute it again from the input."""
+    again = partial(torch_gelu, approximate=approximate)
+    return _with_recipe(keep(again, input), input, again)
+
+
+def silu(input: Tensor, inplace: bool = False) -> Tensor:
+    """Returns torch's SiLU; operators that take it, unless made in place, compute it again."""
+    if plain() or inplace:
+        return torch_silu(input, inplace)
+    return _with_recipe(keep(torch_silu, input), input, torch_silu)
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Returns torch's layer norm; operators that take the result compute it again."""
+    shape = list(normalized_shape)
+    result = keep(torch_layer_norm, input, shape, weight, bias, eps)
+    if plain() or not result.requires_grad:
+        return result
+    # Copies, a row long: sharding may free the parameters' memory before backward.
+    dtype = result.dtype
+    scale, shift = (None if one is None else one.detach().clone() for one in (weight, bias))
+    if dtype != input.dtype:  # autocast
+        scale, shift = (None if one is None else one.to(dtype) for one in (scale, shift))
+
+    def again(value: Tensor) -> Tensor:
+        return torch_layer_norm(value.to(dtype), shape, scale, shift, eps)
+
+    return _with_recipe(result, input, again)
+
+
+def _with_recipe(result: Tensor, input: Tensor, again: Again) -> Tensor:
+    if plain() or not result.requires_grad:
+        return result
+    return attach(result, Recipe(again, source(input)))
+
+
+def lowered(input: Tensor) -> Tensor:
+    """Returns an input that has a recipe in the dtype of autocast, with a recipe.
+
+    Autocast makes the same copy inside the operator, where it would be kept.
+    """
+    recipe = None if plain() else recipe_of(input)
+    if recipe is None or not torch.is_autocast_enabled(input.device.type):
+        return input
+    dtype = torch.get_autocast_dtype(input.device.type)
+    if input.dtype != torch.float32 or dtype == input.dtype:
+        return input
+    return attach(input.to(dtype), Recipe(lambda value: value.to(dtype), recipe))
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Returns torch's linear; keeps the recipe of the input, if there is one, instead of it."""
+    return keep(torch_linear, lowered(input), weight, bias)
+
+
+def convolution(
+    operator: Callable[..., Tensor], input: Tensor, *args: Any, **options: Any
+) -> Tensor:
+    """Returns torch's convolution; keeps the recipe of the input, if there is one."""
+    return keep(lambda value: operator(value, *args, **options), lowered(input))
+
+
+class _Again(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, function: Again, x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.save_for_backward(x, *parameters)
+        kind = x.device.type
+        ctx.function, ctx.kind, ctx.dtype = function, kind, torch.get_autocast_dtype(kind)
+        ctx.casting = torch.is_autocast_enabled(kind)
+        return function(x)
+
+    @staticmethod
+    @once("this norm")
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, *parameters = ctx.saved_tensors
+        x = x.detach().requires_grad_()
+        with torch.enable_grad(), torch.autocast(ctx.kind, ctx.dtype, enabled=ctx.casting):
+            y = ctx.function(x)
+        wanted = [one for one in (x, *parameters) if one.requires_grad]
+        found = iter(torch.autograd.grad(y, wanted, g))
+        return None, *(next(found) if one.requires_grad else None for one in (x, *parameters))
+
+
+def run_again(function: Again, x: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
+    """Returns `function(x)`, keeps x alone, and runs the function again in backward.
+
+    Args:
+        function: deterministic; may use `parameters` and no other tensors that require gradients.
+    """
+    if plain() or not torch.is_grad_enabled():
+        return function(x)
+    return keep(lambda value: _Again.apply(function, value, *parameters), x)  # type: ignore[no-any-return, no-untyped-call]
