@@ -43,6 +43,9 @@ def test_pipeline() -> None:
     rows, shown = pipeline.run(spec, said.append)
     assert [row.peer for row in rows[:3]] == ["prediction", "torch on gloo", "prediction"]
     assert all(row.ratio is not None for row in rows)
+    *rows, small, large, moe, moe_large = rows
+    assert small.case == "planner, llama-13b, 256 GPUs: planned 17.356 s, paper 17.448 s (-0.5%)"
+    assert [row.missed for row in (small, large, moe, moe_large)] == [False] * 4
     for sent, card in (rows[-4:-2], rows[-2:]):
         assert sent.ours == sent.peer_value
         assert sent.ours <= card.ours <= 1.25 * sent.ours, "headers of TCP/IP"

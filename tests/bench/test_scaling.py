@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from fireflyer.bench.harness.report import Row
 from fireflyer.bench.scaling import benchmark as scaling
 from fireflyer.bench.scaling.costs import Costs
 from fireflyer.bench.train import models
@@ -31,7 +32,9 @@ LAB = Costs(8.4e-9, 6e-4, 3e-4, 1.5e-10, 2e-10, 3e-10)
 
 
 def test_the_error_is_that_of_the_model_either_way() -> None:
-    over, under = scaling.compared("case", 1.05, 1.0), scaling.compared("case", 0.88, 1.0)
+    over, under = (
+        Row.of_errors("case", ("model", seconds), ("lab", 1.0), 10.0) for seconds in (1.05, 0.88)
+    )
     assert [over.ours, under.ours] == pytest.approx([5.0, 12.0])
     assert [over.missed, under.missed] == [False, True]
     assert "model 880 ms, lab 1,000 ms (-12.0%)" in under.case

@@ -85,15 +85,21 @@ def test_layers_that_cannot_be_made(start_gang: Callable[..., Any], store_path: 
         layer = MoE(4, 4, experts=4, top_k=2)
         with pytest.raises(ConfigError, match="a slot for each of 4 experts"):
             layer.place(torch.tensor([0, 0, 1, 2]))
+        with pytest.raises(ConfigError, match=r"invalid x \(3, 5\): expected \(..., 4\)"):
+            layer(torch.ones(3, 5))
         return [
             refusal(experts=5),
             refusal(top_k=5),
             refusal(replicas=5),
             refusal(replicas=2),
             refusal(shared=-1),
+            refusal(wire="bf16"),
         ]
 
-    expected = ["2 ranks do not divide 5 experts", "top_k 5", "replicas 5", "replicas 2", "shared"]
+    expected = [
+        *("2 ranks do not divide 5 experts", "top_k 5", "replicas 5", "replicas 2", "shared"),
+        "invalid wire 'bf16' (str): expected a dtype",
+    ]
     for said in start_gang(body, 2).results():
         assert all(part in text for part, text in zip(expected, said, strict=True))
 

@@ -1,5 +1,7 @@
 """Replicas of experts: what every placement must be, and how even the loads become."""
 
+from typing import Any
+
 import numpy
 import pytest
 import torch
@@ -94,9 +96,10 @@ def test_nodes_get_even_loads_of_whole_groups() -> None:
         ((72, 7, 1, 8), "num_groups 7 does not divide the number of experts 64"),
         ((56, 8, 1, 8), "at least one for each of 64 experts"),
         ((72, 8, 0, 8), "invalid num_nodes 0"),
+        ((72, 8, 1, 8.0), "invalid num_gpus 8.0: expected an integer"),
     ],
 )
-def test_counts_that_do_not_divide(arguments: tuple[int, int, int, int], said: str) -> None:
+def test_counts_that_do_not_divide(arguments: tuple[Any, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         rebalance_experts(torch.ones(1, 64), *arguments)
 

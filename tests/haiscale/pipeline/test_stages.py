@@ -62,6 +62,7 @@ def test_tied_parameters_are_found() -> None:
         ({"balance": [3, 2]}, "invalid balance .*the sum 6"),
         ({"balance": [6]}, "invalid balance .*expected 2 numbers"),
         ({"balance": [0, 6]}, "invalid balance"),
+        ({"balance": 3}, "invalid balance 3 .*expected 2 numbers"),
         ({"balance": "luck"}, "invalid balance 'luck'"),
         ({"balance": "time"}, "needs sample="),
         ({"rank": 2}, "invalid rank 2 .*0 to 1"),

@@ -208,6 +208,8 @@ TENSOR_TIME = (1.5, 1.8)
 PIPELINE_PREDICTED = (1 / 1.05, 1 / 1.02)
 """Required ratio and aim: the schedule's prediction over a step."""
 PIPELINE_TORCH = {"compute-bound": (1 / 1.02, 1.0), "communication-bound": (1 / 0.95, 1 / 0.8)}
+PLANNER_ERROR_PERCENT = (10.0, 5.0)
+"""Allowed deviation of the planner from the paper's step times, and the aim."""
 PIPELINE_BYTES = (1.0, 1.0)
 """Computed bytes over those that a host sends."""
 

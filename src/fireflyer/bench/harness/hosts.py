@@ -148,7 +148,9 @@ class Place:
 
         def counters() -> list[int]:
             self.session.barrier()
-            return [host.tx_bytes if self.rank == 0 else 0 for host in self.hosts]
+            counts = [host.tx_bytes if self.rank == 0 else 0 for host in self.hosts]
+            self.session.barrier()  # no rank goes on before all are read
+            return counts
 
         before = counters()
         done = act()

@@ -126,6 +126,29 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             aim=aim if theirs is not None else None,
         )
 
+    @classmethod
+    def of_errors(
+        cls,
+        case: str,
+        predicted: tuple[str, float],
+        measured: tuple[str, float],
+        allowed: float,
+        aim: float | None = None,
+    ) -> "Row":
+        """Returns a row of a prediction's error in percent, against the allowed error.
+
+        Args:
+            predicted, measured: source and seconds of each.
+            allowed, aim: percent.
+        """
+        error = predicted[1] / measured[1] - 1
+        one, other = (f"{name} {_seconds(value)}" for name, value in (predicted, measured))
+        percent = max(abs(error) * 100, 1e-3)
+        return cls.of_times(
+            f"{case}: {one}, {other} ({error:+.1%})", "%", [percent], "allowed", [allowed], (), 1.0,
+            None if aim is None else allowed / aim,
+        )  # fmt: skip
+
     @property
     def missed(self) -> bool:
         return self.goal is not None and self.ratio is not None and self.ratio < self.goal
@@ -272,6 +295,10 @@ def _nccl_table(rows: list[NcclRow]) -> "Table":
             style="red" if row.wrong else None,
         )
     return table
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1e3:,.0f} ms" if value < 5 else f"{value:.3f} s"
 
 
 def _quantity(value: float, unit: str) -> str:

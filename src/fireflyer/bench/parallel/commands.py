@@ -79,7 +79,8 @@ def pipeline(
     """Measure pipelines between the hosts of a lab. Needs root.
 
     Stages compute by sleeping. The peers are the schedule's own prediction and torch's pipelining
-    over gloo. Also counts the bytes that a card sends with each placement.
+    over gloo. Also counts the bytes that a card sends with each placement, and shows the planner's
+    step times beside the paper's.
 
     \b
     fireflyer bench pipeline --html timelines.html --json pipeline.json

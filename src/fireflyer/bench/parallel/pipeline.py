@@ -29,9 +29,10 @@ from fireflyer.haiscale.pipeline import (
 )
 from fireflyer.haiscale.pipeline.executor import Pipeline
 from fireflyer.haiscale.pipeline.schedules import Schedule, Span
-from fireflyer.haiscale.planner.costs import card_bytes
+from fireflyer.haiscale.planner.costs import calibrated, card_bytes
+from fireflyer.haiscale.planner.costs import plan as price
 from fireflyer.haiscale.planner.page import Drawing
-from fireflyer.haiscale.planner.presets import Layout
+from fireflyer.haiscale.planner.presets import CLUSTERS, PAPER, Layout
 
 KINDS: dict[str, type[Pipeline]] = {
     kind.kind: kind for kind in (GPipe, PipeDream, Interleaved1F1B, ZeroBubble)
@@ -106,7 +107,21 @@ def run(spec: Spec, say: Callable[[str], None]) -> tuple[list[Row], list[Drawing
         say(f"bytes on a card, {placement}")
         with Area.in_lab(BYTES_HOSTS, spec.rate, BYTES_RANKS_PER_HOST) as area:
             rows += _bytes_rows(placement, area.run(partial(_sent, placement)))
-    return rows, shown
+    return rows + planner_rows(), shown
+
+
+def planner_rows() -> list[Row]:
+    """Returns the planner's step times against the paper's, but for the points it is calibrated on."""
+    rows = []
+    for name, (_, *points) in PAPER.items():
+        model = calibrated(name)
+        for gpus, measured in points:
+            layout = Layout(pp=model.pp, dp=gpus // model.pp)
+            planned = price(model, CLUSTERS["fire-flyer"], layout).step_s
+            case = f"planner, {name}, {gpus} GPUs"
+            times = ("planned", planned), ("paper", measured)
+            rows.append(Row.of_errors(case, *times, *goals.PLANNER_ERROR_PERCENT))
+    return rows
 
 
 def _plan(kind: str, stages: int, chunks: int) -> Schedule:

@@ -120,22 +120,13 @@ def _check(spec: Spec, costs: Costs, size: str, hosts: int, ranks_per_host: int)
         prices = costs.prices(hosts, ranks_per_host)
         for kind in KINDS:
             case = f"{kind} {hosts}x{ranks_per_host}, {size}, local {factor:g} of line"
-            rows.append(compared(case, step_s(kind, training, prices), _median_s(walls, kind)))
+            times = ("model", step_s(kind, training, prices)), ("lab", _median_s(walls, kind))
+            rows.append(Row.of_errors(case, *times, goals.MODEL_ERROR_PERCENT))
     return rows
 
 
 def _median_s(measured: Measured, name: str) -> float:
     return statistics.median(timing.wall for timing in measured.timings[name]) / 1e6
-
-
-def compared(case: str, modelled_s: float, measured_s: float) -> Row:
-    """Returns a row of the model's error against the allowed error."""
-    error = modelled_s / measured_s - 1
-    shown = (
-        f"{case}: model {modelled_s * 1e3:,.0f} ms, lab {measured_s * 1e3:,.0f} ms ({error:+.1%})"
-    )
-    percent = max(abs(error) * 100, 1e-3)
-    return Row.of_times(shown, "%", [percent], "allowed", [goals.MODEL_ERROR_PERCENT], (), 1.0)
 
 
 def figures(costs: Costs) -> str:

@@ -14,7 +14,7 @@ from fireflyer.haiscale.expert.experts import Experts, replicated_gradients
 from fireflyer.haiscale.expert.groups import expert_mesh
 from fireflyer.haiscale.expert.rebalance import placement_of
 from fireflyer.haiscale.expert.router import Router
-from fireflyer.haiscale.validation import check_count
+from fireflyer.haiscale.validation import check_count, given
 
 
 class MoE(Uncopied):
@@ -58,7 +58,7 @@ class MoE(Uncopied):
         super().__init__()
         mesh = expert_mesh(mesh)
         slots = experts if replicas is None else replicas
-        _check(experts, top_k, shared, slots, mesh.size())
+        _check(features, hidden, experts, top_k, shared, slots, mesh.size(), wire)
         self.router = Router(features, experts, top_k)
         self.experts = Experts(features, hidden, experts, slots, mesh)
         groups, group = self.experts.groups, self.experts.group
@@ -75,9 +75,14 @@ class MoE(Uncopied):
         """Returns the layer's output, shaped like `x`: (..., features). Collective.
 
         Raises:
-            ConfigError: router logits of any rank are NaN or infinite; on all ranks.
+            ConfigError: `x` has another width; or, on all ranks, router logits of any rank are NaN
+                or infinite.
             RankFailed, CollectiveError: a rank has died; on all ranks.
         """
+        if x.shape[-1] != self.router.weight.shape[1]:
+            raise ConfigError(
+                f"invalid x {tuple(x.shape)}: expected (..., {self.router.weight.shape[1]})"
+            )
         tokens = x.reshape(-1, x.shape[-1])
         scores, chosen, weights = self.router(tokens)
         self._count(scores, chosen)
@@ -185,7 +190,12 @@ def _tables(experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
     return placement.log2phy[0], placement.logcnt[0]
 
 
-def _check(experts: int, top_k: int, shared: int, slots: int, ranks: int) -> None:
+def _check(
+    features: int, hidden: int, experts: int, top_k: int, shared: int, slots: int, ranks: int,
+    wire: object,
+) -> None:  # fmt: skip
+    check_count("features", features, 1)
+    check_count("hidden", hidden, 1)
     check_count("experts", experts, 1)
     check_count("top_k", top_k, 1)
     check_count("shared", shared, 0)
@@ -193,6 +203,11 @@ def _check(experts: int, top_k: int, shared: int, slots: int, ranks: int) -> Non
         raise ConfigError(f"invalid top_k {top_k}: expected at most {min(experts, 255)}")
     if experts % ranks:
         raise ConfigError(f"{ranks} ranks do not divide {experts} experts")
+    if wire is not None and not isinstance(wire, torch.dtype):
+        raise ConfigError(
+            f"invalid wire {given(wire)}: expected a dtype such as torch.bfloat16, or None"
+        )
+    check_count("replicas", slots, 1)
     if slots < experts or slots % ranks or slots > 32767:
         raise ConfigError(
             f"invalid replicas {slots}: expected a multiple of {ranks} ranks from {experts} to 32767"

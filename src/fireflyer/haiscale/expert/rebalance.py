@@ -85,11 +85,11 @@ def _checked(weight: torch.Tensor, replicas: int, groups: int, nodes: int, gpus:
     experts = loads.shape[1]
     counts = {"num_groups": groups, "num_nodes": nodes, "num_gpus": gpus}
     for name, value in counts.items():
-        if value < 1:
-            raise ConfigError(f"invalid {name} {value}: expected at least 1")
-    if replicas < experts:
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"invalid {name} {value!r}: expected an integer of at least 1")
+    if not isinstance(replicas, int) or replicas < experts:
         raise ConfigError(
-            f"invalid num_replicas {replicas}: expected at least one for each of {experts} experts"
+            f"invalid num_replicas {replicas!r}: expected at least one for each of {experts} experts"
         )
     for whole, parts in (
         (("num_replicas", replicas), ("num_gpus", gpus)),

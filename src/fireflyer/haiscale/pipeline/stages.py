@@ -142,14 +142,14 @@ def _sizes(
                 f"invalid balance {balance!r}: expected a list of numbers, 'parameters' or 'time'"
             )
         return even(costs(balance), stages)
-    sizes = tuple(balance)
+    sizes = tuple(balance) if isinstance(balance, list | tuple) else ()
     if (
         len(sizes) != stages
         or any(not isinstance(n, int) or n < 1 for n in sizes)
         or sum(sizes) != count
     ):
         raise ConfigError(
-            f"invalid balance {list(sizes)}: expected {stages} numbers from 1 on, one a stage, with "
+            f"invalid balance {given(balance)}: expected {stages} numbers from 1 on, one a stage, with "
             f"the sum {count}, the module's number of {what}"
         )
     return sizes

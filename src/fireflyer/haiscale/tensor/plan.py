@@ -128,6 +128,8 @@ def _chosen(module: nn.Module, plan: Mapping[str, Style], ranks: int) -> dict[st
     """Returns the style of each module that the plan names."""
     names = [name for name, _ in module.named_modules(remove_duplicate=False) if name]
     chosen: dict[str, Style] = {}
+    if not isinstance(plan, Mapping):
+        raise ConfigError(f"invalid plan {given(plan)}: expected a dict of styles by pattern")
     for pattern, style in plan.items():
         if not isinstance(style, Style):
             raise ConfigError(

@@ -99,9 +99,9 @@ def quantize(
             f"invalid weight {tuple(weight.shape)} {weight.dtype}: expected (out, in), floating"
         )
     columns = weight.shape[1]
-    if group < 2 or group % 2 or columns % group:
+    if not isinstance(group, int) or group < 2 or group % 2 or columns % group:
         raise ConfigError(
-            f"invalid group {group}: expected an even divisor of the {columns} columns of a row"
+            f"invalid group {group!r}: expected an even divisor of the {columns} columns of a row"
         )
     if not weight.isfinite().all():
         raise ConfigError("cannot quantize a weight with NaN or infinite values")
