@@ -9,10 +9,17 @@ from collections.abc import Iterator
 
 def members(nodes: int) -> Iterator[int]:
     """Yields the places of the nodes in a set, lowest first."""
-    while nodes:
-        lowest = nodes & -nodes
-        yield lowest.bit_length() - 1
-        nodes ^= lowest
+    if nodes.bit_count() < 8:
+        while nodes:
+            lowest = nodes & -nodes
+            yield lowest.bit_length() - 1
+            nodes ^= lowest
+        return
+    bits = bin(nodes)[:1:-1]  # one pass over the digits; arithmetic would cost a pass a member
+    place = bits.find("1")
+    while place >= 0:
+        yield place
+        place = bits.find("1", place + 1)
 
 
 class Capacity:

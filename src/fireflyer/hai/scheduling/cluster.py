@@ -137,7 +137,8 @@ class Cluster:
         self.suspect = self.suspect | bit if node.health == "suspect" else self.suspect & ~bit
         if node.until is not None and node.health in ("suspect", "drained"):
             self._remind(node.until, "node", node.name, node.until)
-        self._touch((node.name,))
+        gangs = self.on[place].values()  # a gang's nodes change together
+        self._touch({node.name, *(name for job in gangs for name in job.placement)})
         self.fresh = ALL
 
     def set_window(self, window: Window) -> None:
@@ -534,8 +535,9 @@ class Cluster:
         level = self._accounts[key].level
         for job in list(self._of_account.get(key, {}).values()):
             job.standing = level
-            if (job.order, job.id) in self.queue:
-                self._move(job)
+            if job.phase == "queued":
+                if not job.overdue:
+                    self.queue.shift((job.order, job.id), (-job.level, level))
                 self.fresh = ALL
             elif job.placement:
                 self._touch(job.placement)

@@ -59,6 +59,12 @@ class Lanes:
                 del self.lanes[rank]
                 del self.ranks[bisect_left(self.ranks, rank)]
 
+    def shift(self, entry: Entry, rank: QueueKey) -> None:
+        """Moves a queued job to the same lane of another rank."""
+        lane = self._spots[entry][1]
+        self.take(entry)
+        self.put(entry, rank, lane)
+
     def ahead(self, entry: Entry) -> int:
         """Returns the number of jobs ahead of a queued job; costs a search in each lane of its
         rank."""

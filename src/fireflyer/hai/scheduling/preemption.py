@@ -23,6 +23,10 @@ Cost = tuple[int, float, int, int]
 """Cost of emptying a node: highest priority among the victims, the work lost and the capacity idled
 by them, the number of victims (each has to save and restart), minus their levels."""
 
+_Found = tuple[Cost, int, list["Job"], int]
+"""Cost of emptying a node, its place, the victims, and all nodes that the same victims leave at the
+same cost: the node alone, or those of a gang that has them whole."""
+
 NONE: Cost = (0, 0.0, 0, 0)
 
 Class = tuple[int, int]
@@ -58,8 +62,20 @@ def victims_on(
     if lacks is None:
         return None
     left, left_memory = lacks
+    on = cluster.on[place]
+    if len(on) == 1 and not capacity.free[place]:  # most nodes of a busy cluster
+        (job,) = on.values()
+        if job.phase == "suspending":
+            return []
+        level = -job.standing
+        leaves = (
+            (job.level, level) < limit
+            and (job.ripe or job.level < limit[0])
+            and (spared is None or job.user != spared or job.level != limit[0])
+        )
+        return [job] if leaves else None
     here: list[tuple[int, int, float, int, Job]] = []
-    for job in cluster.on[place].values():
+    for job in on.values():
         if job.phase == "suspending":
             left -= capacity.share(place, job.gpus)
             left_memory -= job.memory_mib
@@ -112,6 +128,10 @@ def _cost(victims: list["Job"], priority: int, count: int) -> Cost:
     """
     if not victims:
         return NONE
+    if len(victims) == 1:
+        (job,) = victims
+        size = job.gpus_held if job.level < priority else job.nodes
+        return job.level, size / min(job.nodes, count), 1, -job.standing
     level = max(job.level for job in victims)
     lower = level < priority
     return (
@@ -171,9 +191,10 @@ def _leaves_at(cluster: "Cluster", rank: QueueKey | None, job: "Job", spared: st
 
 
 class VictimIndex:
-    """Nodes by the smallest class of a job that holds something there."""
+    """Nodes by the smallest class of a job that holds something there, and whether one of its jobs
+    has had its quantum."""
 
-    __slots__ = ("_cluster", "_of", "_reach", "_read", "_steps")
+    __slots__ = ("_cluster", "_of", "_reach", "_read", "_ripe", "_steps")
 
     def __init__(self, cluster: "Cluster") -> None:
         self._cluster = cluster
@@ -181,6 +202,8 @@ class VictimIndex:
         self._of: list[Class | None] = []
         self._steps: dict[Class, int] = {}
         self._reach: dict[Class, int] = {}
+        self._ripe = 0
+        """Nodes that hold a job whose quantum is over."""
 
     def refresh(self) -> None:
         """Examines the nodes that have changed."""
@@ -192,15 +215,19 @@ class VictimIndex:
         self._read = changes.mark
         self._of.extend([None] * (len(cluster.names) - len(self._of)))
         for place in range(len(cluster.names)) if stale is None else set(stale):
-            before, found = self._of[place], None
+            before, found, ripe = self._of[place], None, False
             for job in cluster.on[place].values():
+                ripe |= job.ripe
                 of = LEAVING if job.phase == "suspending" else (job.level, -job.standing)
                 if found is None or of < found:
                     found = of
+            bit = 1 << place
+            if ripe != bool(self._ripe & bit):
+                self._reach.clear()
+                self._ripe ^= bit
             if found != before:
                 self._reach.clear()
                 self._of[place] = found
-                bit = 1 << place
                 if before is not None:
                     self._steps[before] ^= bit
                     if not self._steps[before]:
@@ -209,7 +236,7 @@ class VictimIndex:
                     self._steps[found] = self._steps.get(found, 0) | bit
 
     def reach(self, limit: Class) -> int:
-        """Returns all nodes that hold a job of a smaller class."""
+        """Returns all nodes that waiting jobs with this `bound` may interrupt."""
         self.refresh()
         found = self._reach.get(limit)
         if found is None:
@@ -220,9 +247,17 @@ class VictimIndex:
         return found
 
     def below(self, limit: Class) -> list[int]:
-        """Returns disjoint sets of nodes that hold a job of a smaller class, smallest class
-        first."""
-        return [self._steps[of] for of in sorted(self._steps) if of < limit]
+        """Returns disjoint sets of the nodes that jobs with this `bound` may interrupt, smallest
+        class first: a job there leaves already, has a lower priority, or has a smaller class and
+        one job has had its quantum. Other nodes have no victim."""
+        found = []
+        for of in sorted(self._steps):
+            if of >= limit:
+                break
+            nodes = self._steps[of] if of[0] < limit[0] else self._steps[of] & self._ripe
+            if nodes:
+                found.append(nodes)
+        return found
 
 
 class PreemptionCache:
@@ -249,7 +284,7 @@ class PreemptionCache:
         self._shape = shape
         self._spared = spared
         self._read = -1
-        self._found: dict[int, tuple[Cost, list[Job]]] = {}
+        self._found: dict[int, _Found] = {}
         self._unable = 0
         """Nodes that were examined and cannot be emptied."""
         self._when: dict[int, float] = {}
@@ -289,45 +324,71 @@ class PreemptionCache:
         """
         cluster = self._cluster
         enough = cluster.topology.enough
-        seen: list[tuple[Cost, int]] = []
-        known: set[str] = set()
-        able, sets, left = 0, 0, among & ~self._unable
+        left = among & ~self._unable
         if not enough(count, left):
             return {}
         ladder = cluster.ladder
         ladder.refresh()
         free = cluster.capacity.fitting(self._shape[1], self._shape[2], left)
-        for step in (free, *ladder.below(self._limit)):
+        seen = self._examine((free, *ladder.below(self._limit)), left, count)
+        chosen: dict[int, list[Job]] = {}
+        nodes = 0
+        for _, _, victims, alike in sorted(seen) if count > 1 else [min(seen)] if seen else []:
+            for place in members(alike):
+                chosen[place] = victims
+                nodes |= 1 << place
+                if len(chosen) >= count and enough(count, nodes):
+                    return chosen
+        return {}
+
+    def _examine(self, steps: tuple[int, ...], left: int, count: int) -> list[_Found]:
+        """Returns the nodes of `left` that could be emptied, along these steps, up to `LOOKS` sets
+        of victims that suffice for a gang. Nodes that one gang has whole come together."""
+        found, enough = self._found, self._cluster.topology.enough
+        seen: list[_Found] = []
+        known: set[Job] = set()
+        sets = able = 0
+        for step in steps:
             nodes = step & left
             left &= ~nodes
-            for place in members(nodes):
-                if self._look(place):
-                    cost, victims = self._found[place]
-                    seen.append((cost, place))
-                    able |= 1 << place
-                    sets += not victims or any(job.id not in known for job in victims)
-                    known.update(job.id for job in victims)
-                    if sets >= LOOKS and enough(count, able):
-                        left = 0
-                        break
-        chosen: dict[int, list[Job]] = {}
-        if enough(count, able):
-            nodes = 0
-            for _, place in sorted(seen):
-                chosen[place] = self._found[place][1]
-                nodes |= 1 << place
-                if enough(count, nodes):
-                    break
-        return chosen
+            while nodes:
+                place = (nodes & -nodes).bit_length() - 1
+                entry = found.get(place) or self._look(place)
+                if entry is None:
+                    nodes &= nodes - 1
+                    continue
+                cost, _, victims, alike = entry
+                alike &= nodes
+                nodes ^= alike
+                able |= alike
+                seen.append((cost, place, victims, alike))
+                if not victims or not known.issuperset(victims):
+                    sets += 1
+                    known.update(victims)
+                if sets >= LOOKS and enough(count, able):
+                    return seen
+        return seen
 
-    def _look(self, place: int) -> bool:
-        """Returns whether the node could be emptied; if so, `_found` has the victims."""
-        if place in self._found:
-            return True
-        cluster = self._cluster
-        victims = victims_on(cluster, place, self._limit, self._shape, self._spared)
+    def _look(self, place: int) -> _Found | None:
+        """Returns what the node could give, and caches it; None: the node cannot be emptied."""
+        victims = victims_on(self._cluster, place, self._limit, self._shape, self._spared)
         if victims is None:
             self._unable |= 1 << place
-            return False
-        self._found[place] = (_cost(victims, self._limit[0], self._shape[0]), victims)
-        return True
+            return None
+        alike = 1 << place
+        if len(victims) == 1 and victims[0].nodes > 1 and not victims[0].gpus:
+            alike |= self._alike(victims[0])
+        entry = (_cost(victims, self._limit[0], self._shape[0]), place, victims, alike)
+        for each in members(alike):
+            self._found[each] = entry
+        return entry
+
+    def _alike(self, gang: "Job") -> int:
+        """Returns the nodes of a gang that has them whole which are large enough for a member. All
+        of them change together."""
+        capacity, places = self._cluster.capacity, self._cluster.places
+        nodes = 0
+        for name in gang.placement:
+            if not capacity.free[places[name]]:  # otherwise its size has changed meanwhile
+                nodes |= 1 << places[name]
+        return capacity.sized(self._shape[1], self._shape[2], nodes)
