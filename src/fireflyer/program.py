@@ -146,9 +146,9 @@ def _escaped(half: str) -> str:
 
 def plain(words: str) -> str:
     """Returns one line without terminal control: unprintable characters become `\\x1b` etc."""
+    if words.isprintable():  # lone surrogates are not
+        return words
     line = text(words)
-    if line.isprintable():
-        return line
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 

@@ -27,7 +27,7 @@ ACTIVE: frozenset[TaskState] = frozenset({"starting", "running", "suspending"})
 """States in which an attempt holds nodes."""
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class Task(msgspec.Struct, gc=False, frozen=True, kw_only=True):
     """The scheduler's view of a task."""
 
     id: str

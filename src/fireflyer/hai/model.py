@@ -1,7 +1,8 @@
 """Data model of a task: the submitted spec, its state, and the append-only events.
 
 A task is a chain of attempts. These structs cross the HTTP API as JSON; the client returns them
-unchanged.
+unchanged. Structs that exist per task are `gc=False`: they can be in no reference cycle, and the
+collector would visit those of thousands of tasks again and again.
 """
 
 from collections.abc import Mapping
@@ -37,7 +38,7 @@ PINNED = "fireflyer.validates"
 """Label of a validation task: the node that it validates. Users cannot set it."""
 
 
-class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TaskSpec(msgspec.Struct, gc=False, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A task as the user submits it."""
 
     script: str
@@ -113,7 +114,7 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lease: Lease
 
 
-class RankView(msgspec.Struct, frozen=True, kw_only=True):
+class RankView(msgspec.Struct, gc=False, frozen=True, kw_only=True):
     """One rank of the current or last attempt."""
 
     rank: int
@@ -134,7 +135,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """False for a newcomer that the other members have not admitted yet."""
 
 
-class TaskView(msgspec.Struct, frozen=True, kw_only=True):
+class TaskView(msgspec.Struct, gc=False, frozen=True, kw_only=True):
     """Current state of a task."""
 
     id: str

@@ -27,6 +27,11 @@ from fireflyer.hai.lifecycle import ACTIVE, Launch, Note, Step, Task
 from fireflyer.hai.model import TERMINAL, Event, Lease, TaskSpec, TaskState
 
 _TASK = re.compile(r"t[1-9][0-9]{0,14}", re.ASCII)
+_ROW = [
+    _task.c[name]
+    for name in ("id", "spec", "state", "reason", "attempt", "restarts", "created", "user")
+]
+_SPEC = msgspec.json.Decoder(TaskSpec)
 _ADD = _task.insert().returning(_task.c.id, sort_by_parameter_order=True)
 
 
@@ -46,7 +51,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str | None
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Row(msgspec.Struct, gc=False, frozen=True, kw_only=True):
     """One row of the task table."""
 
     task: str
@@ -268,7 +273,7 @@ class Store:
         Raises:
             NoSuchTask: `after` is not a task id.
         """
-        query = sa.select(_task).order_by(_task.c.id).limit(limit)
+        query = sa.select(*_ROW).order_by(_task.c.id).limit(limit)
         if after:
             query = query.where(_task.c.id > _number(after))
         if user is not None:
@@ -278,7 +283,7 @@ class Store:
         if states:
             query = query.where(_task.c.state.in_(states))
         with self.database.reading() as connection:
-            return [_row(row) for row in connection.execute(query)]
+            return [_row(*row) for row in connection.execute(query)]
 
     def row(self, task: str) -> Row:
         """Returns one task.
@@ -288,11 +293,11 @@ class Store:
         """
         with self.database.reading() as connection:
             row = connection.execute(
-                sa.select(_task).where(_task.c.id == _number(task))
+                sa.select(*_ROW).where(_task.c.id == _number(task))
             ).one_or_none()
         if row is None:
             raise unknown(task)
-        return _row(row)
+        return _row(*row)
 
     def secret(self, task: str) -> str:
         with self.database.reading() as connection:
@@ -432,17 +437,15 @@ def _dump(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _row(row: sa.Row[Any]) -> Row:
+def _row(
+    id: int, spec: str, state: TaskState, reason: str, attempt: int, restarts: int, created: float,
+    user: str,
+) -> Row:  # fmt: skip
+    """Builds a row from the columns `_ROW`."""
     return Row(
-        task=f"t{row.id}",
-        spec=msgspec.json.decode(row.spec, type=TaskSpec),
-        state=row.state,
-        reason=row.reason,
-        attempt=row.attempt,
-        restarts=row.restarts,
-        created=row.created,
-        user=row.user,
-    )
+        task=f"t{id}", spec=_SPEC.decode(spec), state=state, reason=reason, attempt=attempt,
+        restarts=restarts, created=created, user=user,
+    )  # fmt: skip
 
 
 def event_of(row: sa.Row[Any]) -> Event:

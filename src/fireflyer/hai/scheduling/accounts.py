@@ -7,8 +7,13 @@ Discretised attained service follows Tiresias (NSDI'19). Pure.
 """
 
 import math
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    from fireflyer.hai.scheduling.jobs import Job
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,3 +99,101 @@ class Account:
     def _until(self, service: float, threshold: float) -> float:
         share = (service - self._limit) / (threshold - self._limit)
         return self._scale.half_life_s * max(0.0, math.log2(share)) if share > 0 else 0.0
+
+
+class Accounts:
+    """Accounts of all jobs that are not over.
+
+    Args:
+        scale: None: there are no accounts, and every job stays at level 0.
+        by: owner of an account.
+        expect: sets a timer: when an account reaches its next level, its key and its version.
+    """
+
+    def __init__(
+        self,
+        scale: Scale | None,
+        by: Literal["user", "job"],
+        expect: Callable[[float, str, int], None],
+    ) -> None:
+        self._scale = scale
+        self._by = by
+        self._expect = expect
+        self._accounts: dict[str, Account] = {}
+        self._jobs: dict[str, dict[str, Job]] = {}
+
+    def join(self, job: "Job", now: float) -> None:
+        """Adds a job to its account, and gives the job its level."""
+        if self._scale is None:
+            return
+        key = self._key(job)
+        self._jobs.setdefault(key, {})[job.id] = job
+        account = self._accounts.get(key)
+        if account is None:
+            account = self._accounts[key] = Account(self._scale, 0.0, now)
+        job.standing = account.level
+
+    def leave(self, job: "Job") -> None:
+        """Takes a job that is over out of its account."""
+        key = self._key(job)
+        mine = self._jobs.get(key)
+        if mine is not None:
+            del mine[job.id]
+            if not mine:
+                del self._jobs[key]
+                if self._by == "job" or not self._accounts[key].level:
+                    del self._accounts[key]
+
+    def jobs(self, key: str) -> Iterable["Job"]:
+        """Returns the jobs of an account; the caller may change their places meanwhile."""
+        return list(self._jobs.get(key, {}).values())
+
+    def level(self, key: str) -> int:
+        """Returns the level of a known account."""
+        return self._accounts[key].level
+
+    def charge(self, job: "Job", gpus: float, now: float) -> None:
+        """Makes the job's account hold `gpus` more GPUs (fewer, if negative) from now on."""
+        key = self._key(job)
+        account = self._accounts.get(key)
+        if account is not None:
+            account.hold(gpus, now)
+            self._remind(key, account, now)
+
+    def credit(self, job: "Job", service: float, now: float) -> str | None:
+        """Adds past service to the job's account; returns its key if the level changed."""
+        key = self._key(job)
+        account = self._accounts.get(key)
+        if account is None or not service:
+            return None
+        before = account.level
+        account.credit(service, now)
+        self._remind(key, account, now)
+        return key if account.level != before else None
+
+    def cross(self, key: str, version: int, now: float) -> bool:
+        """Moves an account to its next level, unless its timer is void; returns whether the account
+        has jobs."""
+        if self.void(key, version):
+            return False
+        account = self._accounts[key]
+        _, account.level = account.next_level(now)
+        account.version += 1
+        if key not in self._jobs and not account.level:
+            del self._accounts[key]
+            return False
+        self._remind(key, account, now)
+        return key in self._jobs
+
+    def void(self, key: str, version: float) -> bool:
+        """Returns whether a timer of this version has no meaning any more."""
+        account = self._accounts.get(key)
+        return account is None or account.version != version
+
+    def _key(self, job: "Job") -> str:
+        return job.user if self._by == "user" else job.id
+
+    def _remind(self, key: str, account: Account, now: float) -> None:
+        when, _ = account.next_level(now)
+        if when != math.inf:
+            self._expect(when, key, account.version)

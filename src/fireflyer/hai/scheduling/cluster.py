@@ -15,7 +15,7 @@ import msgspec
 from fireflyer.hai.lifecycle import Action, Launch, Preempt, Release
 from fireflyer.hai.model import PRIORITIES
 from fireflyer.hai.scheduling import usable
-from fireflyer.hai.scheduling.accounts import Account
+from fireflyer.hai.scheduling.accounts import Accounts
 from fireflyer.hai.scheduling.capacity import Capacity
 from fireflyer.hai.scheduling.changes import Changes
 from fireflyer.hai.scheduling.devices import DeviceTable
@@ -107,9 +107,8 @@ class Cluster:
         """Set by a plan that has more to do at once."""
         self.reserved: tuple[Reservation, ...] = ()
         """Set by a plan: free capacity that it keeps from jobs behind others."""
+        self.accounts = Accounts(self.policy.scale, self.policy.by, self._expect)
         self._auto: dict[str, dict[str, Job]] = {}
-        self._accounts: dict[str, Account] = {}
-        self._of_account: dict[str, dict[str, Job]] = {}
         self._timers: list[Timer] = []
         self._rules: list[Timer] = []
         self._ticks = 0
@@ -268,14 +267,7 @@ class Cluster:
         self._leave(job, now)
         self.moving.pop(task, None)
         del self.jobs[task]
-        key = self._key(job)
-        mine = self._of_account.get(key)
-        if mine is not None:
-            del mine[task]
-            if not mine:
-                del self._of_account[key]
-                if self.policy.by == "job" or not self._accounts[key].level:
-                    del self._accounts[key]
+        self.accounts.leave(job)
 
     def advance(self, now: float) -> None:
         """Brings what depends on time up to `now`. A plan does it by itself."""
@@ -284,7 +276,7 @@ class Cluster:
             _, _, kind, name, stamp = heapq.heappop(self._timers)
             if kind != "level":
                 self._fall_due(kind, name, stamp, now)
-            elif self._cross(name, int(stamp), now):
+            elif self.accounts.cross(name, int(stamp), now):
                 crossed[name] = None  # its jobs move once, however many levels it crossed
         for name in crossed:
             self._level_changed(name)
@@ -354,18 +346,9 @@ class Cluster:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _key(self, job: Job) -> str:
-        return job.user if self.policy.by == "user" else job.id
-
     def _know(self, job: Job, now: float) -> None:
         self.jobs[job.id] = job
-        if self.policy.scale is not None:
-            key = self._key(job)
-            self._of_account.setdefault(key, {})[job.id] = job
-            account = self._accounts.get(key)
-            if account is None:
-                account = self._accounts[key] = Account(self.policy.scale, 0.0, now)
-            job.standing = account.level
+        self.accounts.join(job, now)
 
     def _enter(self, job: Job, phase: Phase, now: float) -> None:
         job.phase, job.since = phase, now
@@ -448,7 +431,7 @@ class Cluster:
         job.gpus_held = held
         self.placed[job.level] += 1
         self._count(job, 1)
-        self._charge(job, held, now)
+        self.accounts.charge(job, held, now)
         self._touch(job.placement)
         if self.policy.preemptive:
             self._ripen(job, now)
@@ -472,7 +455,7 @@ class Cluster:
         for name, devices in zip(job.placement, job.devices, strict=False):
             self.devices.give(self.places[name], devices)
         job.attained += job.gpus_held * (now - job.launched_at)
-        self._charge(job, -job.gpus_held, now)
+        self.accounts.charge(job, -job.gpus_held, now)
         self._touch(job.placement)
         self.placed[job.level] -= 1
         self._count(job, -1)
@@ -493,49 +476,17 @@ class Cluster:
         for other in list(self._auto.get(job.user, {}).values()):
             self._move(other)
 
-    def _charge(self, job: Job, gpus: float, now: float) -> None:
-        key = self._key(job)
-        account = self._accounts.get(key)
-        if account is not None:
-            account.hold(gpus, now)
-            self._expect(key, now)
-
     def _credit(self, job: Job, service: float, now: float) -> None:
         """Adds the job's past usage to its account; its other jobs move only at a new level."""
-        key = self._key(job)
-        account = self._accounts.get(key)
-        if account is not None and service:
-            before = account.level
-            account.credit(service, now)
-            self._expect(key, now)
-            if account.level != before:
-                self._level_changed(key)
-
-    def _expect(self, key: str, now: float) -> None:
-        """Sets the timer for the account's next level."""
-        account = self._accounts[key]
-        when, _ = account.next_level(now)
-        if when != math.inf:
-            self._remind(when, "level", key, account.version)
-
-    def _cross(self, key: str, version: int, now: float) -> bool:
-        """Moves an account to its next level; returns whether the account has jobs."""
-        account = self._accounts.get(key)
-        if account is None or account.version != version:
-            return False
-        _, account.level = account.next_level(now)
-        account.version += 1
-        if key not in self._of_account and not account.level:
-            del self._accounts[key]
-            return False
-        self._expect(key, now)
-        return key in self._of_account
+        key = self.accounts.credit(job, service, now)
+        if key is not None:
+            self._level_changed(key)
 
     def _level_changed(self, key: str) -> None:
-        level = self._accounts[key].level
-        for job in list(self._of_account.get(key, {}).values()):
+        level = self.accounts.level(key)
+        for job in self.accounts.jobs(key):
             job.standing = level
-            if job.phase == "queued":
+            if (job.order, job.id) in self.queue:
                 if not job.overdue:
                     self.queue.shift((job.order, job.id), (-job.level, level))
                 self.fresh = ALL
@@ -585,8 +536,7 @@ class Cluster:
         """Returns whether the timer's cause can no longer occur."""
         _, _, kind, name, stamp = timer
         if kind == "level":
-            account = self._accounts.get(name)
-            return account is None or account.version != stamp
+            return self.accounts.void(name, stamp)
         job = self.jobs.get(name)
         if job is None:
             return True
@@ -594,6 +544,10 @@ class Cluster:
             return not job.placement or job.launched_at != stamp or job.ripe
         void = kind == "closes" and not self.windows
         return void or job.phase != "queued" or job.since != stamp
+
+    def _expect(self, when: float, key: str, version: int) -> None:
+        """Sets the timer for an account's next level."""
+        self._remind(when, "level", key, version)
 
     def _remind(self, when: float, kind: str, name: str, stamp: float) -> None:
         if when != math.inf:

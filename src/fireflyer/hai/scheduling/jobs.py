@@ -49,7 +49,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """Time at which a drained or suspect node becomes ready again by itself."""
 
 
-class Job(msgspec.Struct, kw_only=True, eq=False):
+class Job(msgspec.Struct, gc=False, kw_only=True, eq=False):
     """The planner's view of a task. The caller sets the first part; the cluster maintains the
     second."""
 

@@ -24,12 +24,14 @@ class Lanes:
     """Position of each queued job. Entering and leaving cost a search and a move within one
     lane."""
 
-    __slots__ = ("_spots", "lanes", "ranks")
+    __slots__ = ("_sizes", "_spots", "lanes", "ranks")
 
     def __init__(self) -> None:
         self.ranks: list[QueueKey] = []
         """Ranks that have jobs, in order."""
         self.lanes: dict[QueueKey, dict[Lane, list[Entry]]] = {}
+        self._sizes: dict[QueueKey, int] = {}
+        """Number of jobs of each rank."""
         self._spots: dict[Entry, tuple[QueueKey, Lane]] = {}
 
     def __len__(self) -> int:
@@ -43,9 +45,11 @@ class Lanes:
         lanes = self.lanes.get(rank)
         if lanes is None:
             lanes = self.lanes[rank] = {}
+            self._sizes[rank] = 0
             insort(self.ranks, rank)
         insort(lanes.setdefault(lane, []), entry)
         self._spots[entry] = (rank, lane)
+        self._sizes[rank] += 1
 
     def take(self, entry: Entry) -> None:
         """Removes a job from the queue."""
@@ -53,10 +57,11 @@ class Lanes:
         lanes = self.lanes[rank]
         line = lanes[lane]
         del line[bisect_left(line, entry)]
+        self._sizes[rank] -= 1
         if not line:
             del lanes[lane]
             if not lanes:
-                del self.lanes[rank]
+                del self.lanes[rank], self._sizes[rank]
                 del self.ranks[bisect_left(self.ranks, rank)]
 
     def shift(self, entry: Entry, rank: QueueKey) -> None:
@@ -70,7 +75,7 @@ class Lanes:
         rank."""
         rank, _ = self._spots[entry]
         before = self.ranks[: bisect_left(self.ranks, rank)]
-        count = sum(len(line) for other in before for line in self.lanes[other].values())
+        count = sum(self._sizes[other] for other in before)
         return count + sum(bisect_left(line, entry) for line in self.lanes[rank].values())
 
     def in_order(self) -> list[str]:

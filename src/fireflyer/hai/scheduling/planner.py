@@ -29,6 +29,9 @@ BATCH = 256
 """Maximum number of actions in a plan; the next plan continues at once. Carrying out a launch takes
 the caller longer than planning it, so events that arrive meanwhile then count."""
 
+PREEMPTION = 4
+"""Actions that a preemption counts as in a plan: to find its victims costs that many launches."""
+
 LOWER_ONLY = 1 << 30
 """Level for which only jobs of lower priority make room."""
 
@@ -168,7 +171,7 @@ class _Plan:
 
     def _is_long(self) -> bool:
         """Returns whether the plan has reached `BATCH` actions."""
-        self.cut = len(self.actions) >= BATCH
+        self.cut = len(self.actions) + (PREEMPTION - 1) * len(self.victims) >= BATCH
         return self.cut
 
     def _vacate(self) -> None:

@@ -34,6 +34,7 @@ class Views:
         classifier: FaultClassifier,
     ) -> None:
         self._home = home
+        self._folder = str(home.tasks)
         self._store = store
         self._tasks = tasks
         self._dispatch = dispatch
@@ -96,7 +97,7 @@ class Views:
         return TaskView(
             id=row.task, spec=row.spec, state=row.state, reason=reason, attempt=row.attempt,
             generation=0, members=(), restarts=row.restarts, ranks=(),
-            directory=str(self._home.tasks / row.task), created=row.created, user=row.user,
+            directory=f"{self._folder}/{row.task}", created=row.created, user=row.user,
             nodes=() if task is None else task.placement,
             devices=() if task is None else task.devices,
         )  # fmt: skip
