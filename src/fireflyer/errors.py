@@ -32,6 +32,7 @@
     │   └── NoSuchTask         the task does not exist or belongs to another user
     ├── AuthError              the platform does not serve this caller
     │   ├── Unauthenticated    the token is missing, wrong, expired or revoked
+    │   ├── Throttled          too many requests without a valid token
     │   └── PermissionDenied   the token's scope or the user's groups do not allow the request
     ├── WorkspaceError         a workspace or environment cannot be shipped, received or created
     ├── TraceError             a job trace that cannot be read or replayed
@@ -327,6 +328,10 @@ class AuthError(FireflyerError):
 
 class Unauthenticated(AuthError):
     """The token is missing, wrong, expired or revoked."""
+
+
+class Throttled(AuthError):
+    """The caller's address sends too many requests without a valid token."""
 
 
 class PermissionDenied(AuthError):

@@ -16,7 +16,8 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """A named line; `marks` draws a marker at each point, and `line` joins the points."""
+    """A named line; `marks` draws a marker at each point, and `line` joins the points. A point
+    whose y is NaN is a gap in the line."""
 
     name: str
     points: Sequence[Point]
@@ -84,10 +85,20 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def line_chart(title: str, across: Axis, up: Axis, series: Sequence[Series]) -> str:
+def line_chart(
+    title: str, across: Axis, up: Axis, series: Sequence[Series],
+    size: tuple[int, int] = (WIDTH, HEIGHT),
+) -> str:  # fmt: skip
     """Draws series over one pair of axes, with a legend below the title.
 
     Points that a logarithmic axis cannot show (0 and below) are left out.
+
+    Args:
+        title: text above the drawing.
+        across: horizontal axis.
+        up: vertical axis.
+        series: lines, each with a dash pattern of its own.
+        size: width and height in units of the drawing.
 
     Returns:
         An `<svg>` element.
@@ -99,16 +110,17 @@ def line_chart(title: str, across: Axis, up: Axis, series: Sequence[Series]) -> 
         Series(one.name, [p for p in one.points if _shown(p, across, up)], one.marks, one.line)
         for one in series
     ]
-    every = [point for one in kept for point in one.points]
+    every = [point for one in kept for point in one.points if not math.isnan(point[1])]
     if not every:
         raise ValueError(f"the chart {title!r} has no point to show")
-    x = _scale(across, [p[0] for p in every], LEFT, WIDTH - RIGHT)
-    y = _scale(up, [p[1] for p in every], HEIGHT - BOTTOM, TOP + 22)
+    width, height = size
+    x = _scale(across, [p[0] for p in every], LEFT, width - RIGHT)
+    y = _scale(up, [p[1] for p in every], height - BOTTOM, TOP + 22)
     parts = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
+        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img">',
         f"<title>{escape(title)}</title>",
         f'<text class="title" x="{LEFT}" y="16">{escape(title)}</text>',
-        *_grid(x, y, across, up),
+        *_grid(x, y, across, up, size),
     ]
     place = float(LEFT)
     for index, one in enumerate(kept):
@@ -120,8 +132,10 @@ def line_chart(title: str, across: Axis, up: Axis, series: Sequence[Series]) -> 
 
 def _shown(point: Point, across: Axis, up: Axis) -> bool:
     x, y = point
-    if not (math.isfinite(x) and math.isfinite(y)):
+    if not math.isfinite(x) or math.isinf(y):
         return False
+    if math.isnan(y):
+        return x > 0 or not across.log
     return (x > 0 or not across.log) and (y > 0 or not up.log)
 
 
@@ -138,12 +152,13 @@ def _scale(axis: Axis, values: Sequence[float], start: float, end: float) -> Sca
     return Scale(low, high, start, end, axis.log)
 
 
-def _grid(x: Scale, y: Scale, across: Axis, up: Axis) -> list[str]:
+def _grid(x: Scale, y: Scale, across: Axis, up: Axis, size: tuple[int, int]) -> list[str]:
+    width, height = size
     parts = []
     for value in y.ticks():
         at = y.at(value)
         parts.append(
-            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
+            f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
         )
         parts.append(
             f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{number(value)}</text>'
@@ -151,13 +166,13 @@ def _grid(x: Scale, y: Scale, across: Axis, up: Axis) -> list[str]:
     for value in x.ticks():
         at = x.at(value)
         parts.append(
-            f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{number(value)}</text>'
+            f'<text x="{at:.1f}" y="{height - BOTTOM + 18}" text-anchor="middle">{number(value)}</text>'
         )
-    middle = (LEFT + WIDTH - RIGHT) / 2
+    middle = (LEFT + width - RIGHT) / 2
     parts.append(
-        f'<text x="{middle:.0f}" y="{HEIGHT - 8}" text-anchor="middle">{escape(across.label)}</text>'
+        f'<text x="{middle:.0f}" y="{height - 8}" text-anchor="middle">{escape(across.label)}</text>'
     )
-    high = (TOP + HEIGHT - BOTTOM) / 2
+    high = (TOP + height - BOTTOM) / 2
     turn = f'transform="rotate(-90 14 {high:.0f})"'
     parts.append(
         f'<text x="14" y="{high:.0f}" text-anchor="middle" {turn}>{escape(up.label)}</text>'
@@ -177,14 +192,21 @@ def _legend(one: Series, index: int, place: float) -> list[str]:
 
 
 def _line(one: Series, index: int, x: Scale, y: Scale) -> list[str]:
-    at = [(x.at(px), y.at(py)) for px, py in one.points]
     parts = []
-    if one.line and at:
-        parts.append(f'<path {_style(index)} d="M{" L".join(f"{a:.1f},{b:.1f}" for a, b in at)}"/>')
+    if one.line:
+        path, gap = "", True
+        for px, py in one.points:
+            if not math.isnan(py):
+                path += f"{' M' if gap else ' L'}{x.at(px):.1f},{y.at(py):.1f}"
+            gap = math.isnan(py)
+        if path:
+            parts.append(f'<path {_style(index)} d="{path.lstrip()}"/>')
     if one.marks:
-        for (px, py), (a, b) in zip(one.points, at, strict=True):
-            told = f"{one.name}: {number(px)}, {number(py)}"
-            parts.append(f"<g><title>{escape(told)}</title>{_mark(index, a, b)}</g>")
+        for px, py in one.points:
+            if not math.isnan(py):
+                told = f"{one.name}: {number(px)}, {number(py)}"
+                mark = _mark(index, x.at(px), y.at(py))
+                parts.append(f"<g><title>{escape(told)}</title>{mark}</g>")
     return parts
 
 

@@ -17,7 +17,7 @@ from fireflyer.cli.failures.commands import failures
 from fireflyer.cli.fs.commands import fs
 from fireflyer.cli.kv.commands import kv
 from fireflyer.cli.net.commands import net
-from fireflyer.cli.options import HomeOption, JsonOption, TaskArgument, TasksArgument
+from fireflyer.cli.options import HomeOption, JsonOption, TaskArgument, TasksArgument, given
 from fireflyer.cli.passthrough import hand_over
 from fireflyer.cli.prof.commands import prof
 from fireflyer.cli.record.commands import record
@@ -151,7 +151,10 @@ def down(
     options_metavar="[OPTIONS]",
 )
 def run(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="Python script to run.")],
+    context: typer.Context,
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="Python script to run, or a job file (.toml).")
+    ],
     args: Annotated[
         list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")
     ] = None,
@@ -200,20 +203,27 @@ def run(
     or first `run` started it. An environment that is activated later has no effect; start the
     server from it, or use --venv-lock. SCRIPT is a Python file; start other programs from one.
 
+    A job file has these options as TOML keys, `script` and `args`; its paths are relative to the
+    file. Options here count more, ARGS come last: `fireflyer run --nodes 4 job.toml --lr 0.2`.
+
     Prints rank 0's output; state changes go to stderr. Exits with 0 if the task finished, otherwise
     with 1. Ctrl-C stops the task; a second Ctrl-C returns at once while the task goes on stopping.
     With --json the output goes to stderr and the task's last state to stdout. If no server answers,
     `run` starts one in the background; that server stays until `fireflyer down`.
     """
-    from fireflyer.cli.run.impl import Launch, launch
+    from fireflyer.cli.run.impl import Launch, launch, with_job_file
+    from fireflyer.hai.job_file import Job
 
-    request = Launch(
-        script=script, args=tuple(args or ()), nodes=nodes or 1, ranks=ranks or 1, name=name,
-        env=tuple(env or ()), start=start, max_restarts=max_restarts, elastic=elastic,
-        grace_s=grace, max_node_faults=max_node_faults, watchdog=watchdog,
-        workspace=workspace, workspace_limit=workspace_limit << 20, venv_lock=venv_lock,
-        gpus=gpus, memory=memory, priority=priority, group=group,
-        labels=tuple(label or ()), expect=expect, module=module,
+    job = Job(
+        script=script, args=tuple(args or ()), module=module, name=name, nodes=nodes or 1,
+        ranks=ranks or 1, gpus=gpus, memory=memory, priority=priority, group=group, expect=expect,
+        watchdog=watchdog, grace=grace, start=start, max_restarts=max_restarts,
+        max_node_faults=max_node_faults, elastic=elastic,
+        workspace=str(workspace or ""), venv_lock=str(venv_lock or ""),
+    )  # fmt: skip
+    request = with_job_file(
+        Launch(job=job, workspace_limit=workspace_limit << 20),
+        given(context, Job.__struct_fields__) - {"script", "args", "env"}, env or (), label or (),
     )  # fmt: skip
     shown = {"detach": detach, "all_ranks": all_ranks, "json": json}
     if rehearse is not None and prof is not None:

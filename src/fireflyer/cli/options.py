@@ -1,5 +1,6 @@
 """Options and arguments shared by many verbs."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -16,3 +17,9 @@ HomeOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 TasksArgument = Annotated[list[str], typer.Argument(metavar="TASK", help="Task ids, e.g. t1.")]
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Task id, e.g. t1.")]
+
+
+def given(context: typer.Context, names: Collection[str]) -> set[str]:
+    """Returns those of these parameters that the command line sets."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}

@@ -186,9 +186,12 @@ class Client:
         data, _ = self._ask("GET", _path(id, "why"))
         return msgspec.json.decode(data, type=WhyView)
 
-    def drain(self, node: str, reason: str, until: float | None = None) -> None:
-        """Keeps new tasks off the node until `undrain`, or until a wall clock time."""
-        body = msgspec.json.encode(DrainRequest(reason=reason, until=until))
+    def drain(
+        self, node: str, reason: str, until: float | None = None, *, evict: bool = False
+    ) -> None:
+        """Keeps new tasks off the node until `undrain`, or until a wall clock time. With `evict` the
+        tasks on the node save, leave, and continue elsewhere."""
+        body = msgspec.json.encode(DrainRequest(reason=reason, until=until, evict=evict))
         self._ask("POST", f"/nodes/{quote(node, safe='')}/drain", body=body)
 
     def undrain(self, node: str) -> None:

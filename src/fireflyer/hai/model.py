@@ -232,6 +232,8 @@ class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reason: str
     until: Wall | None = None
     """None: until `undrain`."""
+    evict: bool = False
+    """True: the tasks on the node save, leave, and continue elsewhere."""
 
 
 class WhyView(msgspec.Struct, frozen=True, kw_only=True):

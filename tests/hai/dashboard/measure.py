@@ -1,5 +1,6 @@
 """What the pages cost with 2,000 nodes and 5,000 tasks: `python -m tests.hai.dashboard.measure`.
 
+The database has a year of samples of 200 of the nodes, of 40 users and of the cluster (`--plain`: none).
 The median CPU time of the server's thread for a page, and the longest time in which nobody else had a turn.
 """
 
@@ -21,18 +22,36 @@ from tests.hai.server.test_access import NoEngine
 from fireflyer.hai import lifecycle
 from fireflyer.hai.dashboard import routes
 from fireflyer.hai.dashboard.sessions import Sessions
+from fireflyer.hai.database.connection import Database
+from fireflyer.hai.database.schema import sample
 from fireflyer.hai.database.store import Fresh, Moment, Store
 from fireflyer.hai.engines import Node
 from fireflyer.hai.home import Home
 from fireflyer.hai.identity import Identity, Scope
 from fireflyer.hai.lifecycle import Launch, Task
 from fireflyer.hai.model import TaskSpec
+from fireflyer.hai.sampling.series import (
+    KEPT_S,
+    LEVELS,
+    METRICS,
+    POINTS,
+    chunk_begin,
+    pack,
+    point,
+)
 from fireflyer.hai.server.access import Accounts
 from fireflyer.hai.server.controller import Controller
+from fireflyer.hai.server.throttle import Throttle
 
 NODES, TASKS, ROUNDS = 2000, 5000, 5
 
-PAGES = ("", "/map", "/queue", "/tasks", "/nodes", "/ledger")
+PAGES = (
+    "", "/map", "/queue", "/tasks", "/nodes", "/ledger", "/nodes/n7", "/use?window=6h", "/use?window=24h",
+    "/use?window=30d", "/use?window=1y", "/use?window=1y&scope=node:n7", "/use?window=1y&scope=user:user1",
+)  # fmt: skip
+
+SAMPLED_NODES, SAMPLED_USERS = 200, 40
+YEAR_S = 365 * 86_400
 
 
 class Nodes(NoEngine):
@@ -66,6 +85,31 @@ def fill(controller: Controller, store: Store) -> int:
     return started
 
 
+def fill_year(database: Database) -> int:
+    """Writes chunks of the last year at each level, as long as it is kept; how many those are."""
+    draw = random.Random(1)
+    scopes = ["cluster", *(f"node:n{number}" for number in range(SAMPLED_NODES))]
+    scopes += [f"user:user{number}" for number in range(SAMPLED_USERS)]
+    made = []
+    for _ in range(20):  # different enough; packing each would take minutes
+        points = [point(**{name: draw.random() * 8 for name in METRICS}) for _ in range(POINTS)]
+        made.append(pack(points))
+    now, count = time.time(), 0
+    for level in LEVELS:
+        kept = KEPT_S.get(level, YEAR_S)
+        begin = chunk_begin(now - kept, level)
+        while begin <= now:
+            rows = [
+                {"scope": scope, "level": level, "begin": begin, "data": draw.choice(made)}
+                for scope in scopes
+            ]
+            with database.writing() as connection:
+                connection.execute(sample.insert(), rows)
+            count += len(rows)
+            begin += level * POINTS
+    return count
+
+
 async def ask(app: FastAPI, path: str, scope: Scope) -> int:
     """One page, without its session; how many bytes it has."""
     who = Identity(user="user1", token="home", scope=scope)
@@ -81,7 +125,8 @@ async def ask(app: FastAPI, path: str, scope: Scope) -> int:
 
     await app(
         {
-            "type": "http", "method": "GET", "path": f"/dashboard{path}", "query_string": b"",
+            "type": "http", "method": "GET", "path": f"/dashboard{path.partition('?')[0]}",
+            "query_string": path.partition("?")[2].encode(),
             "headers": [], "http_version": "1.1", "scheme": "http", "root_path": "",
             "state": {"who": who, "csrf": "x", "secret": "x"},
         },
@@ -122,7 +167,7 @@ async def measure(app: FastAPI) -> None:
             rounds = [await measured(page) for _ in range(ROUNDS)]
             spent, longest, size = (statistics.median(each[i] for each in rounds) for i in range(3))
             sys.stdout.write(
-                f"{path or '/':8} {scope:8} {spent:6.1f} ms, longest turn {longest:5.1f} ms, "
+                f"{path or '/':32} {scope:8} {spent:6.1f} ms, longest turn {longest:5.1f} ms, "
                 f"{size:.0f} bytes; the first one {first[0]:.0f} ms\n"
             )
 
@@ -135,8 +180,10 @@ def main() -> None:
         controller = Controller(home, store, Nodes(), "timeshare")
         started = fill(controller, store)
         sys.stdout.write(f"{NODES} nodes; {started} tasks run, {TASKS - started} wait\n")
+        if "--plain" not in sys.argv:
+            sys.stdout.write(f"{fill_year(store.database)} chunks of samples\n")
         accounts = Accounts(store.database)
-        app = routes.build(controller, store, accounts, Sessions(accounts))
+        app = routes.build(controller, store, accounts, Sessions(accounts), Throttle())
         asyncio.run(measure(app))
         store.close()
 

@@ -3,7 +3,9 @@
 A cluster of pretended nodes and gangs, for whose server the first seconds last hours.
 """
 
+import math
 import os
+import random
 import signal
 import sys
 import tempfile
@@ -16,10 +18,13 @@ from tests.hai.server.fake_server import FakeEngine
 from tests.hai.server.test_access import Somebody
 
 from fireflyer.hai.client import Client
+from fireflyer.hai.database.samples import Samples
+from fireflyer.hai.database.store import Store
 from fireflyer.hai.engines import Node
 from fireflyer.hai.faults.observations import Validator
-from fireflyer.hai.home import ServerFile, locate
+from fireflyer.hai.home import Home, ServerFile, locate
 from fireflyer.hai.model import TaskSpec, TaskView
+from fireflyer.hai.sampling.series import LEVELS, point
 from fireflyer.hai.server.process import Options, serve
 
 LEAVES, NODES_OF_LEAF = 6, 16
@@ -29,7 +34,8 @@ STRETCHED_S = 13.0
 
 PAGES = {
     "overview": "", "map": "/map", "queue": "/queue", "tasks": "/tasks", "task": "/tasks/t1",
-    "waiting": "/tasks/t12", "nodes": "/nodes", "node": "/nodes/n5", "ledger": "/ledger", "users": "/users",
+    "waiting": "/tasks/t12", "use": "/use?window=7d", "nodes": "/nodes", "node": "/nodes/n5",
+    "ledger": "/ledger", "users": "/users",
 }  # fmt: skip
 
 DOCUMENTS = (
@@ -130,6 +136,44 @@ def populate(cluster: Cluster) -> None:
         log(client, rank)
 
 
+def record(home: Path) -> None:
+    """A week of samples of the cluster and of a node, and the day of a task, with a gap at night."""
+    draw = random.Random(1)
+    store = Store(Home(home).database)
+    samples = Samples(store.database)
+    created = store.row("t1").created
+    now = time.time()
+    for minute in range(7 * 24 * 60, -1, -10):
+        when = now - 60 * minute
+        if 1500 < minute < 1800:
+            continue
+        day = 0.5 + 0.4 * math.sin(when / 86_400 * math.tau)
+        held = 700 * day + draw.uniform(-20, 20)
+        cpu = {
+            "cpu": held * draw.uniform(4, 5),
+            "memory": held * 4e9,
+            "gpu": draw.uniform(0.7, 0.95),
+        }
+        points = {
+            "cluster": point(
+                held=held, capacity=760, queued=12 * day + draw.random(), running=40 * day,
+                useful=draw.uniform(0.88, 0.97), gpu_memory=held * 3e10, read=held * 1e6,
+                written=held * 2e5, received=held * 3e6, sent=held * 3e6, **cpu,
+            ),
+            "node:n5": point(held=8 * round(day), capacity=8, cpu=30 * day, memory=2e11, gpu=day),
+        }  # fmt: skip
+        if when > created:
+            step = (when - created) / 2.4
+            loss = 1.8 + 6 / (1 + step / 900) + draw.uniform(-0.05, 0.05)
+            points["task:t1"] = point(
+                held=192, step=step, loss=loss, speed=draw.uniform(0.39, 0.43), cpu=900,
+                gpu=draw.uniform(0.85, 0.93),
+            )  # fmt: skip
+        for level in LEVELS:
+            samples._put(level, when, points)
+    store.close()
+
+
 def pause(seconds: float) -> None:
     """Time in which things last."""
     time.sleep(seconds)
@@ -191,6 +235,7 @@ def main(folder: Path) -> None:
             cluster.start(stretched=True)
             populate(cluster)
             cluster.end()
+            record(cluster.home)
             cluster.start(stretched=False)
             shoot(cluster, folder)
             cluster.end()

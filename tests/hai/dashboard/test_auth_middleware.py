@@ -29,6 +29,7 @@ from fireflyer.hai.server.access import Accounts
 from fireflyer.hai.server.auth import Needs
 from fireflyer.hai.server.controller import Controller
 from fireflyer.hai.server.responses import route_scopes
+from fireflyer.hai.server.throttle import Throttle
 
 MakeSpec = Callable[..., TaskSpec]
 MakeVisitor = Callable[..., Visitor]
@@ -83,7 +84,7 @@ def scopes(tmp_path: Path) -> Iterator[dict[str, Scope | None]]:
     store = Store(home.database)
     controller = Controller(home, store, NoEngine())
     accounts = Accounts(store.database)
-    app = routes.build(controller, store, accounts, Sessions(accounts))
+    app = routes.build(controller, store, accounts, Sessions(accounts), Throttle())
     found: dict[str, Scope | None] = {}
     for method, path, calls in route_scopes(app):
         needed = [call.scope for call in calls if isinstance(call, Needs)]

@@ -21,7 +21,7 @@ MakeSpec = Callable[..., TaskSpec]
 
 PAGES = (
     "", "/map", "/queue", "/tasks", "/tasks?state=running", "/tasks/t1", "/tasks/t2/stop", "/tasks/t2",
-    "/tasks/t3", "/tasks/t99", "/nodes", "/nodes/n0", "/nodes/n1", "/ledger", "/users",
+    "/tasks/t3", "/tasks/t99", "/nodes", "/nodes/n0", "/nodes/n1", "/ledger", "/users", "/use",
 )  # fmt: skip
 
 

@@ -63,11 +63,13 @@ class History:
         self.began: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
         self.broken: set[str] = set()
+        self.evicted: set[str] = set()
+        """Jobs that the next plan has to preempt."""
         self._rules()
         for _ in range(self.random.randint(2, 25) * (3 if self.crowded else 1)):
             self._at(self.random.uniform(0, 2 * DAY), "arrive")
         for _ in range(self.random.randint(0, 6)):
-            kind = self.random.choice(["fault", "drain", "suspect", "suspend", "quota"])
+            kind = self.random.choice(["fault", "drain", "evict", "suspect", "suspend", "quota"])
             self._at(self.random.uniform(0, 3 * DAY), kind)
 
     def _nodes(self) -> list[Node]:
@@ -135,7 +137,7 @@ class History:
         job = self.jobs.get(name)
         if kind == "arrive":
             self._arrive()
-        elif kind in ("fault", "drain", "suspect"):
+        elif kind in ("fault", "drain", "evict", "suspect"):
             self._harm(kind)
         elif kind == "repair":
             self.broken.discard(name)
@@ -192,7 +194,13 @@ class History:
             return
         self.broken.add(name)
         self._at(self.now + self.random.uniform(60, DAY), "repair", name)
-        self._set(name, {"fault": "down", "drain": "drained", "suspect": "suspect"}[kind])
+        health = {"fault": "down", "drain": "drained", "evict": "drained", "suspect": "suspect"}
+        self._set(name, health[kind])
+        if kind == "evict":
+            self.cluster.evict(name, "new fan")
+            self.evicted = {
+                job.id for job in self.cluster.jobs_on(name) if job.phase != "suspending"
+            }
         if kind == "fault":
             for job in self.cluster.jobs_on(name):
                 job.avoid |= {name}
@@ -225,6 +233,7 @@ class History:
         cluster = self.cluster
         cluster.advance(self.now)
         narrow = bool(cluster.queue) and cluster.fresh != ALL
+        evicting = dict(cluster.evicting)
         actions = plan(cluster, self.now)
         reserved = self._reserved()
         remembered = (cluster.rooms, cluster.ladder, cluster.fresh, cluster.alike, cluster.again)
@@ -235,7 +244,12 @@ class History:
             ALL,
             {},
         )
+        cluster.evicting = evicting
         assert plan(cluster, self.now) == actions, "what it remembers changes what it says"
+        preempted = {action.task for action in actions if isinstance(action, Preempt)}
+        assert self.evicted <= preempted, "a job stays on an evicted node"
+        self.counts["evicted"] += len(self.evicted)
+        self.evicted = set()
         assert remembered[4] == cluster.again
         assert actions or cluster.again or self._reserved() == reserved
         self.counts["narrow plan"] += narrow

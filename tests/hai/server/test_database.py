@@ -17,10 +17,12 @@ from fireflyer.errors import ConfigError, Corrupted, StorageError, Unavailable
 from fireflyer.hai.database import schema
 from fireflyer.hai.database.connection import Database, PostgreSQL, parse_url
 from fireflyer.hai.database.node_marks import Mark, Marks
+from fireflyer.hai.database.samples import Samples
 from fireflyer.hai.database.store import Fresh, Store
 from fireflyer.hai.identity import Quota
 from fireflyer.hai.lifecycle import Launch, Note, Step, Task
 from fireflyer.hai.model import TaskSpec
+from fireflyer.hai.sampling.series import METRICS, point
 from fireflyer.hai.scheduling.cluster import Window
 from fireflyer.hai.server.controller import now
 
@@ -88,6 +90,37 @@ def test_a_database_of_version_1_opens_with_all_that_it_had(tmp_path: Path, open
     ]  # fmt: skip
     assert add(store) == "t3"
     database = opened(path)
+    with database.reading() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": False})
+        assert compare_metadata(context, schema.metadata) == []
+
+
+def test_a_database_of_version_3_gets_devices_and_samples(
+    place: Path | PostgreSQL, opened: Open
+) -> None:
+    old = opened(place)
+    store = Store(old)
+    name = add(store)
+    task = Task(id=name, order=0, nodes=1, world=1, max_restarts=3, state="starting", attempt=1)
+    launch = Launch(name, 1, ("n0",), ((2, 3),))
+    store.write(Step(task=task, notes=(Note("starting"),), actions=(launch,)), now())
+    with old.writing() as connection:
+        for step in (
+            "DROP TABLE sample",
+            "ALTER TABLE attempt DROP COLUMN devices",
+            "UPDATE schema_version SET version = 3",
+            "UPDATE alembic_version SET version_num = '0003'",
+        ):
+            connection.execute(sa.text(step))
+    old.close()
+    database = opened(place)
+    found = Store(database).attempt(name, 1)
+    assert found is not None
+    assert (found.nodes, found.devices) == (("n0",), ()), "its devices are not known"
+    samples = Samples(database)
+    samples.add(60.0, {"cluster": point(held=1)})
+    (read,) = samples.read("cluster", 60, 60.0, 60.0)[1]
+    assert read[METRICS.index("held")] == 1
     with database.reading() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": False})
         assert compare_metadata(context, schema.metadata) == []

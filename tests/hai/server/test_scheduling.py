@@ -100,6 +100,23 @@ def test_a_drained_node_gets_nothing_new_also_from_the_next_server(
         client.drain("n7", "gone")
 
 
+def test_an_evicting_drain_moves_the_tasks_of_a_node(server: Any, spec: MakeSpec) -> None:
+    server.start(nodes=3)
+    client = server.client
+    client.submit(spec("hold", nodes=2))
+    client.wait("t1", {"running"}, LIMIT_S)
+    after = client.events("t1")[-1].seq
+    client.drain("n0", "new fan", evict=True)
+    while client.task("t1").attempt == 1:
+        after = client.events("t1", after, wait_s=LIMIT_S)[-1].seq
+    view = client.wait("t1", {"running"}, LIMIT_S)
+    assert (placed(client, "t1"), view.attempt, view.restarts) == (["n1", "n2"], 2, 0)
+    (asked,) = [e for e in client.events("t1") if e.kind == "suspending"]
+    assert asked.detail == {"reason": "n0 is drained: new fan", "preempted": True}
+    client.drain("n1", "and this one")
+    assert client.task("t1").state == "running", "without evict it stays"
+
+
 def test_a_window_empties_its_nodes(server: Any, spec: MakeSpec) -> None:
     server.start(nodes=2)
     client = server.client

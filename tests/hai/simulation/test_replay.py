@@ -203,6 +203,25 @@ def test_jobs_larger_than_the_cluster_are_left_out() -> None:
         replay(trace_of((0, 5, 64)), Setup(nodes=2))
 
 
+def test_jobs_get_the_type_of_gpus_that_they_ask_for() -> None:
+    trace = trace_of((0, 100, 2), (1, 50, 2), (2, 30, 2), (3, 10, 2))
+    kinds = ("a100", "a100", "", "h100")
+    jobs = tuple(
+        msgspec.structs.replace(job, gpu_type=kind)
+        for job, kind in zip(trace.jobs, kinds, strict=True)
+    )
+    trace = msgspec.structs.replace(trace, jobs=jobs)
+    setup = Setup(
+        nodes=2, gpus=2, policy="fifo-backfill", costs=FREE, types=(("a100", 1), ("v100", 1))
+    )
+    done = replay(trace, setup)
+    assert done.too_large == 1, "no node has the last one's type"
+    assert ends(done) == [100, 150, 32]
+    check_accounts(done)
+    untyped = replay(trace, msgspec.structs.replace(setup, types=()))
+    assert ends(untyped) == [100, 51, 81, 91], "without types each job gets any node"
+
+
 def test_a_policy_that_never_starts_a_job_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fireflyer.hai.simulation.replay.plan", lambda cluster, now: [])
     with pytest.raises(TraceError, match="policy fifo leaves 1 of 1 jobs waiting for ever"):

@@ -50,17 +50,22 @@ def drain(
     until: Annotated[
         str, typer.Option(metavar="WHEN", help=f"Ready again by itself: {MOMENT}.")
     ] = "",
+    evict: Annotated[
+        bool, typer.Option("--evict", help="Its tasks save, leave, and continue elsewhere.")
+    ] = False,
     home: HomeOption = None,
 ) -> None:
-    """Drain a node: start no new tasks there. Running tasks continue.
+    """Drain a node: start no new tasks there. Running tasks continue, unless --evict is given.
 
     \b
       fireflyer drain n3 --reason "fan 2 fails" --until 2h
+      fireflyer drain n3 --reason "new power supply" --evict
     """
     from fireflyer.cli.cluster.impl import moment
     from fireflyer.hai.client import Client
 
-    Client(home).drain(node, reason, moment(until, "--until") if until else None)
+    end = moment(until, "--until") if until else None
+    Client(home).drain(node, reason, end, evict=evict)
 
 
 def undrain(node: NodeArgument, home: HomeOption = None) -> None:

@@ -6,12 +6,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import cast, get_args
 
-from fireflyer.cli.durations import seconds
 from fireflyer.cli.printing import age, as_json, table, tasks
 from fireflyer.errors import ConfigError
 from fireflyer.hai.client import Client
 from fireflyer.hai.model import NodeView, TaskState, WhyView, WindowView
 from fireflyer.program import plain
+from fireflyer.units import parse_seconds
 
 REFRESH_S = 2.0
 
@@ -25,21 +25,7 @@ def moment(text: str, option: str) -> float:
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
-        return time.time() + seconds(text, option)
-
-
-def size_mib(text: str) -> int:
-    """Returns the MiB of e.g. "512MiB", "64GiB", "64G"; a number without a unit is MiB.
-
-    Raises:
-        ConfigError: the text is not a size.
-    """
-    factors = {"TiB": 1 << 20, "T": 1 << 20, "GiB": 1 << 10, "G": 1 << 10, "MiB": 1, "M": 1, "": 1}
-    unit = next(unit for unit in factors if text.endswith(unit))
-    number = text[: len(text) - len(unit)]
-    if not number.isdecimal() or len(number) > 12:
-        raise ConfigError(f"invalid size {text!r}: expected e.g. 512MiB or 64GiB")
-    return int(number) * factors[unit]
+        return time.time() + parse_seconds(text, option)
 
 
 def list_tasks(

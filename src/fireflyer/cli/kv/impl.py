@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fireflyer import kv
-from fireflyer.cli import durations
+from fireflyer import kv, units
 from fireflyer.cli.printing import as_json, table
 from fireflyer.errors import ConfigError
 from fireflyer.kv import inspection
@@ -53,7 +52,7 @@ def put(
         data = file.read_bytes()
     else:
         data = sys.stdin.buffer.read() if value is None else _key(value, False)
-    seconds = durations.seconds(ttl, "--ttl") if ttl else None
+    seconds = units.parse_seconds(ttl, "--ttl") if ttl else None
     with kv.open(url, write=True) as store:
         store.put(_key(key, hexadecimal), data, ttl=seconds)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from fireflyer.cli import printing
-from fireflyer.cli.durations import seconds
 from fireflyer.hai.client import Client
 from fireflyer.hai.ledger import CAUSES, IDLE, Account, LedgerView
 from fireflyer.program import encodable
+from fireflyer.units import parse_seconds
 
 BAR = 50
 """Width of a bar in characters, where the terminal has that many."""
@@ -32,8 +32,8 @@ def show(
         task,
         user=user,
         group=group,
-        since=now - seconds(since, "--since") if since else 0.0,
-        until=now - seconds(until, "--until") if until else None,
+        since=now - parse_seconds(since, "--since") if since else 0.0,
+        until=now - parse_seconds(until, "--until") if until else None,
         cluster=cluster,
     )
     if json:

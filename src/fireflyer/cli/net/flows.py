@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from fireflyer.cli.durations import seconds
 from fireflyer.cli.net.output import show, write_page
 from fireflyer.cli.net.sources import sites
 from fireflyer.errors import ConfigError
 from fireflyer.fabric.flows import Failure, Run, flow_figures, run_flows
 from fireflyer.fabric.net import Floats, Net
 from fireflyer.fabric.traffic import Traffic, traffic
-from fireflyer.units import parse_size
+from fireflyer.units import parse_seconds, parse_size
 
 _FAIL = re.compile(r"([^@:]+)(?::(\d{1,3}))?@([^-]+)(?:-(.+))?")
 
@@ -68,7 +67,7 @@ def _runs(net: Net, of: Traffic, size: int, ask: Ask) -> dict[str, Run]:
     failures += _cuts(net, ask.cuts, float(whole.ends_s.max()), ask.seed)
     if not failures:
         return {"whole": whole}
-    reroute_s = seconds(ask.reroute, "--reroute")
+    reroute_s = parse_seconds(ask.reroute, "--reroute")
     failed = run_flows(net, of, size, failures, reroute_s=reroute_s, merge=ask.merge)
     return {"whole": whole, "with failures": failed}
 
@@ -99,8 +98,8 @@ def _failure(net: Net, text: str) -> Failure:
     if name not in net.switches:
         raise ConfigError(f"invalid --fail {text!r}: the network has no switch {name!r}")
     switch = net.switches.index(name)
-    at_s = seconds(at, "--fail")
-    until_s = math.inf if until is None else seconds(until, "--fail")
+    at_s = parse_seconds(at, "--fail")
+    until_s = math.inf if until is None else parse_seconds(until, "--fail")
     if until_s <= at_s:
         raise ConfigError(f"invalid --fail {text!r}: it ends before it begins")
     if port is None:

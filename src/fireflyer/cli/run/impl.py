@@ -2,68 +2,60 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
+from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
 from msgspec.structs import replace
 
-import fireflyer.hai
 from fireflyer.cli import printing
-from fireflyer.cli.cluster.impl import size_mib
-from fireflyer.cli.durations import seconds
 from fireflyer.cli.run.follow import Tail, follow
 from fireflyer.errors import ConfigError, FireflyerError
 from fireflyer.hai.admission import check
 from fireflyer.hai.client import Client
 from fireflyer.hai.home import locate
-from fireflyer.hai.model import PRIORITIES, Event, Priority, TaskSpec, TaskState
+from fireflyer.hai.job_file import SUFFIX, Job, read, to_spec
+from fireflyer.hai.model import Event, TaskSpec, TaskState
 from fireflyer.hai.model import TaskView as View
-from fireflyer.hai.scheduling.devices import parse_request
 from fireflyer.hai.workspaces import client as shipping
 from fireflyer.hai.workspaces.containment import check_inside, folder_in, relative_to
 from fireflyer.hai.workspaces.manifest import identify, in_words
 from fireflyer.hai.workspaces.snapshot import take
 from fireflyer.program import INTERRUPTED, plain
 
-Start = Literal["auto", "fork", "exec"]
-STARTS = get_args(Start)
-RUN_MODULE = str(Path(fireflyer.hai.__file__).with_name("run_module.py"))
-"""Script that runs the module that its first argument names."""
-
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Command line of `run`."""
 
-    script: str
-    args: tuple[str, ...]
-    nodes: int
-    ranks: int
-    name: str
-    env: tuple[str, ...]
-    """Entries "K=V", or "K" for the value of K in this environment."""
-    start: str
-    max_restarts: int
-    elastic: bool
-    grace_s: float
-    workspace: Path | None
+    job: Job
+    """The task; its script and folders may be relative to the working directory."""
     workspace_limit: int
     """Limit in bytes."""
-    venv_lock: Path | None
-    max_node_faults: int
-    watchdog: str
-    """Duration, e.g. "30m"; "0" disables the watchdog."""
-    gpus: str
-    """Number, or type and number: "a100:2"."""
-    memory: str
-    priority: str
-    group: str
-    labels: tuple[str, ...]
-    """Entries "K=V"."""
-    expect: str
-    module: bool = False
-    """True if `script` is the name of a module."""
+
+
+def with_job_file(
+    launch: Launch, options: Collection[str], env: Sequence[str], labels: Sequence[str]
+) -> Launch:
+    """Completes a command line by the job file that its script names, if it does.
+
+    Args:
+        launch: the command line.
+        options: fields of the job that the command line sets; they count more than the file.
+        env: entries "K=V", or "K" for the value of K in this environment.
+        labels: entries "K=V".
+
+    Raises:
+        ConfigError: the job file, an entry of the environment or a label is invalid.
+    """
+    job = launch.job
+    if job.script.endswith(SUFFIX) and not job.module:
+        found = read(Path(job.script))
+        given = {name: getattr(job, name) for name in options}
+        job = replace(found, **given, args=(*found.args, *job.args))
+    values = _environment(env)
+    job = replace(job, env={**job.env, **values}, labels={**job.labels, **_labels(labels)})
+    return replace(launch, job=job)
 
 
 class Companion(Protocol):
@@ -104,21 +96,25 @@ def launch(
 
 def prepare(request: Launch, home: Path | None) -> tuple[TaskSpec, Client]:
     """Checks the task, ships all it needs, and returns it with a client of a running server."""
-    spec = _spec(request)
+    job = request.job
+    if job.module and job.workspace:
+        raise ConfigError("-m and --workspace exclude each other: name a script of the workspace")
+    script = job.script if job.module else os.path.abspath(job.script)
+    spec = to_spec(replace(job, script=script, cwd=job.cwd or os.getcwd()))
     check(spec)
     snapshot = None
-    if request.workspace is not None:
-        snapshot = take(request.workspace, request.workspace_limit, without=locate(home).path)
-        root = str(request.workspace)
+    if job.workspace:
+        root = Path(job.workspace)
+        snapshot = take(root, request.workspace_limit, without=locate(home).path)
         spec = replace(
             spec,
-            script=relative_to(root, request.script),
-            cwd=folder_in(root, spec.cwd),
+            script=relative_to(job.workspace, job.script),
+            cwd=folder_in(job.workspace, spec.cwd),
             workspace=identify(snapshot.manifest),
         )
         check_inside(spec, snapshot.manifest)
-    lock = None if request.venv_lock is None else shipping.read_lock(request.venv_lock)
-    client = Client.connect(home, nodes=request.nodes if request.nodes > 1 else None)
+    lock = shipping.read_lock(Path(job.venv_lock)) if job.venv_lock else None
+    client = Client.connect(home, nodes=job.nodes if job.nodes > 1 else None)
     if snapshot is not None:
         shipped = shipping.ship_snapshot(client, snapshot)
         for what in shipped.left_out:
@@ -164,9 +160,9 @@ def steer(home: Path | None, verb: str, tasks: list[str], goal: str | None, *, j
     return int(bool(refused))
 
 
-def _spec(request: Launch) -> TaskSpec:
+def _environment(entries: Sequence[str]) -> dict[str, str]:
     env: dict[str, str] = {}
-    for item in request.env:
+    for item in entries:
         name, equals, value = item.partition("=")
         if not equals:
             if name not in os.environ:
@@ -175,41 +171,14 @@ def _spec(request: Launch) -> TaskSpec:
                 )
             value = os.environ[name]
         env[name] = value
-    if request.start not in STARTS:
-        raise ConfigError(f"invalid --start {request.start!r}: expected one of {', '.join(STARTS)}")
-    labels = dict(item.split("=", 1) for item in request.labels if "=" in item)
-    if len(labels) < len(request.labels):
+    return env
+
+
+def _labels(entries: Sequence[str]) -> dict[str, str]:
+    labels = dict(item.split("=", 1) for item in entries if "=" in item)
+    if len(labels) < len(entries):
         raise ConfigError("invalid --label: expected K=V, each K at most once")
-    priority = request.priority.lower().replace("-", "_")
-    if priority not in ("auto", *PRIORITIES):
-        known = ", ".join(PRIORITIES)
-        raise ConfigError(f"invalid --priority {priority!r}: expected one of auto, {known}")
-    if request.module and request.workspace is not None:
-        raise ConfigError("-m and --workspace exclude each other: name a script of the workspace")
-    args = (request.script, *request.args) if request.module else request.args
-    gpus, gpu_type = parse_request(request.gpus)
-    return TaskSpec(
-        script=RUN_MODULE if request.module else os.path.abspath(request.script),
-        args=args,
-        name=request.name or (request.script if request.module else ""),
-        cwd=os.getcwd(),
-        env=env,
-        nodes=request.nodes,
-        ranks_per_node=request.ranks,
-        start=cast(Start, request.start),
-        max_restarts=request.max_restarts,
-        elastic=request.elastic,
-        grace_s=request.grace_s,
-        max_node_faults=request.max_node_faults,
-        watchdog_s=seconds(request.watchdog, "--watchdog"),
-        gpus=gpus,
-        gpu_type=gpu_type,
-        memory_mib=size_mib(request.memory) if request.memory else 0,
-        priority=cast(Priority, priority),
-        group=request.group,
-        labels=labels,
-        expected_s=seconds(request.expect, "--expect") if request.expect else 0.0,
-    )
+    return labels
 
 
 class Followed(NamedTuple):

@@ -40,10 +40,10 @@ def rehearsed(
         raise ConfigError("--rehearse injects its events from this process; omit --detach")
     if not shaped:
         nodes, ranks = shape_for(plan)
-        request = replace(request, nodes=nodes, ranks=ranks)
+        request = replace(request, job=replace(request.job, nodes=nodes, ranks=ranks))
         if nodes * ranks > 1:
             note(f"rehearsing on {nodes} nodes with {ranks} ranks each, as the events require")
-    check_shape(plan, request.nodes, request.ranks)
+    check_shape(plan, request.job.nodes, request.job.ranks)
     spec, client = prepare(request, home)
     check_engine(client)
     view = client.submit(spec)

@@ -37,6 +37,14 @@ NodesOption = Annotated[
     int, typer.Option("--nodes", "-n", min=1, max=100_000, help="Number of nodes.")
 ]
 GpusOption = Annotated[int, typer.Option(min=1, max=1024, help="GPUs of each node.")]
+TypesOption = Annotated[
+    str,
+    typer.Option(
+        metavar="TYPE:NODES,...",
+        help="Types of GPUs, each with its number of nodes, e.g. a100:40,v100:40; jobs that ask "
+        "for a type get it. Default: one type.",
+    ),
+]
 ZonesOption = Annotated[
     int, typer.Option(min=1, help="Number of zones that the nodes are divided into.")
 ]
@@ -138,6 +146,7 @@ def sim(
     compare: CompareOption = None,
     nodes: NodesOption = 80,
     gpus: GpusOption = 8,
+    types: TypesOption = "",
     zones: ZonesOption = 1,
     whole_nodes: WholeNodesOption = False,
     user_from: UserFromOption = None,
@@ -173,10 +182,10 @@ def sim(
     simulate(
         Asked(
             trace=trace, generate=generate, load=load, policy=policy, compare=compare, nodes=nodes, gpus=gpus,
-            zones=zones, whole_nodes=whole_nodes, user_from=user_from, faults=faults, quantum=quantum,
-            fixed_quantum=fixed_quantum, checkpoint_every=checkpoint_every, checkpoint_cost=checkpoint_cost,
-            suspend_cost=suspend_cost, restart_cost=restart_cost, estimates=estimates,
-            quota=quota or [], window=window or [], tick=tick, jobs=jobs,
+            types=types, zones=zones, whole_nodes=whole_nodes, user_from=user_from, faults=faults,
+            quantum=quantum, fixed_quantum=fixed_quantum, checkpoint_every=checkpoint_every,
+            checkpoint_cost=checkpoint_cost, suspend_cost=suspend_cost, restart_cost=restart_cost,
+            estimates=estimates, quota=quota or [], window=window or [], tick=tick, jobs=jobs,
             form=form, seed=seed, json=json, html=html,
         )
     )  # fmt: skip

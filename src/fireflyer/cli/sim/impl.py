@@ -11,7 +11,6 @@ from typing import Any, cast, get_args
 import msgspec
 
 from fireflyer.cli import printing
-from fireflyer.cli.durations import seconds
 from fireflyer.cli.sim import rules as sim_rules
 from fireflyer.errors import ConfigError
 from fireflyer.hai.scheduling.policies import DEFAULT, POLICIES, FixedQuantum, Policy, TimeShare
@@ -23,6 +22,7 @@ from fireflyer.hai.simulation.readers import read
 from fireflyer.hai.simulation.replay import Setup, replay
 from fireflyer.hai.simulation.trace import Trace, UserFrom, head, with_users
 from fireflyer.hai.simulation.work import Costs
+from fireflyer.units import parse_seconds
 
 MOST_POLICIES = 6
 """Maximum number of policies: a page has this many colours."""
@@ -38,6 +38,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     compare: str | None
     nodes: int
     gpus: int
+    types: str
     zones: int
     whole_nodes: bool
     user_from: str | None
@@ -102,7 +103,7 @@ def _policies(asked: Asked) -> dict[str, Policy]:
     if len(found) > MOST_POLICIES:
         raise ConfigError(f"too many policies: at most {MOST_POLICIES} can be compared at once")
     if asked.quantum is not None:
-        quantum_s = seconds(asked.quantum, "--quantum")
+        quantum_s = parse_seconds(asked.quantum, "--quantum")
         changed = {name: with_quantum(policy, quantum_s) for name, policy in found.items()}
         if changed == found and not any(_has_quantum(policy) for policy in found.values()):
             raise ConfigError(f"--quantum requires the policy timeshare, not {', '.join(found)}")
@@ -130,23 +131,24 @@ def _setup(asked: Asked, name: str, rules: Policy) -> Setup:
         raise ConfigError(
             f"invalid --zones {asked.zones}: expected at most the number of nodes, {asked.nodes}"
         )
-    every_ms = round(seconds(asked.checkpoint_every, "--checkpoint-every") * 1000)
+    every_ms = round(parse_seconds(asked.checkpoint_every, "--checkpoint-every") * 1000)
     if not every_ms:
         raise ConfigError("invalid --checkpoint-every 0: expected a time above 0")
     return Setup(
-        nodes=asked.nodes, gpus=asked.gpus, zones=asked.zones, whole_nodes=asked.whole_nodes,
+        nodes=asked.nodes, gpus=asked.gpus, types=sim_rules.types(asked.types, asked.nodes),
+        zones=asked.zones, whole_nodes=asked.whole_nodes,
         policy=name, rules=rules, fault_rates=faults.parse(asked.faults), seed=asked.seed,
         quotas=tuple(map(sim_rules.quota, asked.quota)),
         windows=tuple(
             sim_rules.window(text, number, asked.nodes)
             for number, text in enumerate(asked.window, start=1)
         ),
-        estimates=asked.estimates, tick_ms=round(seconds(asked.tick, "--tick") * 1000),
+        estimates=asked.estimates, tick_ms=round(parse_seconds(asked.tick, "--tick") * 1000),
         costs=Costs(
             checkpoint_every_ms=every_ms,
-            checkpoint_ms=round(seconds(asked.checkpoint_cost, "--checkpoint-cost") * 1000),
-            suspend_ms=round(seconds(asked.suspend_cost, "--suspend-cost") * 1000),
-            restart_ms=round(seconds(asked.restart_cost, "--restart-cost") * 1000),
+            checkpoint_ms=round(parse_seconds(asked.checkpoint_cost, "--checkpoint-cost") * 1000),
+            suspend_ms=round(parse_seconds(asked.suspend_cost, "--suspend-cost") * 1000),
+            restart_ms=round(parse_seconds(asked.restart_cost, "--restart-cost") * 1000),
         ),
     )  # fmt: skip
 

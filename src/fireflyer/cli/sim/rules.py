@@ -3,12 +3,13 @@
 import re
 from collections.abc import Collection, Iterable
 
-from fireflyer.cli.durations import seconds
 from fireflyer.errors import ConfigError
 from fireflyer.hai.identity import Quota
 from fireflyer.hai.model import PRIORITIES
 from fireflyer.hai.scheduling.cluster import Window
+from fireflyer.hai.scheduling.devices import is_type
 from fireflyer.hai.simulation.trace import Trace
+from fireflyer.units import parse_seconds
 
 MOST = 1_000_000_000
 
@@ -54,7 +55,7 @@ def window(text: str, number: int, nodes: int) -> Window:
     if not places:
         raise ConfigError(f"--window {text!r} names no node; write e.g. n0-n7 from=36h until=40h")
     begin, end = (
-        round(seconds(words.get(word, default), f"--window {word}") * 1000) / 1000
+        round(parse_seconds(words.get(word, default), f"--window {word}") * 1000) / 1000
         for word, default in (("from", "0s"), ("until", "1d"))
     )
     if not begin < end:
@@ -122,3 +123,23 @@ def _places(text: str, word: str, nodes: int) -> range:
         f"invalid --window {text!r}: no nodes {word!r} among n0 to n{nodes - 1}; expected e.g. n3, n0-n7 "
         "or 25%"
     )
+
+
+def types(text: str, nodes: int) -> tuple[tuple[str, int], ...]:
+    """Returns the types of `--types` with their numbers of nodes.
+
+    Raises:
+        ConfigError: the text is invalid, or names another number of nodes.
+    """
+    found = []
+    for part in filter(None, text.lower().split(",")):
+        kind, _, count = part.partition(":")
+        if not is_type(kind) or not (count.isdecimal() and len(count) < 7):
+            raise ConfigError(f"invalid --types {text!r}: expected e.g. a100:40,v100:40")
+        found.append((kind, int(count)))
+    if found and sum(count for _, count in found) != nodes:
+        total = sum(count for _, count in found)
+        raise ConfigError(
+            f"invalid --types {text!r}: expected {nodes} nodes (--nodes), not {total}"
+        )
+    return tuple(found)

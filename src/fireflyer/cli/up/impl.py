@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 
 from fireflyer import log
-from fireflyer.cli.cluster.impl import size_mib
 from fireflyer.errors import ConfigError
 from fireflyer.hai.database.connection import PostgreSQL, parse_url
 from fireflyer.hai.engines.inventory import Device
@@ -20,6 +19,7 @@ from fireflyer.hai.server.log_quota import HEAD_BYTES, LIMIT_BYTES
 from fireflyer.hai.server.process import Options
 from fireflyer.hai.server.process import serve as serve_home
 from fireflyer.hai.server.settings import DEFAULT_NODES, inventory, remember, settle
+from fireflyer.units import parse_mib
 
 
 def choose(home: Path | None, engine: str | None, partition: str | None) -> EngineFile:
@@ -89,7 +89,7 @@ def limit_mib(text: str | None) -> int | None:
     """
     if text is None:
         return None
-    found = size_mib(text)
+    found = parse_mib(text)
     if found << 20 < 2 * HEAD_BYTES:
         raise ConfigError(f"--log-limit must be at least {2 * HEAD_BYTES >> 20}MiB")
     return found

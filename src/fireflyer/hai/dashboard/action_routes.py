@@ -47,11 +47,11 @@ def acting_routes(
 
     @app.post(f"{ROOT}/nodes/{{node}}/drain")
     async def drain(request: Request, node: str, who: Identity = needs("operate")) -> Response:
-        """Drain a node: start nothing new on it."""
+        """Drain a node: start nothing new on it; its tasks may have to leave, too."""
         form = await checked_form(request, refusals)
         with trail.change(who, "drain", f"node {node[:63]}"):
             mark = Mark(health="drained", reason=form.get("reason", "").strip())
-            controller.drain(node, mark)
+            controller.drain(node, mark, evict=form.get("evict") == "1")
         return RedirectResponse(f"{ROOT}/nodes/{node}", 303)
 
     @app.post(f"{ROOT}/nodes/{{node}}/undrain")

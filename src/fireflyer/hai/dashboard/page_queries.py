@@ -8,14 +8,16 @@ in pieces, between which the loop serves other requests.
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from fireflyer.hai.dashboard import cluster_map, profiles, tail, timeline
+from fireflyer.hai.dashboard import cluster_map, profiles, tail, timeline, use_charts
 from fireflyer.hai.dashboard.ledger_cache import Ledger, LedgerCache
 from fireflyer.hai.dashboard.text_filters import title
 from fireflyer.hai.database.history_queries import HistoryQueries, TaskSummary
+from fireflyer.hai.database.samples import Samples
 from fireflyer.hai.database.store import Store
 from fireflyer.hai.identity import MASKED, Identity
 from fireflyer.hai.ledger import Account, segments
@@ -25,10 +27,15 @@ from fireflyer.hai.server.controller import Controller
 from fireflyer.hai.server.dispatch import masked
 from fireflyer.hai.validation.health import Health, health
 from fireflyer.hai.validation.policy import Entry
+from fireflyer.hai.server.routes.series import check_scope, select
 
 DAY_S = 86_400.0
 
 WINDOWS = {"1h": 3600.0, "24h": DAY_S, "7d": 7 * DAY_S}
+
+USE_WINDOWS = {
+    "6h": 6 * 3600.0, "24h": DAY_S, "7d": 7 * DAY_S, "30d": 30 * DAY_S, "1y": 365 * DAY_S,
+}  # fmt: skip
 
 PER_PAGE = 50
 QUEUED_PER_PAGE = 25
@@ -114,6 +121,7 @@ class PageQueries:
         self._browsing = HistoryQueries(store.database)
         self._books = LedgerCache(self._browsing)
         self._health: tuple[int, Health] | None = None
+        self._samples = Samples(store.database)
 
     # -- the cluster -------------------------------------------------------------------------------
 
@@ -146,6 +154,33 @@ class PageQueries:
         states = Counter(cluster_map.state_of(node) for node in nodes)
         unit = "GPU" if by_gpu else "node"
         return Occupancy(unit=unit, held=held, usable=usable, nodes=dict(states), count=len(nodes))
+
+    def use(
+        self, scope: str, window: str, who: Identity, only: Sequence[str] = ()
+    ) -> list[use_charts.Drawn]:
+        """Returns the charts of a scope ("cluster", "node:n0", "user:ada", "task:t7", "rank:t7/0")
+        over a key of USE_WINDOWS; with titles in `only` these alone.
+
+        Raises:
+            ConfigError: the text is not a scope, or names another user.
+            NoSuchTask: the reader has no such task.
+        """
+        check_scope(self._controller, scope, who)
+        now = time.time()
+        view = select(self._samples, scope, USE_WINDOWS[window], now)
+        return use_charts.draw(view, self._unit(), now, only)
+
+    def use_of_task(self, task: TaskPage) -> list[use_charts.Drawn]:
+        """Returns the charts of a task from its submission to its end, or now."""
+        line = task.timeline
+        until = line.end if task.over and line is not None else time.time()
+        seconds = max(until - task.view.created, 60.0)
+        series = select(self._samples, f"task:{task.view.id}", seconds, until)
+        return use_charts.draw(series, self._unit(), None)
+
+    def _unit(self) -> str:
+        nodes = self._cluster.nodes.values()
+        return "GPU" if nodes and all(node.gpus for node in nodes) else "node"
 
     async def ledger(self, window: str) -> Ledger | None:
         """Returns the ledger of a key of WINDOWS; None while the history is being read."""

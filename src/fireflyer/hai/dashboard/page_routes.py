@@ -14,6 +14,7 @@ from fireflyer.hai.dashboard.page_queries import (
     NODES_PER_PAGE,
     PER_PAGE,
     QUEUED_PER_PAGE,
+    USE_WINDOWS,
     WINDOWS,
     PageQueries,
 )
@@ -28,6 +29,7 @@ from fireflyer.hai.server.access import Accounts
 from fireflyer.hai.server.auth import needing
 
 Window = Literal["1h", "24h", "7d"]
+UseWindow = Literal["6h", "24h", "7d", "30d", "1y"]
 
 HOLDING: tuple[TaskState, ...] = ("starting", "running", "suspending")
 
@@ -63,6 +65,24 @@ def page_routes(
             causes=(*CAUSES, IDLE),
         )  # fmt: skip
 
+    @app.get(f"{ROOT}/use")
+    async def use(
+        request: Request, scope: Text = "cluster", window: UseWindow = "24h",
+        who: Identity = needs("read"),
+    ) -> Response:  # fmt: skip
+        """Show occupancy, queue, goodput and utilisation over time: of the cluster, a node, a user,
+        a task or a rank."""
+        scope = scope or "cluster"
+        scopes = [
+            "cluster",
+            f"user:{who.user}",
+            *(f"node:{each.name}" for each in looks.nodes(who)),
+        ]
+        return await pages.page(
+            request, "use", drawn=looks.use(scope, window, who), scope=scope, window=window,
+            windows=list(USE_WINDOWS), scopes=scopes[:50],
+        )  # fmt: skip
+
     @app.get(f"{ROOT}/users")
     async def users(request: Request, who: Identity = needs("admin")) -> Response:
         """Show the users, their groups and tokens, and the quotas."""
@@ -85,6 +105,7 @@ def _cluster_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
             request, "overview", occupancy=looks.occupancy(looks.nodes(who)), counts=looks.counts(who),
             waiting=waiting, queued=queued, ledger=ledger, running=running,
             faults=looks.faults(who, 8), causes=(*CAUSES, IDLE),
+            drawn=looks.use("cluster", "24h", who, ("Occupancy", "Queue")),
         )  # fmt: skip
 
     @app.get(f"{ROOT}/map")
@@ -141,8 +162,9 @@ def _task_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
         looks.check_owner(task, who)
         found = await looks.task(task, rank, attempt)
         return await pages.page(
-            request, "task", task=found, rank=rank, attempt=attempt, causes=CAUSES
-        )
+            request, "task", task=found, rank=rank, attempt=attempt, causes=CAUSES,
+            drawn=looks.use_of_task(found),
+        )  # fmt: skip
 
     @app.get(f"{ROOT}/tasks/{{task}}/profile/{{attempt}}/{{name}}")
     async def profile(
@@ -195,4 +217,5 @@ def _node_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
         return await pages.page(
             request, "node", node=found, state=clustermap.state_of(found),
             lines=looks.named(found.tasks), faults=looks.faults(who, 30, node),
+            drawn=looks.use(f"node:{node}", "24h", who),
         )  # fmt: skip

@@ -31,6 +31,7 @@ NAVIGATION = (
     ("tasks", "Tasks", "/dashboard/tasks"),
     ("nodes", "Nodes", "/dashboard/nodes"),
     ("validations", "Checks", "/dashboard/validations"),
+    ("use", "Use", "/dashboard/use"),
     ("ledger", "Ledger", "/dashboard/ledger"),
 )
 

@@ -26,12 +26,15 @@ from fireflyer.hai.server.api import Timed
 from fireflyer.hai.server.auth import needing
 from fireflyer.hai.server.controller import Controller
 from fireflyer.hai.server.responses import status_of
+from fireflyer.hai.server.throttle import Throttle
 
 FOREVER = "public, max-age=31536000, immutable"
 """Cache-Control of the style sheet and the script: their URLs contain a version."""
 
 
-def build(controller: Controller, store: Store, accounts: Accounts, sessions: Sessions) -> FastAPI:
+def build(
+    controller: Controller, store: Store, accounts: Accounts, sessions: Sessions, throttle: Throttle
+) -> FastAPI:
     """Builds the pages, without their `AuthMiddleware`.
 
     Args:
@@ -39,6 +42,7 @@ def build(controller: Controller, store: Store, accounts: Accounts, sessions: Se
         store: store of the same server.
         accounts: accounts of the same server.
         sessions: sessions of the same server.
+        throttle: delays the answers to wrong tokens.
     """
     trail = AuditLog(store.database)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
@@ -47,7 +51,7 @@ def build(controller: Controller, store: Store, accounts: Accounts, sessions: Se
     app.add_exception_handler(HTTPException, _http_error)
     looks = PageQueries(controller, store)
     refusals = RefusalLog(trail, accounts)
-    _sign_in_routes(app, accounts, sessions, trail, refusals)
+    _sign_in_routes(app, accounts, sessions, trail, refusals, throttle)
     _static_routes(app)
     page_routes(app, looks, accounts, store, trail)
     acting_routes(app, controller, trail, refusals)
@@ -57,8 +61,9 @@ def build(controller: Controller, store: Store, accounts: Accounts, sessions: Se
 
 
 def _sign_in_routes(
-    app: FastAPI, accounts: Accounts, sessions: Sessions, trail: AuditLog, refusals: RefusalLog
-) -> None:
+    app: FastAPI, accounts: Accounts, sessions: Sessions, trail: AuditLog, refusals: RefusalLog,
+    throttle: Throttle,
+) -> None:  # fmt: skip
     needs = needing(trail)
 
     @app.get(SIGN_IN)
@@ -82,7 +87,11 @@ def _sign_in_routes(
             who = _identify(text, request, accounts, sessions)
         except Unauthenticated as error:
             refusals.sign_in(request, text, error)
-            return await pages.page(request, "sign_in", 401, next=target, message=str(error))
+            address = request.client.host if request.client is not None else ""
+            refusal = await throttle.refused(address, error)
+            return await pages.page(
+                request, "sign_in", status_of(refusal), next=target, message=str(refusal)
+            )
         with trail.change(who, "sign_in", ""):
             secret = sessions.begin(who)
         answer = RedirectResponse(target, 303)

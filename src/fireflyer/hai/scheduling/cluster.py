@@ -95,6 +95,8 @@ class Cluster:
         """Caches that plans keep per node; they never change a plan's result."""
         self.moving: dict[str, int] = {}
         """Place reserved for each moving job until it starts there."""
+        self.evicting: dict[str, str] = {}
+        """Nodes that their jobs have to leave, with the reason, until the next plan."""
         self.fresh = ALL
         """Nodes that changed since the last plan. A plan's first placement uses one of these, or a
         job of `arrived`; only after it does the plan search other nodes."""
@@ -138,6 +140,12 @@ class Cluster:
             self._remind(node.until, "node", node.name, node.until)
         gangs = self.on[place].values()  # a gang's nodes change together
         self._touch({node.name, *(name for job in gangs for name in job.placement)})
+        self.fresh = ALL
+
+    def evict(self, name: str, reason: str) -> None:
+        """Has the next plan preempt the jobs on a node that takes no new ones, under every
+        policy."""
+        self.evicting[name] = reason
         self.fresh = ALL
 
     def set_window(self, window: Window) -> None:

@@ -63,7 +63,7 @@ def plan(cluster: Cluster, now: float) -> list[Action]:
     cluster.again = False
     if not cluster.queue:
         cluster.reserved = ()
-    if not cluster.queue and not cluster.windows:
+    if not cluster.queue and not cluster.windows and not cluster.evicting:
         return []
     # The nodes that a job may use change with time alone; nodes kept for moving jobs change with
     # those jobs.
@@ -111,7 +111,7 @@ class _Plan:
         plan ended before the queue did; a job may find more once the plan's actions are applied."""
 
     def make(self) -> list[Action]:
-        if self.cluster.windows:
+        if self.cluster.windows or self.cluster.evicting:
             self._vacate()
         if self.cluster.moving:
             self._keep_for_moving()
@@ -166,6 +166,7 @@ class _Plan:
         )  # fmt: skip
         cluster.fresh = 0 if cluster.alike or not self.actions else ALL
         cluster.arrived.clear()
+        cluster.evicting.clear()
         cluster.reserved = tuple(self.reserved)
         return self.actions
 
@@ -175,8 +176,11 @@ class _Plan:
         return self.cut
 
     def _vacate(self) -> None:
-        """Preempts the jobs on nodes of a window that has begun."""
+        """Preempts the jobs on nodes that are evicted, and of a window that has begun."""
         cluster = self.cluster
+        for name, reason in cluster.evicting.items():
+            for job in cluster.jobs_on(name):
+                self._preempt(job, reason)
         for window in cluster.windows.values():
             if window.begin <= self.now < window.end:
                 for name in sorted(window.nodes & cluster.places.keys()):

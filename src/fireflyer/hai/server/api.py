@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fireflyer.hai import job_file
 from fireflyer.hai.admission import check_labels
 from fireflyer.hai.dashboard.sessions import CODE_S, Sessions
 from fireflyer.hai.database.audit_log import AuditLog
@@ -37,6 +38,7 @@ END_HEADER = "X-Fireflyer-End"
 SEQ_HEADER = "X-Fireflyer-Seq"
 
 BYTES = "application/octet-stream"
+TOML = "application/toml"
 
 States = Annotated[Sequence[TaskState], Query()]
 Texts = Annotated[Sequence[str], Query()]
@@ -80,8 +82,12 @@ def _task_routes(
 
     @app.post("/tasks", **documented(TaskView, TaskSpec))
     async def submit(request: Request, who: Identity = needs("submit")) -> Response:
-        """Submit a task; it is on disk when this answers."""
-        spec = await read(request, TaskSpec, "task")
+        """Submit a task; it is on disk when this answers. With content type application/toml the
+        body is a job file."""
+        if request.headers.get("content-type", "").partition(";")[0].strip() == TOML:
+            spec = job_file.from_request(await responses.body(request, responses.MAX_BODY_BYTES))
+        else:
+            spec = await read(request, TaskSpec, "task")
         with trail.refusals(who, "submit") as line:
             accounts.check_group(who, spec.group)
             check_labels(spec)

@@ -15,6 +15,7 @@ from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.identity import HOME_TOKEN, Identity
 from fireflyer.hai.server.access import Accounts
 from fireflyer.hai.server.responses import refuse
+from fireflyer.hai.server.throttle import Throttle
 
 
 class Authenticator:
@@ -25,10 +26,14 @@ class Authenticator:
         accounts: validates the users' tokens.
         home_token: the home owner's token, from the home's file; accepted on loopback only, else
             None.
+        throttle: delays the answers to wrong tokens.
     """
 
-    def __init__(self, app: ASGIApp, accounts: Accounts, home_token: str | None) -> None:
+    def __init__(
+        self, app: ASGIApp, accounts: Accounts, home_token: str | None, throttle: Throttle
+    ) -> None:
         self._app = app
+        self._throttle = throttle
         self._accounts = accounts
         self._home = None if home_token is None else b"Bearer " + home_token.encode()
         self._owner = owner()
@@ -38,7 +43,9 @@ class Authenticator:
             try:
                 who = self._identify(scope)
             except AuthError as error:
-                await refuse(error)(scope, receive, send)
+                address = scope["client"][0] if scope.get("client") else ""
+                answer = await self._throttle.refused(address, error)
+                await refuse(answer)(scope, receive, send)
                 return
             scope.setdefault("state", {})["who"] = who
         await self._app(scope, receive, send)

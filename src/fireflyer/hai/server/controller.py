@@ -397,9 +397,9 @@ class Controller:
             later = min(wait_s, LONGEST_SLEEP_S)
             self._look_again = asyncio.get_running_loop().call_later(later, self.replan)
 
-    def drain(self, node: str, mark: Mark) -> None:
+    def drain(self, node: str, mark: Mark, *, evict: bool = False) -> None:
         """Starts no new task on a node; the mark is on disk on return. Passes a drain without an
-        end to the engine, too.
+        end to the engine, too. With `evict` the plan that follows preempts the tasks on the node.
 
         Raises:
             TaskError: no such node.
@@ -407,6 +407,8 @@ class Controller:
         """
         check_drain(mark.reason, mark.until, self.dispatch.now())
         self.dispatch.mark(node, mark)
+        if evict:
+            self.dispatch.cluster.evict(node, f"{node} is drained: {mark.reason}")
         if mark.until is None:
             self._call(f"drain {node}", partial(self._drain_engine, node, mark.reason))
         self.replan()

@@ -45,6 +45,7 @@ from fireflyer.hai.server.controller import Controller
 from fireflyer.hai.server.listeners import Public, Web, listen, web_config
 from fireflyer.hai.server.log_quota import LIMIT_BYTES, LogQuota
 from fireflyer.hai.server.settings import DEFAULT_NODES, inventory, read_settings
+from fireflyer.hai.server.throttle import Throttle
 from fireflyer.program import allow_descriptors, open_standard_streams
 
 LOG_POLL_S = 1.0
@@ -350,13 +351,13 @@ def _webs(
     accounts = parts.accounts
     sessions = Sessions(accounts)
     app = api.build(controller, parts.store, accounts, sessions, shut_down)
-    pages = routes.build(controller, parts.store, accounts, sessions)
-    auth = AuthMiddleware(
-        Authenticator(app, accounts, token), pages, sessions, home=True, secure=False
-    )
+    throttle = Throttle()
+    pages = routes.build(controller, parts.store, accounts, sessions, throttle)
+    gate = Authenticator(app, accounts, token, throttle)
+    auth = AuthMiddleware(gate, pages, sessions, home=True, secure=False)
     webs = [Web(web_config(auth))]
     if public is not None:
-        gate = Authenticator(app, accounts, None)
+        gate = Authenticator(app, accounts, None, throttle)
         auth = AuthMiddleware(gate, pages, sessions, home=False, secure=public.secure)
         webs.append(Web(web_config(auth, public)))
     return webs

@@ -25,6 +25,7 @@ MAX_BODY_BYTES = 4 << 20
 
 _STATUS: list[tuple[type[Exception], int]] = [
     (errors.Unauthenticated, 401),
+    (errors.Throttled, 429),
     (errors.PermissionDenied, 403),
     (errors.NoSuchTask, 404),
     (errors.ConfigError, 400),

@@ -81,7 +81,8 @@ def records(source: Source, text: str) -> Iterator[Record]:
             yield Record(
                 name=chain.task, submit_s=chain.submitted, run_s=chain.worked_s,
                 gpus=each * chain.nodes if isinstance(each, int) and each > 0 else 0,
-                nodes=chain.nodes, user=_text(about, "user"), group=_text(about, "group"),
+                gpu_type=_text(about, "gpu_type"), nodes=chain.nodes,
+                user=_text(about, "user"), group=_text(about, "group"),
                 priority=_text(about, "priority") or "normal",
             )  # fmt: skip
 

@@ -43,6 +43,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     gpus: int = 8
     """GPUs of each node."""
+    types: tuple[tuple[str, int], ...] = ()
+    """Types of GPUs, each with its number of nodes, in the order of the nodes; empty: one type, and
+    jobs get it whatever they ask for."""
     zones: int = 1
     leaf_nodes: int = 20
     """Nodes below one switch."""
@@ -143,9 +146,10 @@ class _World:
     def __init__(self, trace: Trace, setup: Setup) -> None:
         self.trace, self.setup, self.costs = trace, setup, setup.costs
         per_zone = -(-setup.nodes // setup.zones)
+        kinds = [kind for kind, count in setup.types for _ in range(count)] or [""] * setup.nodes
         self.nodes = [
             Node(
-                name=f"n{n}", gpus=setup.gpus,
+                name=f"n{n}", gpus=setup.gpus, gpu_type=kinds[n],
                 zone=f"z{n // per_zone}", leaf=f"z{n // per_zone}l{n % per_zone // setup.leaf_nodes}",
             )
             for n in range(setup.nodes)
@@ -186,15 +190,15 @@ class _World:
     def _admit(self, job: Job) -> None:
         setup = self.setup
         nodes, each = shape(job, setup)
-        if nodes > min(
-            setup.nodes, 2 * -(-setup.nodes // setup.zones)
-        ):  # no gang lies in three zones
+        kind = job.gpu_type if setup.types else ""
+        places = self.cluster.devices.typed(kind)
+        if not self.cluster.topology.enough(nodes, places):
             self.too_large += 1
             return
         number = len(self.runs) + 1
         wanted = Wanted(
             id=f"t{number}", order=number, nodes=nodes,
-            gpus=0 if self.setup.whole_nodes else each,
+            gpus=0 if self.setup.whole_nodes else each, gpu_type=kind,
             user=job.user, group=job.group,
             priority=PRIORITIES.get(job.priority, PRIORITIES["normal"]),
         )  # fmt: skip

@@ -106,6 +106,7 @@ def _record(
         submit_s=instant(source, line, "Submit", fields["Submit"]),
         run_s=run_s,
         gpus=source.count(line, "GPUs", str(gpus)),
+        gpu_type=_gpu_type(fields),
         nodes=source.count(line, "nodes", nodes),
         user=fields.get("User", ""),
         group=fields.get("Account") or fields.get("Partition", ""),
@@ -148,3 +149,12 @@ def _gpus(fields: Mapping[str, str]) -> int:
             each = sum(int(count) for _, count in found)
             return each * max(int(nodes), 1) if nodes.isdecimal() else each
     return 0
+
+
+def _gpu_type(fields: Mapping[str, str]) -> str:
+    """Returns the type that the job asked for, if it asked for one."""
+    for column in ("ReqTRES", "ReqGRES"):
+        kinds = {kind for kind, _ in GPU.findall(fields.get(column, "")) if kind}
+        if kinds:
+            return kinds.pop() if len(kinds) == 1 else ""
+    return ""

@@ -31,6 +31,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Time of work; at least 1."""
     gpus: int
     """GPUs of the whole gang; 0: all GPUs of its nodes, for traces that count nodes only."""
+    gpu_type: str = ""
+    """Type of GPUs that the job asked for; empty: any."""
     nodes: int = 0
     """Nodes that the job ran on or asked for; 0: unknown."""
     priority: str = "normal"
@@ -54,6 +56,7 @@ class Record(msgspec.Struct, kw_only=True):
     submit_s: float
     run_s: float
     gpus: int
+    gpu_type: str = ""
     nodes: int = 0
     user: str = ""
     group: str = ""
@@ -113,7 +116,7 @@ def assemble(source: Source, kind: str, records: Iterable[Record]) -> Trace:
     jobs = tuple(
         Job(
             name=record.name, user=record.user, group=record.group, gpus=record.gpus,
-            nodes=record.nodes, priority=record.priority,
+            gpu_type=record.gpu_type.lower(), nodes=record.nodes, priority=record.priority,
             submit_ms=round((record.submit_s - first) * 1000),
             run_ms=max(round(record.run_s * 1000), 1),
         )

@@ -70,10 +70,12 @@ def _node_routes(app: FastAPI, controller: Controller, store: Store, trail: Audi
 
     @app.post("/nodes/{node}/drain", **documented(dict, DrainRequest))
     async def drain(node: str, request: Request, who: Identity = needs("operate")) -> Response:
-        """Drain a node: start nothing new on it. The drain is on disk when this answers."""
+        """Drain a node: start nothing new on it; with `evict` its tasks save, leave and continue
+        elsewhere. The drain is on disk when this answers."""
         asked = await read(request, DrainRequest, "request")
         with trail.change(who, "drain", f"node {node[:63]}"):
-            controller.drain(node, Mark(health="drained", reason=asked.reason, until=asked.until))
+            mark = Mark(health="drained", reason=asked.reason, until=asked.until)
+            controller.drain(node, mark, evict=asked.evict)
         return json({})
 
     @app.post("/nodes/{node}/undrain", **documented(dict))

@@ -1,7 +1,7 @@
 """The HTTP route of series over time, and their selection for charts."""
 
-import math
 import time
+from math import isnan
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Response
@@ -12,7 +12,7 @@ from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.database.samples import Samples
 from fireflyer.hai.identity import Identity
 from fireflyer.hai.model import SeriesView
-from fireflyer.hai.sampling.series import METRICS, choose_level, thin
+from fireflyer.hai.sampling.series import EMPTY, LEVELS, METRICS, Point, choose_level, mean, thin
 from fireflyer.hai.server.auth import needing
 from fireflyer.hai.server.controller import Controller
 from fireflyer.hai.server.responses import documented, json
@@ -61,12 +61,25 @@ def check_scope(controller: Controller, scope: str, who: Identity) -> None:
 
 
 def select(samples: Samples, scope: str, seconds: float, until: float) -> SeriesView:
-    """Returns the series of a scope over the last `seconds` before `until`."""
-    level = choose_level(seconds)
-    begin, points = samples.read(scope, level, until - seconds, until)
+    """Returns the series of a scope over the last `seconds` before `until`, from the finest level
+    fit for such a time that still has points of it; without any, from the finest one."""
+    fit = [level for level in LEVELS if level >= choose_level(seconds)]
+    for level in (*fit, fit[0]):
+        begin, points = samples.read(scope, level, until - seconds, until)
+        _complete(samples, scope, level, begin, points)
+        if not all(isnan(value) for each in points for value in each):
+            break
     points, size = thin(points, MOST_POINTS)
     metrics: dict[str, list[float | None]] = {}
     for name, column in zip(METRICS, zip(*points, strict=True), strict=True):
-        if not all(map(math.isnan, column)):
-            metrics[name] = [None if math.isnan(value) else value for value in column]
+        if not all(map(isnan, column)):
+            metrics[name] = [None if isnan(value) else value for value in column]
     return SeriesView(scope=scope, begin=begin, step_s=level * size, metrics=metrics)
+
+
+def _complete(samples: Samples, scope: str, level: int, begin: int, points: list[Point]) -> None:
+    """Fills the newest two intervals, which may not have ended, from the minutes so far."""
+    for at in range(max(0, len(points) - 2), len(points)):
+        if level > LEVELS[0] and points[at] is EMPTY:
+            since = begin + at * level
+            points[at] = mean(samples.read(scope, LEVELS[0], since, since + level - 1)[1])
