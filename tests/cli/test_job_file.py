@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
+from tests.cli.conftest import Shell
+from tests.waiting import LIMIT_S
 
 from fireflyer.cli.run.impl import Launch, with_job_file
 from fireflyer.errors import ConfigError
 from fireflyer.hai.job_file import Job, from_request, parse, read, to_spec
-from fireflyer.hai.model import TaskSpec
+from fireflyer.hai.model import TaskSpec, TaskView
 
 FULL = """
 script = "train.py"
@@ -91,3 +94,25 @@ def test_what_a_request_cannot_have_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cannot read the job file /nowhere.toml: No such file"):
         read(Path("/nowhere.toml"))
     assert parse('script = "a"', "x").script == "a"
+
+
+def test_the_same_file_from_the_command_line_and_in_a_request(shell: Shell) -> None:
+    shell.script(
+        "import os, sys\nprint(sys.argv[1:], os.environ['THREADS'], os.getcwd())\n", "a.py"
+    )
+    text = 'script = "{}a.py"\nargs = ["--lr", 0.1]\nstart = "exec"\n[env]\nTHREADS = 3\n'
+    (shell.folder / "job.toml").write_text(text.format(""))
+    done = shell.run("run", "job.toml", "--seed", "1")
+    assert done.stdout == f"['--lr', '0.1', '--seed', '1'] 3 {shell.folder}\n"
+    connection, token, _ = shell.client._connect(LIMIT_S)
+    headers = {
+        "Authorization": f"Bearer {token}",
+        "Content-Type": "application/toml; charset=utf-8",
+    }
+    connection.request("POST", "/tasks", text.format(f"{shell.folder}/"), headers)
+    view = msgspec.json.decode(connection.getresponse().read(), type=TaskView)
+    same = replace(view.spec, args=("--lr", "0.1", "--seed", "1"))
+    assert same == shell.client.task("t1").spec
+    assert shell.client.wait(view.id, {"finished"}, LIMIT_S).id == "t2"
+    refused = shell.run("run", "nowhere.toml", code=1)
+    assert "cannot read the job file nowhere.toml: No such file" in refused.stderr

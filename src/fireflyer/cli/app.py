@@ -36,7 +36,6 @@ from fireflyer.cli.run.options import (
     NameOption,
     NodesOption,
     PriorityOption,
-    ProfOption,
     RanksOption,
     RehearseOption,
     StartOption,
@@ -172,7 +171,6 @@ def run(
     workspace_limit: LimitOption = 256,
     venv_lock: VenvLockOption = None,
     rehearse: RehearseOption = None,
-    prof: ProfOption = None,
     gpus: GpusOption = "0",
     memory: MemoryOption = "",
     priority: PriorityOption = "normal",
@@ -212,7 +210,7 @@ def run(
     `run` starts one in the background; that server stays until `fireflyer down`.
     """
     from fireflyer.cli.run.impl import Launch, launch, with_job_file
-    from fireflyer.hai.job_file import Job
+    from fireflyer.hai.job_file import SUFFIX, Job
 
     job = Job(
         script=script, args=tuple(args or ()), module=module, name=name, nodes=nodes or 1,
@@ -225,19 +223,12 @@ def run(
         Launch(job=job, workspace_limit=workspace_limit << 20),
         given(context, Job.__struct_fields__) - {"script", "args", "env"}, env or (), label or (),
     )  # fmt: skip
-    shown = {"detach": detach, "all_ranks": all_ranks, "json": json}
-    if rehearse is not None and prof is not None:
-        from fireflyer.errors import ConfigError
-
-        raise ConfigError("--prof and --rehearse exclude each other")
-    if prof is not None:
-        from fireflyer.cli.run.profiling import profiled
-
-        raise typer.Exit(profiled(request, home, prof, **shown))
     if rehearse is not None:
         from fireflyer.cli.run.rehearsal import rehearsed
 
-        raise typer.Exit(rehearsed(request, home, rehearse, shaped=bool(nodes or ranks), **shown))
+        shaped = nodes is not None or ranks is not None or script.endswith(SUFFIX)
+        shown = {"detach": detach, "all_ranks": all_ranks, "json": json}
+        raise typer.Exit(rehearsed(request, home, rehearse, shaped=shaped, **shown))
     raise typer.Exit(launch(request, home, detach=detach, all_ranks=all_ranks, json=json))
 
 
