@@ -197,9 +197,9 @@ def run(
       fireflyer run --nodes 2 train.py --lr 0.1
       fireflyer run train.py --lr 0.1 -- --nodes 2
 
-    Ranks run with the Python that the server was started with: that of the `fireflyer` whose `up`
-    or first `run` started it. An environment that is activated later has no effect; start the
-    server from it, or use --venv-lock. SCRIPT is a Python file; start other programs from one.
+    Ranks run with the Python of the server: that of the `fireflyer` whose `up` or first `run`
+    started it. An environment that is activated later has no effect; use --venv-lock, or start the
+    server from it. SCRIPT is a Python file; start other programs from one.
 
     A job file has these options as TOML keys, `script` and `args`; its paths are relative to the
     file. Options here count more, ARGS come last: `fireflyer run --nodes 4 job.toml --lr 0.2`.
@@ -216,19 +216,18 @@ def run(
         script=script, args=tuple(args or ()), module=module, name=name, nodes=nodes or 1,
         ranks=ranks or 1, gpus=gpus, memory=memory, priority=priority, group=group, expect=expect,
         watchdog=watchdog, grace=grace, start=start, max_restarts=max_restarts,
-        max_node_faults=max_node_faults, elastic=elastic,
-        workspace=str(workspace or ""), venv_lock=str(venv_lock or ""),
+        max_node_faults=max_node_faults, elastic=elastic, workspace=str(workspace or ""),
+        venv_lock=str(venv_lock or ""),
     )  # fmt: skip
-    request = with_job_file(
-        Launch(job=job, workspace_limit=workspace_limit << 20),
-        given(context, Job.__struct_fields__) - {"script", "args", "env"}, env or (), label or (),
-    )  # fmt: skip
+    asked = Launch(job=job, workspace_limit=workspace_limit << 20)
+    options = given(context, Job.__struct_fields__) - {"script", "args", "env"}
+    request = with_job_file(asked, options, env or (), label or ())
     if rehearse is not None:
         from fireflyer.cli.run.rehearsal import rehearsed
 
-        shaped = nodes is not None or ranks is not None or script.endswith(SUFFIX)
         shown = {"detach": detach, "all_ranks": all_ranks, "json": json}
-        raise typer.Exit(rehearsed(request, home, rehearse, shaped=shaped, **shown))
+        shown["shaped"] = bool(nodes or ranks or script.endswith(SUFFIX))
+        raise typer.Exit(rehearsed(request, home, rehearse, **shown))
     raise typer.Exit(launch(request, home, detach=detach, all_ranks=all_ranks, json=json))
 
 
