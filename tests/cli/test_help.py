@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import fireflyer
+from fireflyer.cli.app import _only, app
 
 VERBS = [
     "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume", "why", "top",
@@ -81,6 +82,14 @@ def test_every_option_is_explained(helped: Any, verb: str) -> None:
         if line.strip().startswith("-"):
             explained = "  " in line.strip() or following.startswith(" " * 8)
             assert explained, line
+
+
+@pytest.mark.parametrize("verb", [*VERBS, *GROUPS, *HANDED_OVER])
+def test_only_the_verb_that_is_called_is_made(verb: str) -> None:
+    one = _only(verb)
+    assert len(one.registered_commands) + len(one.registered_groups) == 1
+    assert one.info is app.info
+    assert _only("nonsense") is _only("--version") is app
 
 
 def test_an_interrupt_while_modules_are_imported_is_quiet() -> None:

@@ -41,6 +41,7 @@ PAGES = {
 DOCUMENTS = (
     ("hai-dashboard-task.png", "/tasks/t1", (1000, 820), False),
     ("hai-dashboard-phone.png", "", (390, 820), True),
+    ("hai-dashboard-use.png", "/use?window=7d", (1000, 900), False),
 )
 """Pictures that docs/hai-dashboard.md shows."""
 
