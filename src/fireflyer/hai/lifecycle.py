@@ -137,9 +137,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     actions: tuple[Action, ...] = ()
 
 
-def admit(task: Task) -> Step:
-    """Takes a new task into the queue."""
-    return Step(task=task, notes=(Note("submitted"), Note("queued")))
+def admit(task: Task, about: dict[str, Any] | None = None) -> Step:
+    """Takes a new task into the queue. The history keeps `about`, for replays of it."""
+    return Step(task=task, notes=(Note("submitted", about or {}), Note("queued")))
 
 
 def request(task: Task, what: Request) -> Step:

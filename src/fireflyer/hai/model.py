@@ -264,7 +264,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     gang_ended, restarting, suspending, preempted, suspended, resumed, stopping, finished, failed,
     stopped; observed, acted and progress: docs/hai-faults.md."""
     detail: dict[str, Any]
-    """rank_started: rank, node, pid; leased: generation, members, token; rank_joined: rank, node;
+    """submitted: user, group, gpus, gpu_type, priority, as far as they are set; rank_started: rank,
+    node, pid; leased: generation, members, token; rank_joined: rank, node;
     rank_exited: rank, node, code, signal, suspended, and lost if an elastic attempt continues
     without it; gang_ended: outcome, reason. The rank_ kinds of newcomers also have incarnation."""
     monotonic_ns: int

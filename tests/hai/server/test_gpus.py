@@ -10,6 +10,7 @@ from tests.waiting import LIMIT_S
 from fireflyer.errors import ConfigError, Corrupted, TaskError
 from fireflyer.hai.home import Home, Settings
 from fireflyer.hai.model import TaskSpec
+from fireflyer.hai.server.auth import owner
 from fireflyer.hai.server.process import background_options
 from fireflyer.hai.server.settings import inventory, read_settings, remember, settle
 
@@ -51,6 +52,8 @@ def test_tasks_share_a_box_and_keep_their_gpus_over_a_restart(server: Any, spec:
     launch = next(e for e in client.events("t6") if e.kind == "starting")
     assert launch.detail == {"nodes": ["n0"], "devices": [[2, 3]]}
     assert client.why("t6").rule == ""
+    about = client.events("t1")[0].detail  # what a replay of the history needs
+    assert about == {"user": owner(), "gpus": 2, "gpu_type": "a100"}
 
 
 def test_requests_that_no_node_serves_are_refused(server: Any, spec: MakeSpec) -> None:

@@ -119,8 +119,13 @@ class SubmissionQueue:
             id="", order=0, user=user, nodes=spec.nodes, world=spec.nodes * spec.ranks_per_node,
             max_restarts=spec.max_restarts, max_node_faults=spec.max_node_faults,
         )  # fmt: skip
+        about = {
+            "user": user, "group": spec.group, "gpus": spec.gpus, "gpu_type": spec.gpu_type,
+            "priority": "" if spec.priority == "normal" else spec.priority,
+        }  # fmt: skip
+        step = lifecycle.admit(task, {name: value for name, value in about.items() if value})
         return Fresh(
-            spec=spec, secret=secrets.token_hex(32), step=lifecycle.admit(task), user=user,
+            spec=spec, secret=secrets.token_hex(32), step=step, user=user,
             line=arrival.line, when=Moment(time.monotonic_ns(), time.time()),
         )  # fmt: skip
 
