@@ -4,7 +4,7 @@ import pytest
 from tests.hai.plan.bench import Bench, launched, preempted
 
 from fireflyer.hai.scheduling import preemption
-from fireflyer.hai.scheduling.cluster import Node
+from fireflyer.hai.scheduling.cluster import Job, Node
 
 GANG, SINGLE = (64, "gang"), (1, "single")
 
@@ -56,3 +56,14 @@ def test_a_gang_counts_as_one_set_of_victims(monkeypatch: pytest.MonkeyPatch) ->
     bench = Bench("timeshare", [Node(name=f"n{number}") for number in range(9)])
     bench.submit((4, "ada"), (1, "bob"), (4, "eve"))
     assert preempted(bench.submit({"priority": 30})) == ["t2"]
+
+
+def test_of_two_gangs_that_cost_the_same_one_is_interrupted_not_parts_of_both() -> None:
+    bench = Bench("timeshare", 4)
+    for number, placement in enumerate((("n0", "n2"), ("n1", "n3")), start=1):
+        gang = Job(
+            id=f"g{number}", order=number, nodes=2, user="ada", phase="running", placement=placement
+        )
+        bench.cluster.adopt(gang, 0.0)
+    bench.count = 2
+    assert preempted(bench.submit({"nodes": 2, "user": "bob", "priority": 30})) == ["g1"]
