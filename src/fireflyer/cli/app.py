@@ -36,6 +36,7 @@ from fireflyer.cli.run.options import (
     NameOption,
     NodesOption,
     PriorityOption,
+    ProfOption,
     RanksOption,
     RehearseOption,
     StartOption,
@@ -171,6 +172,7 @@ def run(
     workspace_limit: LimitOption = 256,
     venv_lock: VenvLockOption = None,
     rehearse: RehearseOption = None,
+    prof: ProfOption = None,
     gpus: GpusOption = "0",
     memory: MemoryOption = "",
     priority: PriorityOption = "normal",
@@ -209,8 +211,8 @@ def run(
     With --json the output goes to stderr and the task's last state to stdout. If no server answers,
     `run` starts one in the background; that server stays until `fireflyer down`.
     """
-    from fireflyer.cli.run.impl import Launch, launch, with_job_file
-    from fireflyer.hai.job_file import SUFFIX, Job
+    from fireflyer.cli.run.impl import Launch, start_as_asked, with_job_file
+    from fireflyer.hai.job_file import Job
 
     job = Job(
         script=script, args=tuple(args or ()), module=module, name=name, nodes=nodes or 1,
@@ -219,16 +221,11 @@ def run(
         max_node_faults=max_node_faults, elastic=elastic, workspace=str(workspace or ""),
         venv_lock=str(venv_lock or ""),
     )  # fmt: skip
-    asked = Launch(job=job, workspace_limit=workspace_limit << 20)
+    asked = Launch(job=job, workspace_limit=workspace_limit << 20, shaped=bool(nodes or ranks))
     options = given(context, Job.__struct_fields__) - {"script", "args", "env"}
     request = with_job_file(asked, options, env or (), label or ())
-    if rehearse is not None:
-        from fireflyer.cli.run.rehearsal import rehearsed
-
-        shown = {"detach": detach, "all_ranks": all_ranks, "json": json}
-        shown["shaped"] = bool(nodes or ranks or script.endswith(SUFFIX))
-        raise typer.Exit(rehearsed(request, home, rehearse, **shown))
-    raise typer.Exit(launch(request, home, detach=detach, all_ranks=all_ranks, json=json))
+    shown = {"detach": detach, "all_ranks": all_ranks, "json": json}
+    raise typer.Exit(start_as_asked(request, home, rehearse, prof, **shown))
 
 
 @app.command()

@@ -32,6 +32,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """The task; its script and folders may be relative to the working directory."""
     workspace_limit: int
     """Limit in bytes."""
+    shaped: bool = True
+    """False if neither options nor a job file set nodes and ranks: a rehearsal may choose them."""
 
 
 def with_job_file(
@@ -53,9 +55,32 @@ def with_job_file(
         found = read(Path(job.script))
         given = {name: getattr(job, name) for name in options}
         job = replace(found, **given, args=(*found.args, *job.args))
+        launch = replace(launch, shaped=True)
     values = _environment(env)
     job = replace(job, env={**job.env, **values}, labels={**job.labels, **_labels(labels)})
     return replace(launch, job=job)
+
+
+def start_as_asked(
+    request: Launch, home: Path | None, rehearse: str | None, prof: str | None,
+    *, detach: bool, all_ranks: bool, json: bool,
+) -> int:  # fmt: skip
+    """Runs the task: with the faults of `rehearse`, profiled with the options `prof`, or as it is.
+
+    Raises:
+        ConfigError: both are given.
+    """
+    if rehearse is not None and prof is not None:
+        raise ConfigError("--prof and --rehearse exclude each other")
+    if prof is not None:
+        from fireflyer.cli.run.profiling import profiled
+
+        return profiled(request, home, prof, detach=detach, all_ranks=all_ranks, json=json)
+    if rehearse is not None:
+        from fireflyer.cli.run.rehearsal import rehearsed
+
+        return rehearsed(request, home, rehearse, detach=detach, all_ranks=all_ranks, json=json)
+    return launch(request, home, detach=detach, all_ranks=all_ranks, json=json)
 
 
 class Companion(Protocol):

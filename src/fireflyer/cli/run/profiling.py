@@ -84,11 +84,12 @@ def profiled(
         ConfigError, ProfileError: the value is invalid, or this task or platform cannot be profiled.
     """
     asked = parse(text)
-    if request.start == "exec":
+    if request.job.start == "exec":
         raise ConfigError("--prof needs ranks that are forked: omit --start exec")
     check_local(home, "--prof works on one machine; the ranks of this platform")
     return launch(
-        replace(request, start="fork"), home, detach=detach, all_ranks=all_ranks, json=json,
+        replace(request, job=replace(request.job, start="fork")),
+        home, detach=detach, all_ranks=all_ranks, json=json,
         beside=partial(Profiling, asked=asked, home=home, detach=detach),
     )  # fmt: skip
 

@@ -20,7 +20,6 @@ def rehearsed(
     home: Path | None,
     text: str,
     *,
-    shaped: bool,
     detach: bool,
     all_ranks: bool,
     json: bool,
@@ -31,14 +30,13 @@ def rehearsed(
         request: the task.
         home: the platform's folder.
         text: value of `--rehearse`.
-        shaped: nodes or ranks were given; otherwise the events determine them.
         detach: rejected, because this process injects the events.
         all_ranks, json: as for `run`.
     """
     plan = parse(text)
     if detach:
         raise ConfigError("--rehearse injects its events from this process; omit --detach")
-    if not shaped:
+    if not request.shaped:
         nodes, ranks = shape_for(plan)
         request = replace(request, job=replace(request.job, nodes=nodes, ranks=ranks))
         if nodes * ranks > 1:
