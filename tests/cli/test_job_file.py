@@ -111,6 +111,7 @@ def test_the_same_file_from_the_command_line_and_in_a_request(shell: Shell) -> N
     }
     connection.request("POST", "/tasks", text.format(f"{shell.folder}/"), headers)
     view = msgspec.json.decode(connection.getresponse().read(), type=TaskView)
+    connection.close()
     same = replace(view.spec, args=("--lr", "0.1", "--seed", "1"))
     assert same == shell.client.task("t1").spec
     assert shell.client.wait(view.id, {"finished"}, LIMIT_S).id == "t2"

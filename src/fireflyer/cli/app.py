@@ -199,9 +199,9 @@ def run(
       fireflyer run --nodes 2 train.py --lr 0.1
       fireflyer run train.py --lr 0.1 -- --nodes 2
 
-    Ranks run with the Python of the server: that of the `fireflyer` whose `up` or first `run`
-    started it. An environment that is activated later has no effect; use --venv-lock, or start the
-    server from it. SCRIPT is a Python file; start other programs from one.
+    Ranks run with the Python that the server was started with: that of the `fireflyer` whose `up`
+    or first `run` started it. An environment that is activated later has no effect; start the
+    server from it, or use --venv-lock. SCRIPT is a Python file; start other programs from one.
 
     A job file has these options as TOML keys, `script` and `args`; its paths are relative to the
     file. Options here count more, ARGS come last: `fireflyer run --nodes 4 job.toml --lr 0.2`.
