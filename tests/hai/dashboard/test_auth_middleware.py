@@ -50,6 +50,7 @@ PAGES: dict[str, Scope] = {
     "GET /dashboard/validations": "read",
     "GET /dashboard/validations/{node}": "read",
     "GET /dashboard/ledger": "read",
+    "GET /dashboard/use": "read",
     "GET /dashboard/users": "admin",
     "POST /dashboard/sign-out": "read",
     "POST /dashboard/tasks/{task}/stop": "submit",
