@@ -25,9 +25,9 @@ from fireflyer.hai.model import PRIORITIES, TERMINAL, Event, NodeView, RankView,
 from fireflyer.hai.scheduling.cluster import Job
 from fireflyer.hai.server.controller import Controller
 from fireflyer.hai.server.dispatch import masked
+from fireflyer.hai.server.routes.series import check_scope, select
 from fireflyer.hai.validation.health import Health, health
 from fireflyer.hai.validation.policy import Entry
-from fireflyer.hai.server.routes.series import check_scope, select
 
 DAY_S = 86_400.0
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from fireflyer.errors import AuthError, Throttled, Unauthenticated
 from fireflyer.log import get_logger
 
-FREE = 100
+FREE = 600
 """Number of refused requests of an address in a minute that are answered at once."""
 
 DELAY_S = 1.0
