@@ -13,12 +13,10 @@ from torch.distributions import Categorical
 
 from fireflyer import envpool
 
-STEPS = 64
-"""Of each environment between two updates."""
+STEPS = 64  # of each environment between two updates
 EPOCHS, BATCHES = 4, 4
 DISCOUNT, DECAY, CLIP = 0.99, 0.95, 0.2
-SOLVED = 475.0
-"""Mean return of the last 100 episodes (gymnasium's threshold for CartPole-v1)."""
+SOLVED = 475.0  # mean return of the last 100 episodes, gymnasium's threshold
 
 
 def mlp(outputs: int, scale: float) -> nn.Sequential:
@@ -40,8 +38,7 @@ class Rollout:
         self.actions = torch.zeros(STEPS, count, dtype=torch.long)
         self.chances, self.values = torch.zeros(STEPS, count), torch.zeros(STEPS, count)
         self.rewards, self.ended = torch.zeros(STEPS, count), torch.zeros(STEPS, count)
-        self.real = torch.zeros(STEPS, count, dtype=torch.bool)
-        """False for a step that only began the next episode."""
+        self.real = torch.zeros(STEPS, count, dtype=torch.bool)  # not a step that only resets
 
     def advantages(self, last: torch.Tensor) -> torch.Tensor:
         """Generalized advantage estimation (arXiv 1506.02438)."""
@@ -63,7 +60,7 @@ def train(count: int, seed: int, updates: int) -> tuple[float, int]:
     optimizer = torch.optim.Adam(parameters, lr=1e-3, eps=1e-5)
     seen = torch.from_numpy(envs.reset()[0])
     returns: deque[float] = deque(maxlen=100)
-    total, over = np.zeros(count), np.zeros(count, bool)
+    total, over, mean = np.zeros(count), np.zeros(count, bool), 0.0
     for update in range(updates):
         data = Rollout(count)
         with torch.no_grad():
@@ -82,10 +79,8 @@ def train(count: int, seed: int, updates: int) -> tuple[float, int]:
             advantages = data.advantages(critic(seen)[:, 0])
         targets = advantages + data.values
         real = data.real.flatten().nonzero()[:, 0]
-        flat = [
-            one.flatten(0, 1)
-            for one in (data.seen, data.actions, data.chances, advantages, targets)
-        ]
+        kept = (data.seen, data.actions, data.chances, advantages, targets)
+        flat = [one.flatten(0, 1) for one in kept]
         optimizer.param_groups[0]["lr"] = 1e-3 * (1 - update / updates)
         for _ in range(EPOCHS):
             for chosen in real[torch.randperm(len(real))].chunk(BATCHES):
@@ -100,7 +95,7 @@ def train(count: int, seed: int, updates: int) -> tuple[float, int]:
                 loss.backward()
                 nn.utils.clip_grad_norm_(parameters, 0.5)
                 optimizer.step()
-        mean = float(np.mean(returns)) if returns else 0.0
+        mean = float(np.mean(returns or [0.0]))
         if update % 10 == 9:
             print(f"{(update + 1) * STEPS * count:8,} steps  mean return {mean:6.1f}")
         if len(returns) == 100 and mean >= SOLVED:
@@ -115,8 +110,9 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=300, help="at most so many (default 300)")
     asked = parser.parse_args()
     mean, steps = train(asked.envs, asked.seed, asked.updates)
-    solved = "solved" if mean >= SOLVED else "not solved"
-    print(f"{solved}: mean return {mean:.1f} after {steps:,} steps")
+    print(
+        f"{'solved' if mean >= SOLVED else 'not solved'}: mean return {mean:.1f} after {steps:,} steps"
+    )
 
 
 if __name__ == "__main__":
