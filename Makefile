@@ -7,7 +7,7 @@ TESTS = $(PY) -m pytest --dist loadgroup --no-loadscope-reorder --max-worker-res
 export SEED
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes; each would compile what it imports
 
-.PHONY: help setup demo test test-all rehearse budgets mutants lint bench soak soak-fs3 soak-hai native-test fuzz sim sim-mutants sim-kv torch-suite cluster-histories stubs clean
+.PHONY: help setup demo test test-all rehearse budgets mutants lint bench soak soak-fs3 soak-hai native-test fuzz sim sim-mutants sim-kv soak-kv torch-suite cluster-histories stubs clean
 help:
 	@grep -E '^[a-z0-9-]+: .*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
 
@@ -72,6 +72,9 @@ sim-kv: setup  ## the key-value store's protocol: N=10000 simulated histories, o
 
 cluster-histories: setup  ## the scheduler's promises over N=50000 random histories of clusters
 	@$(PY) -m tests.hai.plan.histories --count $(or $(N),50000) $(ARGS)
+
+soak-kv: setup  ## the key-value store and the page cache on fs3, shot at: SECONDS=600 SEED=1
+	@$(PY) -m tests.kv.soak.soak --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1)
 
 stubs: setup  ## regenerate the committed type stubs of the native module
 	@scripts/stubs.sh

@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,6 +18,7 @@
 
 #include "base/error.hpp"
 #include "kv/memtable.hpp"
+#include "kv/page_index.hpp"
 #include "kv/table.hpp"
 #include "kv/view.hpp"
 
@@ -92,9 +94,79 @@ nb::object take(Compaction& compaction) {
                         whole->index_bytes, whole->records);
 }
 
+// Entry of the head of a segment (kv/pages/layout.py).
+struct [[gnu::packed]] Entry {
+  char digest[kDigest];
+  std::uint32_t unit, bytes, crc, salt;
+  std::uint16_t position, zero;
+};
+static_assert(sizeof(Entry) == 36);
+
+std::size_t digests_in(std::string_view all) {
+  if (all.size() % kDigest != 0) throw Error(Code::invalid, "a digest has 16 bytes");
+  return all.size() / kDigest;
+}
+
+std::string_view digest_at(std::string_view all, std::size_t at) { return all.substr(at * kDigest, kDigest); }
+
+void insert_all(PageIndex& index, std::uint32_t segment, const nb::bytes& entries, const std::vector<std::uint32_t>& salts) {
+  const std::string_view all = text(entries);
+  if (all.size() % sizeof(Entry) != 0) throw Error(Code::invalid, "an entry has 36 bytes");
+  index.begin(segment);
+  for (std::size_t at = 0; at < all.size(); at += sizeof(Entry)) {
+    Entry entry;
+    std::memcpy(&entry, all.data() + at, sizeof entry);
+    if (entry.salt >= salts.size()) throw Error(Code::corrupted, "a page names a salt that its segment does not");
+    index.insert({entry.digest, kDigest},
+                 {segment, entry.unit, entry.bytes, entry.crc, salts[entry.salt], entry.position, 0});
+  }
+}
+
+std::size_t leading(const PageIndex& index, const nb::bytes& digests, std::size_t from) {
+  const std::string_view all = text(digests);
+  const std::size_t count = digests_in(all);
+  std::size_t at = from;
+  while (at < count && index.holds(digest_at(all, at))) ++at;
+  return at;
+}
+
+nb::list find_all(PageIndex& index, const nb::bytes& digests, bool hit) {
+  const std::string_view all = text(digests);
+  nb::list found;
+  for (std::size_t at = 0; at < digests_in(all); ++at) {
+    if (hit) index.hit(digest_at(all, at));
+    const std::optional<Page> page = index.find(digest_at(all, at));
+    if (page)
+      found.append(nb::make_tuple(page->segment, page->unit * kPageUnit, page->bytes, page->crc, page->hits));
+    else
+      found.append(nb::none());
+  }
+  return found;
+}
+
+void bind_pages(nb::module_ m) {
+  m.attr("PAGE_UNIT") = kPageUnit;
+  nb::class_<PageIndex>(m, "PageIndex", "Index of a page cache: 16-byte digest of a key -> place of its page.")
+      .def(nb::init<>())
+      .def("insert", &insert_all, "segment"_a, "entries"_a, "salts"_a,
+           "Adds the pages of a new segment; a known digest moves to it. `salts`: number of each salt that entries name.")
+      .def("leading", &leading, "digests"_a, "start"_a = 0,
+           "Index of the first digest from `start` on that is unknown; the number of digests if all are known.")
+      .def("find", &find_all, "digests"_a, "hit"_a,
+           nb::sig("def find(self, digests: bytes, hit: bool) -> list[tuple[int, int, int, int, int] | None]"),
+           "(segment, offset, bytes, CRC32C, hits) of each digest, or None. `hit`: count a use.")
+      .def("remove", [](PageIndex& index, const nb::bytes& digest, std::uint32_t segment) { index.remove(text(digest), segment); },
+           "digest"_a, "segment"_a, "Removes a page if it lies in this segment.")
+      .def("forget", &PageIndex::forget, "segment"_a, "Forgets a segment with its pages.")
+      .def("bytes_of", &PageIndex::bytes_of, "salt"_a, "Bytes of the pages of a salt.")
+      .def("__len__", &PageIndex::pages)
+      .def_prop_ro("memory", &PageIndex::memory, "Bytes of the table.");
+}
+
 }  // namespace
 
 void bind(nb::module_ m) {
+  bind_pages(m);
   m.doc() = "Sorted tables, memtables and the index of the page cache. No I/O.";
   m.attr("MOST_KEY") = kMostKey;
   m.attr("MOST_VALUE") = kMostValue;

@@ -28,6 +28,14 @@ std::string_view checked(std::string_view bytes, const char* what) {
   return rest;
 }
 
+std::string trailer_of(std::uint64_t index_offset, std::uint64_t index_bytes) {
+  std::string trailer(kMagic, 8);
+  append(trailer, index_offset);
+  append(trailer, index_bytes);
+  append(trailer, crc32c(0, trailer.data(), trailer.size()));
+  return trailer;
+}
+
 }  // namespace
 
 Block::Block(std::string bytes) : bytes_(std::move(bytes)) {
@@ -89,7 +97,7 @@ Table::Table(std::string name, std::string first, std::string last, std::uint64_
       cache_(std::move(cache)) {}
 
 std::pair<std::uint64_t, std::uint64_t> Table::range(std::int64_t block, std::uint64_t most) const {
-  if (block < 0) return {index_offset_, index_bytes_};
+  if (block < 0) return {index_offset_, index_bytes_ + kTrailer};
   std::size_t at = static_cast<std::size_t>(block);
   if (at >= blocks_.size()) throw Error(Code::invalid, "table " + name_ + " has no block " + std::to_string(block));
   const std::uint64_t begin = blocks_[at].offset;
@@ -100,8 +108,10 @@ std::pair<std::uint64_t, std::uint64_t> Table::range(std::int64_t block, std::ui
 
 void Table::supply(std::uint64_t offset, std::string_view bytes) {
   if (offset == index_offset_) {
-    if (bytes.size() != index_bytes_) throw Error(Code::corrupted, "table " + name_ + " ends inside its index");
-    if (!indexed()) take_index(bytes);
+    if (bytes.size() != index_bytes_ + kTrailer) throw Error(Code::corrupted, "table " + name_ + " ends inside its index");
+    if (bytes.substr(index_bytes_) != trailer_of(index_offset_, index_bytes_))
+      throw Error(Code::corrupted, "the trailer of table " + name_ + " does not match");
+    if (!indexed()) take_index(bytes.substr(0, index_bytes_));
     return;
   }
   const auto place = std::lower_bound(blocks_.begin(), blocks_.end(), offset,
@@ -200,11 +210,7 @@ std::optional<TableBuilder::Whole> TableBuilder::finish() {
   Whole whole{std::move(file_), std::move(first_), std::move(last_), 0, index.size(), records_};
   whole.index_offset = whole.bytes.size();
   whole.bytes += index;
-  std::string trailer(kMagic, 8);
-  append(trailer, whole.index_offset);
-  append(trailer, whole.index_bytes);
-  append(trailer, crc32c(0, trailer.data(), trailer.size()));
-  whole.bytes += trailer;
+  whole.bytes += trailer_of(whole.index_offset, whole.index_bytes);
   *this = TableBuilder();
   return whole;
 }

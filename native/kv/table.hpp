@@ -70,7 +70,7 @@ class Table : public std::enable_shared_from_this<Table> {
   bool indexed() const { return !blocks_.empty(); }
   std::size_t count() const { return blocks_.size(); }
 
-  // Range of the file: of the index for block -1, else of this block and those after it that are absent too, of at most
+  // Range of the file: of the index and the trailer for block -1, else of this block and those after it that are absent too, of at most
   // `most` bytes together, but at least of this one.
   std::pair<std::uint64_t, std::uint64_t> range(std::int64_t block, std::uint64_t most) const;
   // Takes bytes of the file from an offset that `range` returned. Throws Error(corrupted).

@@ -17,6 +17,7 @@
 #include "base/error.hpp"
 #include "base/testing/check.hpp"
 #include "base/testing/one_thread.hpp"
+#include "kv/page_index.hpp"
 #include "kv/view.hpp"
 
 namespace {
@@ -89,7 +90,9 @@ void refuses_every_flipped_bit() {
   std::mt19937 random(7);
   for (int turn = 0; turn < 400; ++turn) {
     TableBuilder::Whole damaged = whole;
-    const std::size_t at = random() % (whole.bytes.size() - kTrailer);
+    // Every third one in the index or the trailer.
+    const std::size_t tail = whole.index_bytes + kTrailer;
+    const std::size_t at = turn % 3 == 0 ? whole.bytes.size() - 1 - random() % tail : random() % whole.bytes.size();
     damaged.bytes[at] = static_cast<char>(damaged.bytes[at] ^ (1 << random() % 8));
     const auto table = opened(damaged, std::make_shared<BlockCache>(1 << 20));
     bool refused = false;
@@ -103,10 +106,47 @@ void refuses_every_flipped_bit() {
   }
 }
 
+void the_index_agrees_with_a_map() {
+  std::mt19937 random(3);
+  PageIndex index;
+  std::map<std::string, std::uint32_t> model;  // the segment of each page
+  std::uint32_t newest = 0;
+  index.begin(newest);
+  for (int turn = 0; turn < 60000; ++turn) {
+    std::string digest(kDigest, '\0');
+    const auto number = static_cast<std::uint32_t>(random() % 9000);
+    std::memcpy(digest.data(), &number, sizeof number);
+    std::mt19937 spread(number);
+    for (std::size_t i = 4; i < 8; ++i) digest[i] = static_cast<char>(spread());
+    const auto known = model.find(digest);
+    if (turn % 2000 == 1999) index.begin(++newest);
+    if (turn % 5000 == 4999) {  // forgets the oldest segment that is left
+      const auto oldest = static_cast<std::uint32_t>(turn / 5000);
+      index.forget(oldest);
+      std::erase_if(model, [oldest](const auto& page) { return page.second == oldest; });
+    } else if (random() % 3 != 0) {
+      index.insert(digest, {newest, 1, 100, 0, number % 3, 0, 0});
+      model[digest] = newest;
+    } else if (known != model.end()) {
+      index.remove(digest, known->second + 1);  // lies elsewhere: stays
+      CHECK(index.holds(digest));
+      index.remove(digest, known->second);
+      model.erase(known);
+    }
+    CHECK(index.holds(digest) == model.contains(digest));
+    CHECK(index.pages() == model.size());
+  }
+  CHECK(index.bytes_of(0) + index.bytes_of(1) + index.bytes_of(2) == 100 * model.size() && !model.empty());
+  for (const auto& [digest, segment] : model) CHECK(index.find(digest)->segment == segment);
+  for (int turn = 0; turn < 300; ++turn) index.hit(model.begin()->first);
+  CHECK(index.find(model.begin()->first)->hits == 255);
+}
+
 }  // namespace
 
 int main() {
   finds_every_key_and_no_other();
   a_merge_prefers_the_newest_and_drops_deletions_at_the_bottom();
   refuses_every_flipped_bit();
+  the_index_agrees_with_a_map();
 }

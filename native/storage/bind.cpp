@@ -16,6 +16,7 @@
 #include "base/error.hpp"
 #include "storage/appender.hpp"
 #include "storage/checked_read.hpp"
+#include "storage/summed_read.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -142,6 +143,15 @@ void bind(nb::module_ m) {
       },
       "address"_a, "bytes"_a,
       "Asks for huge pages in fresh memory, so that filling it takes fewer page faults; a wish, never an error.");
+  m.def(
+      "read_summed",
+      [](const std::string& path, std::int64_t offset, std::int64_t bytes, std::uintptr_t address, std::uint32_t start) {
+        const nb::gil_scoped_release release;
+        return read_summed(path, offset, bytes, reinterpret_cast<char*>(address), start);
+      },
+      "path"_a, "offset"_a, "bytes"_a, "address"_a, "start"_a,
+      "Fills memory, which must stay alive, from a file and returns the CRC32C of the bytes, continuing `start`. Raises "
+      "Corrupted for a file that ends too early, StorageError for one that cannot be read.");
   m.def("read_checked", &read, "paths"_a, "segments"_a, "crcs"_a, "threads"_a = 0,
         "Reads segments, int64[n, 4] of (index of the path, offset, bytes <= 4 MiB, address), and compares their CRC32 "
         "with crcs, uint32[n]. The memory must stay alive. Raises Corrupted for a mismatch or a file that ends too "

@@ -274,6 +274,14 @@ def test_a_full_disk_refuses_puts_loses_nothing_and_still_collects(
         assert store.get(b"a") == b"3"
 
 
+def damage(folder: Path) -> list[object]:
+    """Returns what `kv check` finds damaged."""
+    try:
+        return list(inspection.check(DirectoryStorage(folder))["damaged"])
+    except Corrupted as error:
+        return [error]
+
+
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     store = kv.open(tmp_path, write=True)
     model = {b"key%d" % number: os.urandom(30) for number in range(60)}
@@ -284,12 +292,18 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     store.close(flush=False)
     rng = drawn("kv flips")
     for folder in ("table", "log", "manifest"):
+        newest = max((tmp_path / folder).iterdir())
         for path in sorted((tmp_path / folder).iterdir())[-2:]:
             whole = path.read_bytes()
-            for at in rng.sample(range(len(whole)), 12):
+            tail = range(
+                len(whole) - 40, len(whole)
+            )  # of a table: the trailer, and the index's end
+            for at in [*rng.sample(range(len(whole)), 12), *rng.sample(tail, 8)]:
                 path.write_bytes(
                     whole[:at] + bytes([whole[at] ^ (1 << rng.randrange(8))]) + whole[at + 1 :]
                 )
+                if path == newest:
+                    assert damage(tmp_path), f"byte {at} of {path.name} is not covered"
                 try:
                     with kv.open(tmp_path, poll=0) as reader:
                         found = dict(reader.scan())

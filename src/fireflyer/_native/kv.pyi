@@ -3,6 +3,43 @@
 from collections.abc import Sequence
 
 
+PAGE_UNIT: int = 4096
+
+class PageIndex:
+    """Index of a page cache: 16-byte digest of a key -> place of its page."""
+
+    def __init__(self) -> None: ...
+
+    def insert(self, segment: int, entries: bytes, salts: Sequence[int]) -> None:
+        """
+        Adds the pages of a new segment; a known digest moves to it. `salts`: number of each salt that entries name.
+        """
+
+    def leading(self, digests: bytes, start: int = 0) -> int:
+        """
+        Index of the first digest from `start` on that is unknown; the number of digests if all are known.
+        """
+
+    def find(self, digests: bytes, hit: bool) -> list[tuple[int, int, int, int, int] | None]:
+        """
+        (segment, offset, bytes, CRC32C, hits) of each digest, or None. `hit`: count a use.
+        """
+
+    def remove(self, digest: bytes, segment: int) -> None:
+        """Removes a page if it lies in this segment."""
+
+    def forget(self, segment: int) -> None:
+        """Forgets a segment with its pages."""
+
+    def bytes_of(self, salt: int) -> int:
+        """Bytes of the pages of a salt."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the table."""
+
 MOST_KEY: int = 65536
 
 MOST_VALUE: int = 67108864

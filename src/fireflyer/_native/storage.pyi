@@ -38,6 +38,11 @@ def advise_huge(address: int, bytes: int) -> None:
     Asks for huge pages in fresh memory, so that filling it takes fewer page faults; a wish, never an error.
     """
 
+def read_summed(path: str, offset: int, bytes: int, address: int, start: int) -> int:
+    """
+    Fills memory, which must stay alive, from a file and returns the CRC32C of the bytes, continuing `start`. Raises Corrupted for a file that ends too early, StorageError for one that cannot be read.
+    """
+
 def read_checked(paths: Sequence[str], segments: Annotated[NDArray[numpy.int64], dict(shape=(None, 4), order='C', device='cpu', writable=False)], crcs: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int = 0) -> None:
     """
     Reads segments, int64[n, 4] of (index of the path, offset, bytes <= 4 MiB, address), and compares their CRC32 with crcs, uint32[n]. The memory must stay alive. Raises Corrupted for a mismatch or a file that ends too early, StorageError for one that cannot be read, whose `segment` is the segment's index.

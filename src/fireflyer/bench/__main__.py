@@ -21,6 +21,7 @@ from fireflyer.bench.harness.command_line import (
     teller,
 )
 from fireflyer.bench.harness.report import Machine
+from fireflyer.bench.kv import commands as kv_commands
 from fireflyer.bench.network import commands as network_commands
 from fireflyer.bench.nn import commands as nn_commands
 from fireflyer.bench.parallel import commands as parallel_commands
@@ -564,6 +565,7 @@ for _command_of_training in (
     train_commands.train,
     train_commands.wire,
     train_commands.scaling,
+    kv_commands.kv,
     network_commands.net,
     envs_commands.envs,
     validator_commands.validator,

@@ -1,7 +1,7 @@
 """Opening of stores and snapshots by URL."""
 
 import os
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from fireflyer._native.kv import BlockCache, View
 from fireflyer.errors import KvError
@@ -14,7 +14,11 @@ from fireflyer.kv.shell import run
 from fireflyer.kv.store import ReadOnlyStore, Store
 from fireflyer.storage import creates_exclusively, open_storage
 
+if TYPE_CHECKING:
+    from fireflyer.kv.pages.cache import PageCache
+
 CACHE_BYTES = 256 << 20
+SEGMENT_BYTES = 64 << 20
 
 
 def is_missing(url: str | os.PathLike[str]) -> bool:
@@ -85,3 +89,30 @@ def open(
             "would both win; use a folder or fs3, or open it without write=True"
         )
     return Store(storage, Settings(memtable=memtable, history=history), cache)
+
+
+def cache(
+    url: str | os.PathLike[str],
+    capacity: int,
+    *,
+    segment: int = SEGMENT_BYTES,
+    poll: float = 1.0,
+) -> "PageCache":
+    """Opens a page cache: a folder, fs3://HOST:PORT/PATH, fs3:///PATH, or a URL of fsspec.
+
+    Any number of processes may open one; each writes and evicts, all with the same capacity.
+
+    Args:
+        capacity: most bytes of its segments, at least 256 KiB.
+        segment: bytes of pages that are written together, at most an eighth of the capacity.
+        poll: seconds between looks at what other processes wrote; 0: only `refresh`, and each
+            write, looks.
+
+    Raises:
+        KvError: a size makes no sense. StorageError: the storage cannot be listed.
+        Unavailable: no server answers.
+    """
+    from fireflyer.kv.pages.cache import PageCache, sizes_checked  # deferred: it needs numpy
+
+    size = sizes_checked(capacity, segment, poll)
+    return PageCache(open_storage(url), capacity, size, poll)

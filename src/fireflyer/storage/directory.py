@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fireflyer._native.storage import Writer, read_checked
+from fireflyer._native.storage import Writer, read_checked, read_summed
 from fireflyer.errors import Corrupted, FireflyerError, StorageError
 from fireflyer.storage.protocol import (
     Chunk,
@@ -99,6 +99,16 @@ class DirectoryStorage:
         self, names: Sequence[str], segments: "NDArray[np.int64]", crcs: "NDArray[np.uint32]"
     ) -> None:
         read_checked([str(self.root / checked_name(name)) for name in names], segments, crcs)
+
+    def read_summed(
+        self, names: Sequence[str], rows: "NDArray[np.int64]", starts: Sequence[int]
+    ) -> "list[int]":
+        """Implements `fireflyer.storage.read_summed`."""
+        paths = [str(self.root / checked_name(name)) for name in names]
+        return [
+            read_summed(paths[index], offset, size, address, start)
+            for (index, offset, size, address), start in zip(rows.tolist(), starts, strict=True)
+        ]
 
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
         path = self.root / checked_name(name)

@@ -486,7 +486,8 @@ class History:
     def _swept(self, writer: Writer) -> None:
         """After a collection without pins only what the newest two manifests name is left."""
         numbers = sorted(int(name) for name in self.disk.folders["manifest"])
-        assert numbers == [writer.manifest.number - 1, writer.manifest.number], (
+        newest = writer.manifest.number
+        assert numbers == [number for number in (newest - 1, newest) if number], (
             f"manifests {numbers}"
         )
         named: set[str] = set()

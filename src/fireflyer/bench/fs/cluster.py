@@ -81,6 +81,11 @@ class Service:
             self._process.kill()
             self._process.communicate()
 
+    def kill(self) -> None:
+        """Ends the process by SIGKILL."""
+        self._process.kill()
+        self._process.communicate()
+
     def _words(self) -> str:
         return self._log.read_text(errors="replace").strip()[-400:] or "it says nothing"
 

@@ -18,6 +18,7 @@ CHECKPOINT = ("stall", "total", "load", "overlap", "one", "memory", "training")
 CHECKPOINT_DEFAULT = CHECKPOINT[:-1]
 FS = ("tcp", "local", "small", "write", "create", "one", "stat", "memory", "incast")
 FS_GROWTH = ("clients", "directory", "bytes", "total")
+KV = ("ycsb", "pages", "far", "redis", "file", "exists", "memory", "open", "seen")
 TRAIN = ("stub", "gpt", "vgg", "host", "memory")
 TRAIN_FAMILIES = ("ddp", "fsdp")
 TRAIN_SHAPES = ("even", "gpt")

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from fireflyer.cli.kv.cache import cache
 from fireflyer.cli.options import JsonOption
 
 kv = typer.Typer(
@@ -13,6 +14,8 @@ kv = typer.Typer(
     rich_markup_mode=None,
     help="Key-value stores on shared storage.",
 )
+
+kv.add_typer(cache)
 
 UrlArgument = Annotated[
     str, typer.Argument(metavar="URL", help="Store: a folder, fs3://HOST:PORT/PATH or fs3:///PATH.")

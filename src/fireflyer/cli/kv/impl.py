@@ -11,6 +11,7 @@ from fireflyer.errors import ConfigError
 from fireflyer.kv import inspection
 from fireflyer.kv.core.reader import no_store
 from fireflyer.kv.opening import is_missing
+from fireflyer.kv.pages import inspection as pages
 from fireflyer.program import plain, report
 from fireflyer.storage import Storage, open_storage
 
@@ -106,7 +107,27 @@ def stat(url: str, *, json: bool) -> None:
 
 def check(url: str, *, json: bool) -> int:
     """Prints what is damaged; returns 1 if anything is."""
-    found = inspection.check(_storage(url))
+    return _report_damage(inspection.check(_storage(url)), json=json)
+
+
+def cache_stat(url: str, *, json: bool) -> None:
+    """Prints figures of a page cache."""
+    found = pages.stat(_storage(url))
+    if json:
+        as_json(found)
+        return
+    usage = found.pop("usage")
+    _show(found, json=False)
+    if usage:
+        table(("SALT", "BYTES"), [(salt or "(none)", str(size)) for salt, size in usage.items()])
+
+
+def cache_check(url: str, *, json: bool) -> int:
+    """Prints what is damaged; returns 1 if anything is."""
+    return _report_damage(pages.check(_storage(url)), json=json)
+
+
+def _report_damage(found: dict[str, Any], *, json: bool) -> int:
     if json:
         as_json(found)
     elif found["damaged"]:

@@ -1,0 +1,1 @@
+"""Benchmark of the key-value store and the page cache."""

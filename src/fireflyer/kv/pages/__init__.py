@@ -1,0 +1,1 @@
+"""Page cache of an LLM engine: fixed keys, pages of up to 1 GiB, bounded in bytes (docs/kv-cache.md)."""
