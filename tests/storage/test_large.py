@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fireflyer._native import crc32c
 from fireflyer.errors import Corrupted, StorageError
-from fireflyer.storage import DirectoryStorage, FsspecStorage, Storage
+from fireflyer.storage import DirectoryStorage, FsspecStorage, Storage, read_summed
 
 MIB = 1 << 20
 TILE = 1_000_003
@@ -61,6 +62,24 @@ def test_large_files_hold_what_was_written(storage: Storage, tail: int) -> None:
     assert Plan(data, TILE).read(storage, "f") == data
     assert Plan(data, 4 * MIB).read(storage, "f") == data
     assert storage.list() == ["f"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 256 << 10, 3 * MIB + 17])
+def test_ranges_are_read_with_their_sums(storage: Storage, size: int) -> None:
+    data, memory = random_bytes(size + 8), np.zeros(2 * size + 2, np.uint8)
+    storage.write("a", [data])
+    storage.write("b", [data[::-1]])
+    rows = [(0, 7, size, memory.ctypes.data), (1, 3, size, memory.ctypes.data + size)]
+    wanted = [data[7 : 7 + size], data[::-1][3 : 3 + size]]
+    sums = read_summed(storage, ["a", "b"], np.array(rows, np.int64), [0, 77])
+    assert sums == [crc32c(wanted[0]), crc32c(wanted[1], 77)]
+    assert memory[: 2 * size].tobytes() == b"".join(wanted)
+    if size:
+        late = np.array([(0, 9, size, memory.ctypes.data)], np.int64)
+        with pytest.raises(Corrupted, match="inside a needed range"):
+            read_summed(storage, ["a"], late, [0])
+        with pytest.raises(StorageError):
+            read_summed(storage, ["absent"], late, [0])
 
 
 def test_cold_and_sparse_files_are_read(tmp_path: Path) -> None:

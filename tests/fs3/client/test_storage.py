@@ -10,13 +10,13 @@ import pytest
 from tests.conftest import fork_child
 from tests.fs3.client.conftest import Cluster
 
-from fireflyer._native import crc32
+from fireflyer._native import crc32, crc32c
 from fireflyer.datasets import Catalog
 from fireflyer.errors import ConfigError, Corrupted, StorageError, Unavailable
 from fireflyer.ffrecord import FileWriter, RemoteFiles
 from fireflyer.fs3.client import Client
 from fireflyer.fs3.client.storage import Fs3Storage
-from fireflyer.storage import Storage, open_storage
+from fireflyer.storage import Storage, open_storage, read_summed
 
 
 @pytest.fixture
@@ -123,7 +123,11 @@ def test_checked_segments(storage: Storage) -> None:
             ["a", "b"], np.array(rows, np.int64), crcs ^ np.array([0, 1], np.uint32)
         )
     assert caught.value.segment == 1
+    sums = read_summed(storage, ["a", "b"], np.array(rows, np.int64), [0, 77])
+    assert sums == [crc32c(wanted[0]), crc32c(wanted[1], 77)]
     late = np.array([(0, 99_000, 2000, memory.ctypes.data)], np.int64)
+    with pytest.raises(Corrupted, match="ends inside"):
+        read_summed(storage, ["a"], late, [0])
     with pytest.raises(Corrupted, match="ends inside"):
         storage.read_checked(["a"], late, crcs[:1])
 
