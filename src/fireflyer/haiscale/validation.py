@@ -62,6 +62,12 @@ def check_count(name: str, value: object, least: int) -> None:
         )
 
 
+def check_max_norm(value: object) -> None:
+    """Raises ConfigError unless gradients can be clipped to the norm `value`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise ConfigError(f"invalid max_norm {given(value)}: expected a number of at least 0")
+
+
 def given(value: object) -> str:
     """Formats an argument for an error message."""
     return "None" if value is None else f"{_short(value)} ({type(value).__name__})"

@@ -35,6 +35,10 @@ def errors(start_gang: Callable[..., Any], body: Callable[[int, int], Any], worl
         ("no x", "invalid x of stage 0: expected tensors"),
         ("criterion", "invalid criterion None on stage 1"),
         ("vector", "invalid criterion on stage 1: it returned .* expected a scalar"),
+        (
+            "raises",
+            "the criterion on stage 1 cannot take .* and the labels \\(none\\): .* missing 1",
+        ),
         ("shapes", "the module of stage 1 cannot take its input"),
         ("chunks", "the ranks of a pipeline disagree: chunks is 4 on rank 0, 8 on rank 1"),
         ("swapped", "rank 0 of 2 needs the stages \\[0\\], not \\[1\\]"),
@@ -61,9 +65,9 @@ def test_bad_input_is_the_same_error_on_every_rank(
         pipe = PipeDream(stage, chunks, **options)
         rows, labels = batch(0)
         x = {"rows": rows[:14], "no x": None}.get(case, rows)
-        labels = labels[: {"labels": 3, "few": 4}.get(case)]
+        targets: Any = labels[: {"labels": 3, "few": 4}.get(case)] if case != "raises" else ()
         loss: Any = {"criterion": None, "vector": lambda y, _: y}.get(case, criterion)
-        pipe.forward_backward(x, criterion=loss, labels=labels)
+        pipe.forward_backward(x, criterion=loss, labels=targets)
 
     found = errors(start_gang, body)
     assert all(isinstance(error, ConfigError) for error in found), found
@@ -78,6 +82,9 @@ def test_a_pipeline_goes_on_after_arguments_that_were_refused(
     def body(rank: int, world: int) -> float:
         init(store_path, rank, world)
         pipe, _ = pipeline("gpipe", 2)
+        for limit in ("1", -1.0, float("nan")):
+            with pytest.raises(ConfigError, match="invalid max_norm"):
+                pipe.clip_grad_norm_(limit)
         x, labels = batch(0)
         with pytest.raises(ConfigError):
             pipe.forward_backward(x[:3], criterion=criterion, labels=labels[:3])
@@ -88,6 +95,21 @@ def test_a_pipeline_goes_on_after_arguments_that_were_refused(
 
     first, second = errors(start_gang, body)
     assert first == second
+
+
+def test_an_error_of_the_users_code_is_told_to_every_rank(
+    start_gang: Callable[..., Any], store_path: str
+) -> None:
+    def body(rank: int, world: int) -> None:
+        init(store_path, rank, world)
+        pipe, _ = pipeline("gpipe", 2)
+        x, labels = batch(0)
+        pipe.forward_backward(x, criterion=lambda y, _: y.absent, labels=labels)
+
+    other, raised = errors(start_gang, body)
+    assert isinstance(raised, AttributeError)
+    assert isinstance(other, CollectiveError)
+    assert "pipeline rank 1 raised AttributeError: " in str(other)
 
 
 class Dies(nn.Module):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from fireflyer import hfreduce
-from fireflyer.errors import CollectiveError, ConfigError
+from fireflyer.errors import CollectiveError, ConfigError, FireflyerError
 from fireflyer.haiscale.consistency import tell_all
 from fireflyer.haiscale.copies import Uncopied
 from fireflyer.haiscale.ddp import DistributedDataParallel
@@ -27,7 +27,7 @@ from fireflyer.haiscale.validation import check_count, given
 CHECKPOINTS = ("always", "except_last", "never")
 REDUCTIONS = ("mean", "sum")
 OUTPUTS = ("all", "last", "none")
-_FAILURE = "pipeline-failure"
+_REFUSED, _RAISED = "pipeline-refused", "pipeline-raised"
 
 
 class Pipeline(Uncopied):
@@ -202,7 +202,8 @@ class Pipeline(Uncopied):
         Raises:
             ConfigError: an argument is invalid; raised on every rank, naming the stage. The group
                 is unusable afterwards if the error arose inside a stage.
-            RankFailed, CollectiveError: a rank of the pipeline died.
+            RankFailed, CollectiveError: a rank of the pipeline died, or code of its stage raised
+                another error, which the message quotes.
         """
         return self._step(x, criterion, labels, trains=True)
 
@@ -327,14 +328,24 @@ class Pipeline(Uncopied):
         """Ends the step on all ranks, and gives them this rank's error."""
         group: Any = self._group
         store = dist.distributed_c10d._world.pg_map[group][1]
-        with contextlib.suppress(RuntimeError):  # the store's process may be the one that died
-            if isinstance(error, CollectiveError):
-                group.abort()
-                if store.check([_FAILURE]):
-                    raise ConfigError(store.get(_FAILURE).decode()) from error
-                return
+        told: FireflyerError | None = None
+        lost_store = contextlib.suppress(RuntimeError)  # its process may be the one that died
+        if isinstance(error, CollectiveError):
+            group.abort()
+            with lost_store:
+                if store.check([_REFUSED]):
+                    told = ConfigError(store.get(_REFUSED).decode())
+                elif store.check([_RAISED]):
+                    told = CollectiveError(store.get(_RAISED).decode())
+            if told is not None:
+                raise told from error
+            return
+        with lost_store:
             if isinstance(error, ConfigError):
-                store.set(_FAILURE, str(error))
+                store.set(_REFUSED, str(error))
+            else:
+                text = f"pipeline rank {self.rank} raised {type(error).__name__}: {error}"
+                store.set(_RAISED, text)
         group.abort()
 
     # State
@@ -344,6 +355,9 @@ class Pipeline(Uncopied):
 
         Returns:
             The norm before, over all stages; a tied parameter counts once.
+
+        Raises:
+            ConfigError: `max_norm` is not a number of at least 0.
         """
         return clip(self, max_norm)
 
@@ -511,7 +525,7 @@ def _stage(module: object) -> Stage | BlockStage:
     found = module.module if isinstance(module, DistributedDataParallel) else module
     if not isinstance(found, nn.Module) or not hasattr(found, "sizes"):
         raise ConfigError(
-            f"invalid module {given(type(found).__name__)}: expected a stage from partition, or "
+            f"invalid module {type(found).__name__}: expected a stage from partition, or "
             "a DistributedDataParallel around one"
         )
     return found  # type: ignore[return-value]

@@ -9,6 +9,7 @@ from torch import nn
 
 from fireflyer.haiscale.ddp import DistributedDataParallel
 from fireflyer.haiscale.tensor.clipping import scale, square_norm
+from fireflyer.haiscale.validation import check_max_norm
 
 if TYPE_CHECKING:
     from fireflyer.haiscale.pipeline.executor import Pipeline
@@ -49,6 +50,7 @@ def reduce_over_replicas(parts: Sequence[DistributedDataParallel]) -> None:
 
 def clip(pipe: "Pipeline", max_norm: float) -> torch.Tensor:
     """Scales the gradients of all stages to a common norm of at most `max_norm`; returns the norm."""
+    check_max_norm(max_norm)
     copies = {id(p) for _, ranks, p in _tied_here(pipe) if pipe.rank != ranks[0]}
     square = square_norm(pipe.stages.values(), copies)
     dist.all_reduce(square, group=pipe._group)

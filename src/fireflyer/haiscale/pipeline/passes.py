@@ -26,6 +26,10 @@ def tensors_of(output: object, stage: int) -> list[torch.Tensor]:
     return found
 
 
+def _shapes(tensors: Sequence[torch.Tensor]) -> str:
+    return ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors)
+
+
 class Pass:
     """One micro-batch on one stage, from its forward to the end of its backward.
 
@@ -48,16 +52,23 @@ class Pass:
             else:
                 output = self._module(*self.inputs)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            shapes = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in self.inputs)
             raise ConfigError(
-                f"the module of stage {self.stage} cannot take its input ({shapes}): {error}"
+                f"the module of stage {self.stage} cannot take its input ({_shapes(self.inputs)}): "
+                f"{error}"
             ) from error
         self.outputs = tensors_of(output, self.stage)
         return self.outputs
 
     def lose(self, criterion: Callable[..., Any], labels: Sequence[Any], divisor: int) -> Any:
         """Replaces the outputs by the loss; returns the loss before the division."""
-        loss = criterion(*self.outputs, *labels)
+        try:
+            loss = criterion(*self.outputs, *labels)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            outputs, targets = _shapes(self.outputs), _shapes(labels) or "none"
+            raise ConfigError(
+                f"the criterion on stage {self.stage} cannot take the output ({outputs}) and the "
+                f"labels ({targets}): {error}"
+            ) from error
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             what = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise ConfigError(

@@ -85,7 +85,7 @@ def _children(
 ) -> list[Any]:
     if not isinstance(module, nn.Sequential):
         raise ConfigError(
-            f"invalid module {given(type(module).__name__)} for partition: expected a "
+            f"invalid module {type(module).__name__} for partition: expected a "
             "torch.nn.Sequential, or blocks='NAME' of a list of blocks"
         )
     children = [*module.named_children()]

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fireflyer.haiscale.tensor.layers import ShardedLayer
+from fireflyer.haiscale.validation import check_max_norm
 
 
 def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
@@ -16,7 +17,11 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
 
     Returns:
         The norm before, float64.
+
+    Raises:
+        ConfigError: `max_norm` is not a number of at least 0.
     """
+    check_max_norm(max_norm)
     norm = square_norm([module]).sqrt()
     scale([module], norm, max_norm)
     return norm
