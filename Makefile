@@ -48,9 +48,10 @@ soak: setup  ## half an hour of random collectives and deaths (SECONDS=60 for le
 	@FIREFLYER_SOAK_OPERATIONS=1000000 $(PY) -m pytest tests/hfreduce/collectives/test_memory.py
 	@FIREFLYER_SOAK=1 $(PY) -m pytest tests/ffrecord/columns/test_v2_crash.py tests/checkpoint/directory/test_crash.py tests/checkpoint/formats/test_dcp.py tests/checkpoint/save/test_kills.py tests/checkpoint/directory/test_manifests.py tests/checkpoint/save/test_modes.py tests/checkpoint/directory/test_power_cut.py tests/checkpoint/save/test_ranks.py tests/hai/server/crashes/test_crashes.py tests/hai/server/crashes/test_storms.py
 
-soak-fs3: setup  ## fs3 in five lab hosts, shot at: SECONDS=600 within the rules, as many with faults of all kinds (SEED=1)
+soak-fs3: setup  ## fs3 in five lab hosts, shot at: SECONDS=600 within the rules, as many with faults of all kinds, as many under a mount (SEED=1)
 	@$(PY) -m tests.fs3.soak.soak kills --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1)
 	@$(PY) -m tests.fs3.soak.soak anything --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1)
+	@$(PY) -m tests.fs3.soak.mount_soak --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1)
 
 soak-hai: setup  ## tasks of all kinds while everything of the platform is killed: SECONDS=600 SEED=1, ARGS=--postgresql
 	@$(PY) -m tests.hai.soak.soak --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1) $(ARGS)

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
+import queue
 import signal
 import socket
 import threading
@@ -119,6 +121,56 @@ def test_many_threads_share_one_connection(serve: Serve, connect: Connect) -> No
         thread.join()
     assert sums == {number: list(range(number, number + 200)) for number in range(8)}
     assert len(server.connections) == 1
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations("abc")])
+def test_a_caller_reads_for_the_others_and_another_reads_on(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, order: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("fireflyer.rpc.client.IDLE_S", 3600.0)  # its own thread does not help
+    server, gates = make(), {name: threading.Event() for name in "abc"}
+    arrived = threading.Semaphore(0)
+
+    def held(call: Call, body: str) -> str:
+        arrived.release()
+        assert gates[body].wait(LIMIT_S)
+        return body
+
+    server.on("held", str, held, blocking=True)
+    client = connect(serve(server))
+    answers: queue.Queue[str] = queue.Queue()
+    assert client.call("add", Pair(2, 3), int) == 5
+    for name in "abc":  # `a` reads: it comes first
+        threading.Thread(target=lambda n=name: answers.put(client.call("held", n, str))).start()
+        assert arrived.acquire(timeout=LIMIT_S)
+    for name in order:
+        gates[name].set()
+        assert answers.get(timeout=LIMIT_S) == name
+    assert client.call("add", Pair(2, 3), int) == 5
+
+
+def test_an_idle_client_notices_that_its_server_left(
+    serve: Serve, connect: Connect, loop: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fireflyer.rpc.client.IDLE_S", 0.01)
+    server = make()
+    client = connect(at := serve(server))
+    assert client.call("add", Pair(2, 3), int) == 5
+    (reader,) = [thread for thread in threading.enumerate() if thread.name == f"rpc {at}"]
+    loop.run(server.close())
+    reader.join(LIMIT_S)
+    assert not reader.is_alive()
+
+
+def test_an_interrupted_call_leaves_a_client_that_works(serve: Serve, connect: Connect) -> None:
+    server = make()
+    client = connect(serve(server))
+    assert client.call("add", Pair(2, 3), int) == 5
+    server.on("interrupt", str, lambda call, body: os.kill(os.getpid(), signal.SIGINT))
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            client.call("interrupt", "", str)
+        assert client.call("add", Pair(2, 3), int) == 5
 
 
 def test_a_quick_call_overtakes_a_slow_one(serve: Serve, connect: Connect) -> None:

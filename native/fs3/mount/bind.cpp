@@ -88,8 +88,9 @@ class Mount {
   Mount(io::Engine& engine, nb::callable call, nb::callable finish, double attempt_s, double slowest)
       : core_(engine, calling(std::move(call)), finishing(std::move(finish)), {attempt_s, slowest}) {}
 
-  void mount(const std::string& library, const std::string& directory, double attributes_s, bool others) {
-    session_ = open_session(library, directory, core_, {attributes_s, others});
+  void mount(const std::string& library, const std::string& directory, const std::string& source, double attributes_s,
+             bool others) {
+    session_ = open_session(library, directory, core_, {attributes_s, others, source});
   }
   void work() {
     if (session_ == nullptr) throw Error(Code::invalid, "nothing is mounted: call mount() first");
@@ -194,8 +195,10 @@ void bind(nb::module_ m) {
                    "attempt_s: float, slowest: float) -> None"),
            "call(request) returns an error number or the answer; finish(inode, pieces, write) finishes pieces that "
            "failed or met a hole and returns an error number.")
-      .def("mount", &Mount::mount, "library"_a, "directory"_a, "attributes_s"_a, "others"_a, Free(),
-           "library: path of libff_fuse.so. others: let other users in. Raises StorageError.")
+      .def("mount", &Mount::mount, "library"_a, "directory"_a, "source"_a, "attributes_s"_a, "others"_a,
+           Free(),
+           "library: path of libff_fuse.so. source: name in /proc/mounts. others: let other users in. Raises "
+           "StorageError.")
       .def("work", &Mount::work, Free(), "Answers requests until the directory is unmounted or `stop` is called.")
       .def("stop", &Mount::stop, Free())
       .def("close", &Mount::close, Free(), "Unmounts the directory. No thread may be in `work`.")

@@ -107,6 +107,7 @@ class Handler {
 struct Options {
   double attributes_s = 1;  // how long the kernel may keep attributes and names
   bool others = false;      // let other users in
+  std::string source = {};  // name of the file system in /proc/mounts
 };
 
 // A mounted directory.

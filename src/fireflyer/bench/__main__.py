@@ -22,6 +22,7 @@ from fireflyer.bench.harness.command_line import (
 )
 from fireflyer.bench.harness.report import Machine
 from fireflyer.bench.kv import commands as kv_commands
+from fireflyer.bench.mount import commands as mount_commands
 from fireflyer.bench.network import commands as network_commands
 from fireflyer.bench.nn import commands as nn_commands
 from fireflyer.bench.parallel import commands as parallel_commands
@@ -570,6 +571,7 @@ for _command_of_training in (
     envs_commands.envs,
     validator_commands.validator,
     nn_commands.nn,
+    mount_commands.mount,
     parallel_commands.experts,
     parallel_commands.pipeline,
     parallel_commands.tensor,

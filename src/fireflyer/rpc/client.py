@@ -1,17 +1,19 @@
 """Synchronous client of control connections; `rpc.aclient` is its asyncio version.
 
 A client has one connection, made when it is first needed and again when it is lost. Calls of many
-threads share it: each thread sends its own request. One thread of the connection reads and wakes
-the callers.
+threads share it: each thread sends its own request, and reads its own answer if no other thread is
+reading.
 """
 
 import contextlib
 import os
 import random
+import select
 import socket
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -29,6 +31,8 @@ from fireflyer.rpc.servers import Servers
 
 T = TypeVar("T")
 READ = 1 << 18
+IDLE_S = 1.0
+"""Seconds without a call, at least, after which the connection's own thread reads."""
 
 
 class Client:
@@ -184,7 +188,13 @@ class Client:
 
 
 class _Line:
-    """Authenticated connection and its reader thread."""
+    """Authenticated connection.
+
+    A caller that waits reads the connection, one caller at a time: its own answer wakes no other
+    thread. It passes on the answers of the others; once it has its own, one that still waits reads
+    on. The connection's thread reads while no caller comes, so that pushes are taken from the
+    socket and a lost connection is noticed. If pushes have callbacks, only the thread reads.
+    """
 
     def __init__(
         self,
@@ -199,8 +209,14 @@ class _Line:
         self.address = address
         self.broken: FireflyerError | None = None
         self.exchange = Exchange(pushes)
-        self._lock = threading.Lock()  # guards the exchange and `broken`
+        self._only_thread = bool(pushes)
+        self._lock = threading.Lock()  # guards the exchange and the attributes below
+        self._asked = 0
+        self._sent = 0  # of these
+        self._read_by_one = True  # a thread reads, or was told to
+        self._following: dict[_Waiting, None] = {}  # callers that wait while another reads
         self._sending = threading.Lock()
+        self._ended = threading.Event()
         try:
             self._socket = address.connect(limit_s)
         except TimeoutError:
@@ -213,25 +229,32 @@ class _Line:
         except BaseException:
             self._socket.close()
             raise
+        self._readable = select.poll()
+        self._readable.register(self._socket, select.POLLIN)
         name = f"rpc {address}"
-        self._reader = threading.Thread(target=self._read, args=(first,), name=name, daemon=True)
-        self._reader.start()
+        threading.Thread(target=self._read_idle, args=(first,), name=name, daemon=True).start()
 
     def ask(self, method: str, body: Any, limit_s: float) -> msgspec.Raw:
         waiting = _Waiting()
+        until = time.monotonic() + limit_s
         with self._lock:
             if self.broken:
                 raise type(self.broken)(str(self.broken))
             number, out = self.exchange.request(method, body, limit_s, waiting.take)
-        self._send(out, limit_s)
+            self._asked += 1
         try:
-            return waiting.get(limit_s)
-        except DeadlineExceeded:
+            self._send(out, limit_s)
+        finally:
+            with self._lock:
+                self._sent += 1
+            self._close_socket()
+        if not self._wait(waiting, until):
             with self._lock:
                 self.exchange.forget(number)
             raise DeadlineExceeded(
                 f"{method}: {self.address} did not answer within {limit_s:.3g} s"
-            ) from None
+            )
+        return waiting.result()
 
     def close(self, error: FireflyerError) -> None:
         """Fails every waiting call with the error. By any thread, any number of times."""
@@ -241,8 +264,10 @@ class _Line:
             self.broken = error
             calls = self.exchange.lost(error)
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the reader, which closes
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the reader
+        self._ended.set()
         _call_all(calls)
+        self._close_socket()
 
     def let_go(self) -> None:
         """Closes a forked child's copy; the connection stays the parent's."""
@@ -286,44 +311,144 @@ class _Line:
         finally:
             self._sending.release()
 
-    def _read(self, data: bytes) -> None:
-        error: FireflyerError = PeerLost(f"{self.address} closed the connection")
+    def _wait(self, waiting: "_Waiting", until: float) -> bool:
+        """Waits for an answer, and reads meanwhile if no thread does; returns whether it came."""
+        with self._lock:
+            reads = not self._read_by_one and waiting.outcome is None
+            if reads:
+                self._read_by_one = True
+            else:
+                self._following[waiting] = None
+        if not reads:
+            try:
+                waiting.sleep(until)
+            except BaseException:
+                if self._stopped_following(waiting):
+                    self._hand_over()
+                raise
+            reads = self._stopped_following(waiting)
+        if reads:
+            self._read(waiting, until)
+        return waiting.outcome is not None
+
+    def _stopped_following(self, waiting: "_Waiting") -> bool:
+        """Ends a caller's sleep; returns whether it was told to read."""
+        with self._lock:
+            self._following.pop(waiting, None)
+            return waiting.reads
+
+    def _read(self, waiting: "_Waiting", until: float) -> None:
+        """Reads until an answer has come or the time is over."""
         try:
-            while True:
-                with self._lock:
-                    calls = self.exchange.feed(data)
-                _call_all(calls)
-                data = self._socket.recv(READ)
-                if not data:
+            with self._closing_on_errors():
+                while waiting.outcome is None and (left_s := until - time.monotonic()) > 0:
+                    if self._readable.poll(left_s * 1000):
+                        self._take(self._receive())
+        finally:
+            self._hand_over()
+
+    def _read_idle(self, data: bytes) -> None:
+        """Reads whenever no caller came for a while, until one does; at first at once."""
+        reads, before = True, 0
+        while True:
+            if reads:
+                with self._closing_on_errors():
+                    while not self._take(data) or self._only_thread:
+                        data = self._receive()
+                data = b""
+                self._hand_over()
+            self._ended.wait(IDLE_S)
+            with self._lock:
+                if self.broken:
                     break
-        except Mismatch as mismatch:
-            error = Mismatch(f"{self.address}: {mismatch}")
-        except OSError as failed:
-            error = PeerLost(f"{self.address}: {failed.strerror or failed}")
-        self.close(error)
-        self._socket.close()
+                reads = not self._read_by_one and self._asked == before
+                self._read_by_one |= reads
+                before = self._asked
+        self._close_socket()
+
+    def _receive(self) -> bytes:
+        data = self._socket.recv(READ)
+        if not data:
+            raise PeerLost(f"{self.address} closed the connection")
+        return data
+
+    def _take(self, data: bytes) -> int:
+        """Calls the callbacks for received bytes; returns their number."""
+        with self._lock:
+            calls = self.exchange.feed(data)
+        _call_all(calls)
+        return len(calls)
+
+    @contextlib.contextmanager
+    def _closing_on_errors(self) -> Iterator[None]:
+        """Ends the connection if a read fails, or is interrupted: bytes may be lost then."""
+        try:
+            yield
+        except Mismatch as error:
+            self.close(Mismatch(f"{self.address}: {error}"))
+        except PeerLost as error:
+            self.close(error)
+        except OSError as error:
+            self.close(PeerLost(f"{self.address}: {error.strerror or error}"))
+        except BaseException:
+            self.close(PeerLost(f"a call to {self.address} was interrupted"))
+            raise
+
+    def _hand_over(self) -> None:
+        """Ends this thread's reading; a caller that still waits reads on."""
+        with self._lock:
+            waiting = [each for each in self._following if each.outcome is None]
+            following = waiting[0] if waiting else None
+            self._read_by_one = following is not None
+            if following is not None:
+                del self._following[following]
+                following.reads = True
+        if following is not None:
+            following.wake()
+        self._close_socket()
+
+    def _close_socket(self) -> None:
+        """Closes the socket of an ended connection, once no thread uses it."""
+        if self.broken is None:
+            return
+        with self._lock:
+            used = self._read_by_one or self._sent < self._asked
+        if not used:
+            self._socket.close()
 
 
 class _Waiting:
-    """Caller that waits for its answer."""
+    """Caller that waits for its answer, or to read.
 
-    __slots__ = ("_lock", "_outcome")
+    Attributes:
+        reads: another thread told it to read; guarded by the connection's lock.
+    """
+
+    __slots__ = ("_lock", "outcome", "reads")
 
     def __init__(self) -> None:
-        self._outcome: msgspec.Raw | FireflyerError | None = None
+        self.outcome: msgspec.Raw | FireflyerError | None = None
+        self.reads = False
         self._lock = threading.Lock()
         self._lock.acquire()
 
     def take(self, outcome: msgspec.Raw | FireflyerError) -> None:
-        self._outcome = outcome
-        self._lock.release()
+        self.outcome = outcome
+        self.wake()
 
-    def get(self, limit_s: float) -> msgspec.Raw:
-        if not self._lock.acquire(timeout=limit_s) or self._outcome is None:
-            raise DeadlineExceeded("no answer")
-        if isinstance(self._outcome, FireflyerError):
-            raise self._outcome
-        return self._outcome
+    def wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # woken already, for the other reason
+            self._lock.release()
+
+    def sleep(self, until: float) -> None:
+        """Sleeps until it is woken, or the time is over."""
+        self._lock.acquire(timeout=max(0.0, until - time.monotonic()))
+
+    def result(self) -> msgspec.Raw:
+        assert self.outcome is not None
+        if isinstance(self.outcome, FireflyerError):
+            raise self.outcome
+        return self.outcome
 
 
 def _final(error: FireflyerError) -> FireflyerError:

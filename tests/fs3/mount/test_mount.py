@@ -1,5 +1,6 @@
 """A mounted file system does what programs expect of a directory; needs /dev/fuse and libfuse3."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -17,11 +18,14 @@ import pytest
 from tests.conftest import fork_child
 from tests.fs3.client.conftest import CHUNK, Cluster
 from tests.fs3.mount.conftest import Mounted
+from tests.fs3.soak.cluster import small_disk
 from tests.waiting import LIMIT_S
 
+from fireflyer.cli.fs.mount_helper import parse_options
 from fireflyer.errors import ConfigError, Unavailable
 from fireflyer.fs3.client import Client
 from fireflyer.fs3.mount import program
+from fireflyer.rpc.loop import LoopThread
 
 SHARED = ("st_mode", "st_nlink", "st_size", "st_atime_ns", "st_mtime_ns", "st_ctime_ns")
 
@@ -68,8 +72,10 @@ def test_names_links_and_attributes(place: Path) -> None:
     with pytest.raises(OSError, match="No data"):
         os.getxattr(place / "d", "user.key")
     os.mkdir(place / ("n" * 255))
-    with pytest.raises(OSError, match="too long"):
-        os.mkdir(place / ("n" * 256))
+    (place / ("é" * 127)).write_bytes(b"254 bytes")
+    for make in (os.mkdir, os.mkfifo, os.stat, lambda path: open(path, "wb").close()):
+        with pytest.raises(OSError, match="too long"):
+            make(place / ("n" * 256))
     (place / "e/f").mkdir(parents=True)
     with pytest.raises(OSError, match="not empty"):
         os.rmdir(place / "e")
@@ -328,6 +334,84 @@ def test_a_killed_mount_leaves_a_directory_that_can_be_mounted_again(
         program.unmount(str(three.directory))
     program.unmount(str(three.directory))
     assert three.wait() == 0
+
+
+def test_a_machine_without_fuse_is_told_so(
+    mounted: Mounted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "DEVICE", str(tmp_path / "fuse"))
+    (tmp_path / "m").mkdir()
+    with pytest.raises(ConfigError, match=r"fuse cannot be opened .*: load the kernel module"):
+        program.check(str(tmp_path / "m"))
+    monkeypatch.setattr(program, "LIBRARY", "none.so")
+    with pytest.raises(ConfigError, match="apt-get install libfuse3-dev"):
+        program.check(str(tmp_path / "m"))
+
+
+def write_until_refused(path: Path, piece: bytes) -> tuple[int, int]:
+    """Returns how many bytes were acknowledged, and the number of the error."""
+    acknowledged = 0
+    with open(path, "wb", buffering=0) as file:
+        while True:
+            at = acknowledged % len(piece)
+            try:
+                acknowledged += file.write(piece[at:])
+            except OSError as error:
+                return acknowledged, error.errno or 0
+
+
+def test_a_disk_that_fills_in_a_write_loses_nothing(mounted: Mounted, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(small_disk(tmp_path / "disk", 304))  # of which a node keeps 256
+        loop = stack.enter_context(LoopThread("manager"))
+        cluster = Cluster(loop, tmp_path / "disk", nodes=1, replicas=1)
+        stack.callback(cluster.close)
+        one = Mounted(cluster, tmp_path / "m")
+        stack.callback(one.close)
+        piece = os.urandom(1 << 20)
+        (one.directory / "kept").write_bytes(piece)
+        acknowledged, error = write_until_refused(one.directory / "big", piece)
+        assert error == errno.ENOSPC
+        assert acknowledged > 0
+        assert (one.directory / "kept").read_bytes() == piece
+        big = (one.directory / "big").read_bytes()
+        assert len(big) >= acknowledged
+        assert big[:acknowledged] == (piece * 304)[:acknowledged]
+        os.rename(one.directory / "big", one.directory / "name")
+        os.unlink(one.directory / "name")
+        assert os.listdir(one.directory) == ["kept"]
+
+
+def test_mount_fireflyer_mounts_a_line_of_fstab(
+    mounted: Mounted, calm: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "m").mkdir()
+    command = [sys.executable, "-m", "fireflyer.cli.fs.mount_helper", calm.address]
+    command += [str(tmp_path / "m"), "-o", f"ro,_netdev,cache=0,log={tmp_path}/log"]
+    env = {**os.environ, "FIREFLYER_FS_SECRET_FILE": str(calm.secret_file)}
+    subprocess.run(command, check=True, env=env, timeout=LIMIT_S)
+    try:
+        line = next(
+            row for row in Path("/proc/mounts").read_text().splitlines() if f"{tmp_path}/m" in row
+        )
+        assert line.split()[0] == calm.address
+        assert {"ro", "nosuid", "nodev"} <= set(line.split()[3].split(","))
+        with pytest.raises(OSError, match="Read-only"):
+            (tmp_path / "m/f").touch()
+        again = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S)
+        assert again.returncode == 1
+        assert "mounted already" in again.stderr
+    finally:
+        subprocess.run(["umount", tmp_path / "m"], check=True)
+
+
+def test_options_of_fstab() -> None:
+    text = "defaults,ro,noexec,nosuid,exec,x-systemd.automount,cache=2.5,log=/var/log/fs"
+    assert parse_options(text) == (1, 2.5, Path("/var/log/fs"))
+    for wrong in ("cache=soon", "quota", "log="):
+        with pytest.raises(ConfigError, match="invalid mount option"):
+            parse_options(wrong)
+    assert parse_options("quota", sloppy=True).flags == 0
 
 
 def test_what_cannot_be_mounted_is_refused(mounted: Mounted, calm: Cluster, tmp_path: Path) -> None:

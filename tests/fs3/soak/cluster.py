@@ -178,6 +178,20 @@ class Cluster:
         members = [target for chain in self.health().chains for target in chain.targets]
         return any(target.target in sole for target in members if target.node == node)
 
+    def mount(self, host: int, directory: Path, *options: str) -> None:
+        """Mounts the file system by a process of a host; this process and its children see the directory."""
+        directory.mkdir()
+        here = ["nsenter", f"--mount=/proc/{os.getpid()}/ns/mnt", "--"]
+        words = ["fs", "mount", str(directory), "--foreground", "--dir", str(self.config), *options]
+        with (self.folder / f"{directory.name}.log").open("ab") as log:
+            process = self.lab.popen(
+                *(host, [*here, sys.executable, "-P", "-m", "fireflyer.cli", *words]),
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+            )  # fmt: skip
+        assert process.stdout
+        with process.stdout as out:
+            assert b"is mounted" in out.readline(), (self.folder / log.name).read_text()
+
     # Clients
 
     def _module(self, name: str, *words: str | Path) -> list[str]:

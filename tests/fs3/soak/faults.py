@@ -26,8 +26,10 @@ class Fault(NamedTuple):
     what: str
 
 
-def kills(cluster: Cluster, seed: int, seconds: float) -> tuple[list[Fault], Counter[str]]:
-    """A kill -9 every 2 s, restarted after 1 s, never of the last up-to-date target of a chain.
+def kills(
+    cluster: Cluster, seed: int, seconds: float, every_s: float = KILL_EVERY_S
+) -> tuple[list[Fault], Counter[str]]:
+    """A kill -9 every 2 s (`every_s`), restarted after 1 s, never of the last up-to-date target of a chain.
 
     Returns:
         Each of them; how many of each role.
@@ -36,8 +38,8 @@ def kills(cluster: Cluster, seed: int, seconds: float) -> tuple[list[Fault], Cou
     done: list[Fault] = []
     counts: Counter[str] = Counter()
     begun = time.monotonic()
-    for turn in range(int(seconds / KILL_EVERY_S)):
-        _sleep_until(begun + turn * KILL_EVERY_S)
+    for turn in range(int(seconds / every_s)):
+        _sleep_until(begun + turn * every_s)
         wanted = chance.choice(["manager", "manager", "standby", *5 * ["storage"]])
         state = cluster.health()
         spared = cluster.sole_holders(state)

@@ -16,6 +16,7 @@
 #include <ctime>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <span>
 #include <string>
 #include <utility>
@@ -279,8 +280,21 @@ void create(fuse_req_t req, fuse_ino_t parent, const char* name, mode_t mode, fu
   if (fuse_reply_create(req, &entry, info) == -ENOENT) give_back(mount, entry.ino, info);
 }
 
+struct Free {
+  void operator()(std::byte* memory) const { std::free(memory); }
+};
+using PageAligned = std::unique_ptr<std::byte[], Free>;
+
+// Copies of the kernel between pages that begin at the same place are the fastest.
+PageAligned page_aligned(std::size_t bytes) {
+  constexpr std::size_t kAlignment = 4096;
+  PageAligned memory(static_cast<std::byte*>(std::aligned_alloc(kAlignment, bytes)));
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
 void read(fuse_req_t req, fuse_ino_t, std::size_t size, off_t offset, fuse_file_info* info) {
-  static thread_local std::unique_ptr<std::byte[]> memory(new std::byte[kRequestBytes]);
+  static thread_local const PageAligned memory = page_aligned(kRequestBytes);
   const std::span<std::byte> buffer(memory.get(), std::min(size, kRequestBytes));
   const std::int64_t count = mounted(req).handler->read(state_of(info), offset, buffer);
   if (count < 0) {
@@ -451,6 +465,16 @@ fuse_lowlevel_ops operations() {
   return ops;
 }
 
+// A value of a mount option: libfuse splits options at commas.
+std::string escaped(const std::string& value) {
+  std::string result;
+  for (const char c : value) {
+    if (c == ',' || c == '\\') result += '\\';
+    result += c;
+  }
+  return result;
+}
+
 class FuseSession final : public Session {
  public:
   FuseSession(Handler* handler, const Options& options) : mounted_{handler, options, nullptr} {}
@@ -461,7 +485,8 @@ class FuseSession final : public Session {
   }
 
   bool mount(const char* directory) {
-    std::string set = "default_permissions,fsname=fireflyer,subtype=fireflyer,max_read=" + std::to_string(kRequestBytes);
+    std::string set = "default_permissions,subtype=fireflyer,max_read=" + std::to_string(kRequestBytes);
+    set += ",fsname=" + escaped(mounted_.options.source);
     if (mounted_.options.others) set += ",allow_other";
     std::string program = "fireflyer", flag = "-o";
     char* words[] = {program.data(), flag.data(), set.data(), nullptr};

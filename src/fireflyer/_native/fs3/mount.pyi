@@ -111,9 +111,9 @@ class Mount:
         call(request) returns an error number or the answer; finish(inode, pieces, write) finishes pieces that failed or met a hole and returns an error number.
         """
 
-    def mount(self, library: str, directory: str, attributes_s: float, others: bool) -> None:
+    def mount(self, library: str, directory: str, source: str, attributes_s: float, others: bool) -> None:
         """
-        library: path of libff_fuse.so. others: let other users in. Raises StorageError.
+        library: path of libff_fuse.so. source: name in /proc/mounts. others: let other users in. Raises StorageError.
         """
 
     def work(self) -> None:

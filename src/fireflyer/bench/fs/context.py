@@ -36,6 +36,8 @@ class Sizes:
         stats: number of names to stat.
         files: number of files in the memory cases.
         servers: number of servers in the incast.
+        written: number of files that one caller makes and writes in a mount.
+        found: number of files that `find` visits in a mount.
     """
 
     data: int
@@ -46,15 +48,17 @@ class Sizes:
     stats: int
     files: int
     servers: int
+    written: int
+    found: int
 
 
 WHOLE = Sizes(
     data=512 << 20, reads=256, small_reads=200_000, creates=8192, commits=500, stats=20_000,
-    files=1_000_000, servers=16,
+    files=1_000_000, servers=16, written=200, found=100_000,
 )  # fmt: skip
 QUICK = Sizes(
     data=32 << 20, reads=8, small_reads=640, creates=64, commits=20, stats=256, files=2000,
-    servers=3,
+    servers=3, written=16, found=250,
 )  # fmt: skip
 
 
@@ -66,6 +70,7 @@ class Spec:
         work: folder of file systems and raw files; all that is written there is removed.
         peers: folder of the peers' environments, which stay.
         only: cases to run, from CASES.
+        passthrough: program that mounts a folder of this disk, for `bench mount`.
     """
 
     work: Path
@@ -73,6 +78,7 @@ class Spec:
     only: tuple[str, ...]
     rounds: int
     sizes: Sizes = WHOLE
+    passthrough: Path | None = None
 
 
 class Setting:

@@ -3,10 +3,12 @@
 {"do": "attach", "where", "settings"}                            ours
 {"do": "mounted", "root"}                                        a mounted one
 {"do": "create"|"open", "directory", "prefix", "count", "threads"}   empty files, one per call;
-    with "first" and "step": only every `step`th file, from number `first` on
+    with "first" and "step": only every `step`th file, from number `first` on;
+    with "bytes": so many are written to each
 {"do": "stat", "directory", "prefix", "count", "batch"}          `batch`: names per call, ours only
-{"do": "read"|"small", "path", "block", "depth", "count", "seed"}    ours only
-    `depth`: blocks per call; "read": in order from block `seed` on; "small": at random
+{"do": "read"|"small", "path", "block", "depth", "count", "seed"}    "small": ours only
+    `depth`: blocks per call of ours, a mounted one reads one; "read": in order from block `seed`
+    on; "small": at random
 {"do": "put", "path", "bytes"}                                   a file of random bytes
 {"do": "stream", "path", "block", "threads", "rounds"}               all threads read the whole file
 Answers: {"began", "ended"} on the monotonic clock; or {"error"}.
@@ -45,12 +47,12 @@ PUT_AT_ONCE = 4 << 20
 class Files(Protocol):
     """Creation and lookup of names."""
 
-    def create(self, path: str) -> None:
-        """Creates an empty file."""
+    def create(self, path: str, size: int = 0) -> None:
+        """Creates a file of `size` bytes."""
         ...
 
-    def open_new(self, path: str) -> None:
-        """Creates an empty file by opening it for writing and closing it."""
+    def open_new(self, path: str, size: int = 0) -> None:
+        """Creates a file of `size` bytes by opening it for writing and closing it."""
         ...
 
     def stat_many(self, paths: list[str]) -> None: ...
@@ -66,11 +68,16 @@ class Ours:
         self._metadata = Metadata(secrets.randbits(62) + 1, place.addresses, secret, settings)
         self._mode = self._metadata.masked(0o666)
 
-    def create(self, path: str) -> None:
+    def create(self, path: str, size: int = 0) -> None:
+        if size:
+            self.open_new(path, size)
+            return
         self._metadata.act(Create(ROOT, encoded(path), self._mode, True), Inode)
 
-    def open_new(self, path: str) -> None:
-        self.client.open(path, "xb").close()
+    def open_new(self, path: str, size: int = 0) -> None:
+        with self.client.open(path, "xb") as file:
+            if size:
+                file.write(bytes(size))
 
     def stat_many(self, paths: list[str]) -> None:
         for found in self.client.stat_many(paths):
@@ -84,9 +91,14 @@ class Mounted:
     def __init__(self, root: str) -> None:
         self._root = root
 
-    def create(self, path: str) -> None:
+    def create(self, path: str, size: int = 0) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        os.close(os.open(self._root + path, flags, 0o644))
+        descriptor = os.open(self._root + path, flags, 0o644)
+        try:
+            if size:
+                os.write(descriptor, bytes(size))
+        finally:
+            os.close(descriptor)
 
     open_new = create
 
@@ -94,16 +106,28 @@ class Mounted:
         for path in paths:
             os.stat(self._root + path)
 
+    def read(self, path: str, block: int, count: int, first: int) -> None:
+        """Reads `count` blocks in order from block `first` on into memory that is reused."""
+        memory = page_aligned(block)
+        descriptor = os.open(self._root + path, os.O_RDONLY)
+        try:
+            for number in range(first, first + count):
+                if os.preadv(descriptor, [memory], number * block) != block:
+                    raise ConfigError(f"{path}: block {number} is not whole")
+        finally:
+            os.close(descriptor)
+
 
 def creating(files: Files, command: Command) -> Command:
     make = files.create if command["do"] == "create" else files.open_new
     threads, base = command["threads"], f"{command['directory']}/{command['prefix']}"
 
+    size = command.get("bytes", 0)
     numbers = range(command.get("first", 0), command["count"], command.get("step", 1))
 
     def work(part: int) -> None:
         for number in numbers[part::threads]:
-            make(f"{base}-{number}")
+            make(f"{base}-{number}", size)
 
     return _timed(lambda: _in_threads(threads, work))
 
@@ -256,6 +280,11 @@ class CommandLoop:
             return creating(self._files, command)
         if what == "stat":
             return looking(self._files, command)
+        if isinstance(self._files, Mounted):
+            assert what == "read"
+            mounted = self._files
+            words = command["path"], command["block"], command["count"], command["seed"]
+            return _timed(lambda: mounted.read(*words))
         assert isinstance(self._files, Ours)
         return {"read": reading, "small": reading_small, "stream": streaming, "put": putting}[what](
             self._files.client, command

@@ -137,6 +137,21 @@ def fs(case: str, peer: str) -> tuple[float, float]:
     return _FS[case, peer]
 
 
+_MOUNT = {
+    ("read", "passthrough_hp"): (0.8, 0.95),
+    ("read", "client"): (0.4, 0.6),
+    ("read", "juicefs"): (2.0, 2.0),
+    ("create by 1", "juicefs"): (1.0, 3.0),
+    ("create by 16", "juicefs"): (2.0, 5.0),
+    ("find", "juicefs"): (2.0, 6.0),
+}
+
+
+def mount(case: str, peer: str) -> tuple[float, float]:
+    """Returns the required ratio and the aim of a case of the mounted file system."""
+    return _MOUNT[case, peer]
+
+
 Shares = tuple[float, float] | None
 _STEP = {
     ("0.45", "ddp"): (0.87, 0.80),

@@ -17,6 +17,7 @@ RECORDS = ("warm", "views", "small", "cold", "loader", "files", "pack", "open")
 CHECKPOINT = ("stall", "total", "load", "overlap", "one", "memory", "training")
 CHECKPOINT_DEFAULT = CHECKPOINT[:-1]
 FS = ("tcp", "local", "small", "write", "create", "one", "stat", "memory", "incast")
+MOUNT = ("read", "create", "find")
 FS_GROWTH = ("clients", "directory", "bytes", "total")
 KV = ("ycsb", "pages", "far", "redis", "file", "exists", "memory", "open", "seen")
 TRAIN = ("stub", "gpt", "vgg", "host", "memory")

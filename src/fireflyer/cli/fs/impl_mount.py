@@ -10,14 +10,21 @@ from fireflyer.fs3.mount import program
 
 
 def mount(
-    where: str | None, directory: Path, *, foreground: bool, log_file: Path | None, cache_s: float
+    where: str | None,
+    directory: Path,
+    *,
+    foreground: bool,
+    log_file: Path | None,
+    cache_s: float,
+    flags: int = 0,
 ) -> None:
+    """Mounts a file system; returns when the directory can be used, in the foreground at its end."""
     at = program.real(os.fspath(directory))
     program.check(at)
 
     def work(ready: Callable[[], None]) -> None:
         log.configure()
-        program.serve(where, at, cache_s=cache_s, ready=ready)
+        program.serve(where, at, cache_s=cache_s, ready=ready, flags=flags)
 
     if foreground:
         work(lambda: _say(f"{at} is mounted; Ctrl-C unmounts it"))

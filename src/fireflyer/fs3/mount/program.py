@@ -15,7 +15,7 @@ from fireflyer._native.fs3.mount import Mount
 from fireflyer.errors import ConfigError, StorageError, Unavailable
 from fireflyer.fs3 import survey
 from fireflyer.fs3.client import Client, Settings, connect
-from fireflyer.fs3.discovery import Place, find
+from fireflyer.fs3.discovery import VARIABLE, Place, find
 from fireflyer.fs3.mount.requests import Requests
 from fireflyer.log import get_logger
 
@@ -30,6 +30,7 @@ DEADLINE_S = 300.0
 READ_AHEAD_KIB = 4096
 """Bytes that the kernel reads before a program asks for them; its default of 128 KiB is small."""
 MNT_DETACH = 2
+MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 2, 4, 32, 4096
 
 
 class MountPoint(NamedTuple):
@@ -132,12 +133,20 @@ def unmount(directory: str, *, lazy: bool = False) -> None:
         raise StorageError(f"cannot unmount {directory}: {os.strerror(number)}")
 
 
-def serve(where: str | None, directory: str, *, cache_s: float, ready: Callable[[], None]) -> None:
+def serve(
+    where: str | None,
+    directory: str,
+    *,
+    cache_s: float,
+    ready: Callable[[], None],
+    flags: int = 0,
+) -> None:
     """Mounts a file system at a directory; returns when it is unmounted or SIGTERM arrives.
 
     Args:
         cache_s: how long the kernel may keep names and attributes.
         ready: called when programs can use the directory.
+        flags: MS_RDONLY, MS_NOEXEC of mount(2); needs root.
 
     Raises:
         ConfigError: as `check`. WireError: no manager answers, or it has another secret.
@@ -151,9 +160,26 @@ def serve(where: str | None, directory: str, *, cache_s: float, ready: Callable[
             *(client.parts.engine, requests.call, requests.finish),
             *(settings.attempt_s, settings.slowest),
         )
-        mount.mount(str(library()), directory, cache_s, os.getuid() == 0)
+        mount.mount(str(library()), directory, _source(where), cache_s, os.getuid() == 0)
+        restrict(directory, flags)
         get_logger("fs3.mount").info("%s is mounted", directory)
         _answer(mount, requests, client, directory, ready)
+
+
+def _source(where: str | None) -> str:
+    """Returns the name of the file system in /proc/mounts; as in fstab, where it stands there."""
+    named = where or os.environ.get(VARIABLE, "")
+    return os.path.abspath(named) if os.path.exists(named) else named
+
+
+def restrict(directory: str, flags: int) -> None:
+    """Forbids something at a mount, by flags of mount(2); raises StorageError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    bits = MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | flags  # libfuse sets the last two, too
+    if flags and libc.mount(None, os.fsencode(directory), None, ctypes.c_ulong(bits), None):
+        reason = os.strerror(ctypes.get_errno())
+        unmount(directory, lazy=True)
+        raise StorageError(f"cannot restrict the mount at {directory}: {reason}")
 
 
 def _answer(

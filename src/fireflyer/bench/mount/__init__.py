@@ -1,0 +1,1 @@
+"""Benchmark of the mounted file system: `fireflyer bench mount`."""

@@ -1,0 +1,62 @@
+"""`fireflyer bench mount`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fireflyer.bench.harness import options
+from fireflyer.bench.harness.command_line import JsonTo, Rounds, names_of, report, say, teller
+from fireflyer.bench.harness.report import Machine
+
+
+def mount(
+    work: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for the file systems; removed afterwards.")
+    ] = Path("bench-mount"),
+    peers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of the peers' programs, fetched when needed; default: peers in --work.",
+        ),
+    ] = None,
+    passthrough: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Program passthrough_hp of libfuse's examples."),
+    ] = None,
+    only: Annotated[str, typer.Option(help="Cases: read, create, find.")] = ",".join(options.MOUNT),
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help="Use tiny sizes to check that the benchmark runs; the figures mean little.",
+        ),
+    ] = False,
+    rounds: Rounds = 5,
+    json_to: JsonTo = None,
+) -> None:
+    """Measure the mounted file system (3FS). Needs root, libfuse3 and /dev/fuse.
+
+    The peers are JuiceFS, libfuse's passthrough_hp, and our client without a mount.
+
+    \b
+    fireflyer bench mount --passthrough ~/libfuse/build/example/passthrough_hp
+    fireflyer bench mount --only create --json mount.json
+    """
+    machine = Machine.here()
+    cases = names_of("--only", only, options.MOUNT)
+    from fireflyer.bench.fs.context import QUICK, WHOLE, Spec
+    from fireflyer.bench.mount import cases as bench
+
+    spec = Spec(
+        work=work,
+        peers=peers or work / "peers",
+        only=cases,
+        rounds=rounds,
+        sizes=QUICK if quick else WHOLE,
+        passthrough=passthrough,
+    )
+    rows = bench.run(spec, teller())
+    say("")
+    report("mount", machine, rows, [], json_to)

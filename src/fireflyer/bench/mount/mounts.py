@@ -1,0 +1,60 @@
+"""Mounted directories for the benchmark: our mount, and libfuse's `passthrough_hp`."""
+
+import sys
+from pathlib import Path
+
+from fireflyer.bench.fs.cluster import FileSystem
+from fireflyer.bench.peers.mounting import Mounted, check_can_mount
+from fireflyer.errors import ConfigError
+from fireflyer.fs3.mount import program
+
+
+class OurMount(Mounted):
+    """File system of ours in one process, mounted by another, as users start them.
+
+    Attributes:
+        files: the file system, for clients that do not go through the mount.
+    """
+
+    title = "Fireflyer"
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ConfigError if this build or this machine cannot mount."""
+        super().__init__(folder)
+        check_can_mount()
+        if not program.library().exists():
+            raise ConfigError("this build of Fireflyer cannot mount: it was built without libfuse3")
+        self.files = FileSystem(self.folder / "fs")
+
+    def start(self) -> None:
+        self.files.__enter__()
+        command = [sys.executable, "-P", "-m", "fireflyer.cli", "fs", "mount", self.root]
+        self.run([*command, "--foreground", "--dir", self.files.where], {}, mounts=True)
+
+    def close(self) -> None:
+        super().close()
+        self.files.close()
+
+
+class Passthrough(Mounted):
+    """Folder of this disk, mounted by a `passthrough_hp` that the user has built.
+
+    Args:
+        folder: folder of its files and its mount point.
+        program: the program, from libfuse's folder `example`.
+    """
+
+    title = "passthrough_hp"
+
+    def __init__(self, folder: Path, program: Path | None) -> None:
+        """Raises ConfigError if there is no such program, or it cannot mount here."""
+        super().__init__(folder)
+        check_can_mount()
+        if program is None or not program.is_file():
+            raise ConfigError("name the program by --passthrough FILE; libfuse's examples have it")
+        self._program = program.absolute()
+
+    def start(self) -> None:
+        source = self.folder / "source"
+        source.mkdir()
+        self.run([self._program, "--foreground", source, self.root], {}, mounts=True)
