@@ -28,6 +28,7 @@ from fireflyer.errors import (
     Unavailable,
     WireError,
 )
+from fireflyer.rpc import client as client_module
 from fireflyer.rpc.aclient import AsyncClient
 from fireflyer.rpc.client import Client
 from fireflyer.rpc.loop import LoopThread
@@ -409,6 +410,41 @@ def test_closing_ends_the_calls_under_way(serve: Serve, connect: Connect) -> Non
     client.close()
     thread.join()
     assert type(errors[0]) is PeerLost
+
+
+def test_a_reader_of_a_closed_connection_does_not_wait_for_the_closing_thread(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, begun = make(), threading.Event()
+
+    async def held(call: Call, body: None) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    server.on("held", type(None), held)
+    client = connect(serve(server))
+    client.call("add", Pair(1, 1), int)  # the connection's thread has handed over
+    errors = list[FireflyerError]()
+
+    def caller() -> None:
+        try:
+            client.call("held")
+        except FireflyerError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=caller)
+    thread.start()
+    assert begun.wait(LIMIT_S)
+    passed_on = client_module._call_all
+
+    def late(calls: Any) -> None:
+        if threading.current_thread() is not thread:
+            thread.join(LIMIT_S)
+        passed_on(calls)
+
+    monkeypatch.setattr(client_module, "_call_all", late)
+    client.close()
+    assert [type(error) for error in errors] == [PeerLost]
 
 
 def test_the_secret_is_in_no_error(serve: Serve, connect: Connect) -> None:

@@ -251,6 +251,8 @@ class _Line:
         if not self._wait(waiting, until):
             with self._lock:
                 self.exchange.forget(number)
+                if self.broken:  # by a thread that has not passed its error on yet
+                    raise type(self.broken)(str(self.broken))
             raise DeadlineExceeded(
                 f"{method}: {self.address} did not answer within {limit_s:.3g} s"
             )
