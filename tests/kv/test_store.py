@@ -267,7 +267,7 @@ def test_a_full_disk_refuses_puts_loses_nothing_and_still_collects(
             store.put(b"a", b"lost")
         assert store.get(b"a") == b"2"
         (tmp_path / "table" / "0000000001-0000009999").write_bytes(b"an orphan")
-        assert store.collect().tables >= 1
+        store.collect()  # or the store's own thread, just before
         assert not (tmp_path / "table" / "0000000001-0000009999").exists()
         storage.full = False
         store.put(b"a", b"3")

@@ -28,7 +28,8 @@ class OurMount(Mounted):
 
     def start(self) -> None:
         self.files.__enter__()
-        command = [sys.executable, "-P", "-m", "fireflyer.cli", "fs", "mount", self.root]
+        command: list[str | Path] = [sys.executable, "-P", "-m", "fireflyer.cli", "fs", "mount"]
+        command.append(self.root)
         self.run([*command, "--foreground", "--dir", self.files.where], {}, mounts=True)
 
     def close(self) -> None:
