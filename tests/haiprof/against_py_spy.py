@@ -27,7 +27,7 @@ class Data(Dataset):
     def __len__(self): return 1 << 30
     def __getitem__(self, n): return tokens(n)
 def tokens(n):
-    text = "".join(str(n * k) for k in range(60))
+    text = "".join(str(n * k) for k in range(100))
     return torch.tensor([ord(c) % 64 for c in text[:64]])
 class Block(nn.Module):
     def __init__(self):
