@@ -1,4 +1,4 @@
-"""Script whose phases sleep: it notes how long each of them took, for a comparison with haiprof's rows.
+"""Script whose phases sleep: it notes how long its statements took, for a comparison with haiprof's rows.
 
 `python -m tests.haiprof.truth FILE` appends one JSON line a step: monotonic clock at the end of the step,
 seconds by phase.
@@ -40,8 +40,7 @@ def noted(phase: str) -> Iterator[None]:
 
 
 def sleep(phase: str) -> None:
-    with noted(phase):
-        time.sleep(SLEEPS[phase])
+    time.sleep(SLEEPS[phase])
 
 
 class Sleeping(torch.autograd.Function):
@@ -108,15 +107,25 @@ def main(path: str) -> None:
         dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=0, world_size=2)
         model = Model()
         optimizer = Optimizer(model.parameters(), lr=0.1)
-        for batch in DataLoader(Samples()):
-            model(batch).sum().backward()
+        ones = torch.ones(1)
+        batches = iter(DataLoader(Samples()))
+        while True:
+            with noted("data"):
+                batch = next(batches)
+            with noted("forward"):
+                loss = model(batch).sum()
+            with noted("backward"):
+                loss.backward()
             with noted("communication"):
-                dist.all_reduce(torch.ones(1))
-            optimizer.step()
+                dist.all_reduce(ones)
+            with noted("optimizer"):
+                optimizer.step()
             file.write(json.dumps([time.monotonic(), spent]) + "\n")
             spent.clear()
-            torch.save({"x": 1}, Disk())
-            sleep("other")
+            with noted("checkpoint"):
+                torch.save({"x": 1}, Disk())
+            with noted("other"):
+                sleep("other")
 
 
 if __name__ == "__main__":
