@@ -155,6 +155,35 @@ def test_export_and_import(run: Path, capsys: Any, to: str, out: str) -> None:
     assert not [name for name in run.rglob("*") if ".tmp" in name.name]
 
 
+@pytest.mark.parametrize(
+    ("to", "out", "behind"),
+    [
+        ("torch", "t.pt", "kept/old"),
+        ("safetensors", "m.safetensors", "kept/old"),  # as in a cache of models
+        ("safetensors", "m.safetensors", "kept/new.safetensors"),
+        ("dcp", "d", "kept/folder"),
+    ],
+)
+def test_export_through_a_link(run: Path, capsys: Any, to: str, out: str, behind: str) -> None:
+    Path("kept").mkdir()
+    Path("kept/old").write_text("before")
+    if to == "dcp":
+        ran(capsys, f"export run {behind} --to dcp --step 100")
+    Path(out).symlink_to(behind)
+    ran(capsys, f"export run {out} --to {to} --step 200 --force")
+    assert os.readlink(out) == behind
+    assert ran(capsys, f"import {out} again --step 5") == "3 tensors, 144 B: step 5 in again\n"
+    assert ran(capsys, "diff run 200 5 --in again") == "no difference\n"
+    assert {path.name for path in Path("kept").iterdir()} == {"old", Path(behind).name}
+
+
+@pytest.mark.parametrize(("to", "out"), [("torch", "t.pt"), ("safetensors", "m.safetensors")])
+def test_export_to_a_fifo_is_refused(run: Path, capsys: Any, to: str, out: str) -> None:
+    os.mkfifo(out)
+    assert "is a pipe or a device, not a file" in ran(capsys, f"export run {out} --to {to}", 1)
+    assert Path(out).is_fifo()
+
+
 def test_export_a_part(run: Path, capsys: Any) -> None:
     found = json.loads(ran(capsys, "export run m.safetensors --to safetensors --root model --json"))
     assert found == {"files": ["m.safetensors"], "tensors": 2, "bytes": 136}

@@ -39,12 +39,14 @@ def test_a_policy_as_a_table_and_json(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
+    out.symlink_to("behind.json")  # stays
     line = ["sim", "--trace", str(trace), "--nodes", "1", "--policy", "fifo", "--json", str(out)]
     assert run_line(line) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == "jobs.csv: 2 jobs of 2 users on 1 nodes of 8 GPUs"
     assert shown[1] == "left out: 1 jobs larger than the cluster"
     assert any(row.split()[:3] == ["JCT,", "mean", "1.76"] for row in shown), shown
+    assert out.is_symlink()
     found = json.loads(out.read_text())
     wanted = {
         "policy", "jct_mean_h", "jct_p50_h", "jct_p99_h", "wait_mean_h", "preemptions", "occupancy",

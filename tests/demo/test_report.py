@@ -1,5 +1,6 @@
 """The report page: whole, well-formed, self-contained, and never the author of its own markup."""
 
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,7 +12,7 @@ from tests.demo.conftest import META
 from fireflyer.demo import chart, report
 from fireflyer.demo.driver import Options
 from fireflyer.demo.figures import Figures, compute
-from fireflyer.errors import StorageError
+from fireflyer.errors import ConfigError, StorageError
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -147,6 +148,19 @@ def test_saving_replaces_the_page_in_one_step(tmp_path: Path) -> None:
     report.save("new ✓", path)
     assert path.read_text(encoding="utf-8") == "new ✓"
     assert [p.name for p in tmp_path.iterdir()] == ["r.html"]
+
+
+def test_saving_goes_through_a_link_and_refuses_a_fifo(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "r.html").symlink_to("kept/page")
+    for page in ("new", "newer"):
+        report.save(page, tmp_path / "r.html")
+        assert (tmp_path / "kept" / "page").read_text() == page
+    assert (tmp_path / "r.html").is_symlink()
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ConfigError, match="fifo is a pipe or a device"):
+        report.save("new", tmp_path / "fifo")
+    assert (tmp_path / "fifo").is_fifo()
 
 
 def test_saving_where_it_cannot_be_says_so_and_leaves_nothing(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ def orthogonalize(g: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum optimizer with orthogonalized steps, for the matrices inside a network."""
 
+    separable = True
+
     def __init__(self, params: list[nn.Parameter], lr: float, momentum: float = 0.95) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum})
 

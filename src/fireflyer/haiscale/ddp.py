@@ -54,8 +54,9 @@ class DistributedDataParallel(Wrapper):
         module: module with float32, float64, bfloat16 or float16 parameters. Parameters and buffers
             are copied from the group's first rank.
         process_group: group of backend "hfreduce"; None means the default group.
-        optimizer: an optimizer of `torch.optim`, or any other that updates each parameter from its
-            own gradient and state. Parameters that it does not hold keep their averages for other
+        optimizer: an optimizer of `torch.optim`. Another one steps whole in `optimizer.step()`,
+            which waits for all gradients, unless its attribute `separable` is True (see
+            docs/haiscale.md). Parameters that it does not hold keep their averages for other
             optimizers.
         wire: format of gradients between hosts: "bf16", "fp16" or "int8" (see `hfreduce.Wire`);
             None means their own dtype.

@@ -83,13 +83,14 @@ def _rendezvous(options: Any, default: bool) -> Any:
     from torch.distributed import PrefixStore
     from torch.distributed.distributed_c10d import _get_default_store
 
-    from fireflyer.hfreduce.rendezvous.creation_order import CreationOrder
+    from fireflyer.hfreduce.rendezvous.creation_order import CreationOrder, places
     from fireflyer.hfreduce.torch import ProcessGroupHFReduce
 
     rank, size, members = options.group_rank, options.group_size, options.global_ranks_in_group
     if default:
         lives = f"lives of rank {rank} of {size}"
         _life = options.store.add(lives, 1)
+        places.forget()
     store = options.store if _life == 1 else PrefixStore(f"life {_life}", options.store)
     try:
         # torch numbers groups; other names tell groups apart by themselves, and the store of a

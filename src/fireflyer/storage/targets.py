@@ -1,9 +1,11 @@
 """Paths that a user names as output: links, and what is no file.
 
 A writer that renames a finished file to its target would replace a link, a FIFO or a device by that
-file. It writes to `final_path` instead, or into the stream of `open_stream`.
+file. It writes to `final_path` instead, or into the stream of `open_stream`; `replace_content` does
+both.
 """
 
+import contextlib
 import os
 import stat
 
@@ -44,6 +46,27 @@ def open_stream(path: str | os.PathLike[str], flags: int = os.O_WRONLY) -> int:
     """
     own = _descriptor(path)
     return os.dup(own) if own is not None else os.open(path, flags | os.O_CLOEXEC)
+
+
+def replace_content(path: str | os.PathLike[str], content: bytes) -> None:
+    """Replaces a file's content in one step, behind links; a stream gets the bytes.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if is_stream(path):
+        with open(open_stream(path), "wb") as stream:
+            stream.write(content)
+        return
+    folder, name = os.path.split(os.path.realpath(path))
+    partial = os.path.join(folder, f".{name}.{os.getpid()}")
+    try:
+        with open(partial, "wb") as file:
+            file.write(content)
+        os.replace(partial, os.path.join(folder, name))
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)
 
 
 def _descriptor(path: str | os.PathLike[str]) -> int | None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import pickle
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,40 @@ def test_a_transaction_commits_all_files_or_none(driver: Fs3FileSystem) -> None:
         raise ZeroDivisionError
     assert driver.cat("/a") == b"new"
     assert driver.find("/") == ["/a", "/b/c"]
+
+
+def test_files_go_through_links_and_fifos(driver: Fs3FileSystem, tmp_path: Path) -> None:
+    """Down to this machine, up, from one place of the file system to another, and in a transaction."""
+    driver.pipe("/a", b"new")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "old").write_bytes(b"old")
+    for to in ("old", "missing"):
+        link = tmp_path / f"to-{to}"
+        link.symlink_to(f"kept/{to}")
+        driver.get("/a", str(link))
+        assert os.readlink(link) == f"kept/{to}"
+        assert (tmp_path / "kept" / to).read_bytes() == b"new"
+    os.mkfifo(tmp_path / "fifo")
+    with ThreadPoolExecutor(1) as threads:
+        reader = threads.submit((tmp_path / "fifo").read_bytes)
+        driver.get("/a", str(tmp_path / "fifo"))
+        assert reader.result() == b"new"
+    driver.makedirs("/kept")
+    driver.client.symlink("kept/file", "/link")
+    for change, expected in (
+        (lambda: driver.put(str(tmp_path / "kept" / "old"), "/link"), b"new"),
+        (lambda: driver.pipe("/link", b"piped"), b"piped"),
+        (lambda: driver.copy("/a", "/link"), b"new"),
+        (lambda: in_a_transaction(driver, "/link"), b"committed"),
+    ):
+        change()
+        assert driver.client.readlink("/link") == "kept/file"
+        assert driver.cat("/kept/file") == expected
+
+
+def in_a_transaction(driver: Fs3FileSystem, path: str) -> None:
+    with driver.transaction, driver.open(path, "wb") as file:
+        file.write(b"committed")
 
 
 def test_files_are_text_appended_and_updated_in_place(driver: Fs3FileSystem, url: str) -> None:

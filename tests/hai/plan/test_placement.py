@@ -7,6 +7,7 @@ from tests.hai.plan.bench import Bench, launched, preempted
 
 from fireflyer.hai.scheduling.cluster import TICK_S, Node, Quota, Window
 from fireflyer.hai.scheduling.jobs import AVOID_S
+from fireflyer.hai.scheduling.why import explain
 
 
 def zoned(*sizes: int, leaf: int = 2) -> list[Node]:
@@ -93,6 +94,23 @@ def test_nodes_to_avoid_are_taken_last_or_not_at_all() -> None:
     assert launched(bench.submit({"nodes": 2, "avoid": frozenset({"n0"})})) == [
         ("t1", ("n0", "n1"))
     ]
+
+
+def test_why_knows_when_a_job_takes_the_nodes_that_it_avoids() -> None:
+    bench = Bench("fifo", 2)
+    bench.submit({"avoid": frozenset({"n0"}), "estimate_s": 2 * AVOID_S})
+    bench.plan(10.0)
+    bench.submit({"avoid": frozenset({"n0"})})
+    found = explain(bench.cluster, bench.cluster.jobs["t2"], 10.0)
+    assert found.rule == "avoided"
+    assert found.text == "waits for 1 node; 0 free, 1 more that it avoids for 5 min after a fault"
+    assert found.earliest == 10.0 + AVOID_S
+    bench.plan(AVOID_S / 2)
+    assert explain(bench.cluster, bench.cluster.jobs["t2"], bench.now).earliest == 10.0 + AVOID_S
+    bench = Bench("fifo", 2)  # the other node is free sooner
+    bench.submit({"avoid": frozenset({"n0"}), "estimate_s": AVOID_S / 2})
+    bench.submit({"avoid": frozenset({"n0"})})
+    assert explain(bench.cluster, bench.cluster.jobs["t2"], 0.0).earliest == AVOID_S / 2
 
 
 def test_a_drained_node_is_ready_again_at_its_time() -> None:

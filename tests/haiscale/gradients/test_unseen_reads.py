@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from tests.hfreduce.conftest import init
@@ -12,6 +13,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.utils import dlpack
 
+from fireflyer.errors import ConfigError
 from fireflyer.haiscale.ddp import DistributedDataParallel
 from fireflyer.haiscale.fsdp import FullyShardedDataParallel
 from fireflyer.haiscale.gradients.deferred import DeferredParameter
@@ -115,43 +117,52 @@ def test_torch_reads_the_new_value_without_our_hook(start_gang: StartGang, store
 
 
 class Counting(Optimizer):
-    """SGD whose rate falls with a count, which it keeps where `place` says."""
+    """SGD whose rate falls with what it keeps for all parameters, where `place` says.
+
+    Args:
+        since: number of steps before it begins to change that.
+    """
 
     def __init__(self, parameters: Any, place: str, since: int = 0) -> None:
         super().__init__(parameters, {"lr": 1.0, "step": 0, "tensor": torch.zeros(())})
-        self.place, self.since, self.calls = place, since, 0
+        self.place, self.since = place, since
         self.own = {"count": 0}
+        self.common = torch.zeros(())
 
-    def count(self, group: dict[str, Any]) -> float:
+    def rate(self, group: dict[str, Any]) -> float:
+        first = self.state[group["params"][0]]
+        steps = first["steps"] = first.get("steps", 0) + 1
+        counts = int(steps > self.since)
+        for parameter in group["params"]:
+            self.state[parameter].setdefault("shared", self.common)
         if self.place == "group":
-            group["step"] += self.since <= self.state[group["params"][0]].setdefault("steps", 0)
-            self.state[group["params"][0]]["steps"] += 1
-            return float(group["step"])
-        if self.place == "tensor":
-            group["tensor"].add_(1)
-            return float(group["tensor"])
-        if self.place == "state":
-            self.state["common"]["count"] = self.state["common"].get("count", 0) + 1  # type: ignore[index]
-            return float(self.state["common"]["count"])  # type: ignore[index]
-        self.own["count"] += 1
-        return float(self.own["count"])
+            group["step"] += counts
+        elif self.place == "tensor of a group":
+            group["tensor"].add_(counts)
+        elif self.place == "state":
+            common: dict[str, int] = self.state["common"]  # type: ignore[index]
+            common["count"] = common.get("count", 0) + counts
+        elif self.place == "tensor of states":
+            first["shared"].add_(counts)
+        elif self.place == "attribute":
+            self.own["count"] += counts
+        elif self.place == "norm of all gradients" and counts:
+            grads = [p.grad for p in group["params"] if p.grad is not None]
+            self.common.copy_(torch.nn.utils.get_total_norm(grads))
+        seen = self.state.get("common", {}).get("count", 0)  # type: ignore[call-overload]
+        told = self.own["count"] + seen + group["step"] + group["tensor"] + self.common
+        return group["lr"] / (1.0 + float(told))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            rate = group["lr"] / (1.0 + self.count(group))
+            rate = self.rate(group)
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     parameter.add_(parameter.grad, alpha=-rate)
 
 
-PLACES = {
-    "group": functools.partial(Counting, place="group"),
-    "group, from the third step on": functools.partial(Counting, place="group", since=2),
-    "tensor": functools.partial(Counting, place="tensor"),
-    "state": functools.partial(Counting, place="state"),
-    "attribute": functools.partial(Counting, place="attribute"),
-}
+PLACES = ("group", "tensor of a group", "state", "tensor of states", "attribute")
 
 
 def test_counters_of_an_optimizer_count_steps(start_gang: StartGang, store_path: str) -> None:
@@ -185,36 +196,66 @@ def test_counters_of_an_optimizer_count_steps(start_gang: StartGang, store_path:
             values = [value.tolist() for value in model.state_dict(**full).values()]
             group = optimizer.param_groups[0]
             common = optimizer.state.get("common")
-            return [values, group["step"], float(group["tensor"]), common, optimizer.own]
+            counted = [group["step"], float(group["tensor"]), common, optimizer.own]
+            return [values, *counted, float(optimizer.common)]
 
-        for name, make in PLACES.items():
+        ways = [(place, since) for place in PLACES for since in (0, 2)]
+        for place, since in [*ways, ("norm of all gradients", 2)]:
+            make = functools.partial(Counting, place=place, since=since)
             expected = train("torch", make)
-            for kind in ("ddp",) if "third" in name else ("ddp", "fsdp"):
+            # The norm of shards that this optimizer computes is not that of the whole parameters.
+            for kind in ("ddp", "fsdp") if place in PLACES and since else ("ddp",):
                 found = train(kind, make)
                 for own, theirs in zip(found[0], expected[0], strict=True):
                     torch.testing.assert_close(torch.tensor(own), torch.tensor(theirs))
-                assert found[1:] == expected[1:], (name, kind)
+                assert found[1:] == expected[1:], (place, since, kind)
         return True
 
     assert start_gang(body, 2).results() == [True, True]
 
 
-def test_an_optimizer_without_counters_defers(start_gang: StartGang, store_path: str) -> None:
-    """From its second step on: the first one shows that it has none."""
+class Named(SGD):
+    """torch's, with arguments of its own."""
 
-    class Plain(SGD):
-        """No class of torch's."""
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=1.0, momentum=0.9)
+
+
+class Stepping(Named):
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        return super().step(closure)
+
+
+class Separable(Stepping):
+    separable = True
+
+
+class Wrong(Counting):
+    separable = True
+
+
+def test_separable_optimizers_defer(start_gang: StartGang, store_path: str) -> None:
+    """Those of torch's code, and those that say so, until a step shows that it is not true."""
 
     def body(rank: int, world: int) -> Any:
         init(store_path, rank, world)
-        core = nn.Linear(2, 1, bias=False)
-        optimizer = Plain(core.parameters(), lr=1.0, momentum=0.9)
-        model = DistributedDataParallel(core, optimizer=optimizer)
-        kinds = []
-        for _ in range(3):
+        kinds = {}
+        for make in (Named, Stepping, Separable):
+            core = nn.Linear(2, 1, bias=False)
+            optimizer: Any = make(core.parameters())
+            model = DistributedDataParallel(core, optimizer=optimizer)
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
-            kinds.append(type(core.weight) is DeferredParameter)
+            kinds[make.__name__] = type(core.weight) is DeferredParameter
+        for place in ("group", "tensor of a group"):
+            optimizer = Wrong(core.parameters(), place=place, since=1)
+            model = DistributedDataParallel(core, optimizer=optimizer)
+            for _ in range(2):
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+            with pytest.raises(ConfigError, match="Wrong says separable = True, but its step"):
+                core.weight.sum()
         return kinds
 
-    assert start_gang(body, 2).results() == [[False, True, True]] * 2
+    kinds = {"Named": True, "Stepping": False, "Separable": True}
+    assert start_gang(body, 2).results() == [kinds] * 2

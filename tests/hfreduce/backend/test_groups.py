@@ -1,6 +1,8 @@
 """Groups of any ranks, many, overlapping, short-lived, beside other backends: all serve everything."""
 
 import os
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -305,8 +307,64 @@ def test_groups_created_in_another_order_are_an_error_everywhere(
         return str(caught.value)
 
     for said in play(body, "AAA"):
-        assert "the ranks create groups in different orders: of group" in said
-        assert "rank 1 creates it of ranks" in said
+        assert "the ranks create groups in different orders: " in said
+        assert re.search(r"of group 1, .*rank 1 creates it of|is group \d on rank .*, but group", said)
+        assert "rank 1" in said
+
+
+def swapped_lines(rank: int) -> None:
+    def one() -> None:
+        dist.new_group(backend="hfreduce")
+
+    def other() -> None:
+        dist.new_group(backend="hfreduce")
+
+    for create in (other, one) if rank == 1 else (one, other):
+        create()
+
+
+def swapped_names(rank: int) -> None:
+    for name in ("b", "a") if rank == 1 else ("a", "b"):
+        dist.new_group(backend="hfreduce", group_desc=name)
+
+
+def one_left_out(rank: int) -> None:
+    if rank != 1:
+        dist.new_group(backend="hfreduce")
+    dist.new_group(backend="hfreduce")
+    dist.new_group(backend="hfreduce")
+
+
+@pytest.mark.parametrize("create", [swapped_lines, swapped_names, one_left_out])
+def test_groups_of_equal_ranks_created_in_another_order_are_an_error_everywhere(
+    play: Play, create: Callable[[int], None]
+) -> None:
+    """Their members do not tell them apart: the lines that create them do, and their names."""
+
+    def body(rank: int, world: int) -> str:
+        with pytest.raises(ConfigError) as caught:
+            create(rank)
+        return str(caught.value)
+
+    for said in play(body, "AAA"):
+        assert "the ranks create groups in different orders: the group of ranks [0, 1, 2] " in said
+        assert re.search(r"test_groups.py:\d+ creates is group \d on rank \d, but group \d on", said)
+        assert "rank 1" in said
+
+
+def test_ranks_may_create_groups_at_different_lines(play: Play) -> None:
+    def body(rank: int, world: int) -> list[float]:
+        if rank == 0:
+            groups = [dist.new_group(backend="hfreduce")]
+        else:
+            groups = [dist.new_group(backend="hfreduce")]
+        groups += [dist.new_group(backend="hfreduce") for _ in range(2)]
+        tensor = torch.ones(1)
+        for group in groups:
+            dist.all_reduce(tensor, group=group)
+        return tensor.tolist()
+
+    assert play(body, "AA") == [[8.0], [8.0]]
 
 
 def test_a_store_that_outlives_its_groups(start_gang: Any, store_path: str) -> None:

@@ -1,5 +1,6 @@
 """Ctrl-C comes out of every wait as KeyboardInterrupt, which `except Exception` does not catch."""
 
+import functools
 import signal
 from collections.abc import Callable
 from types import FrameType
@@ -13,6 +14,7 @@ from torch import nn
 
 from fireflyer.errors import RankFailed
 from fireflyer.haiscale.ddp import DistributedDataParallel
+from fireflyer.haiscale.fsdp import FullyShardedDataParallel
 
 StartGang = Callable[..., Any]
 TICK_S = 0.02
@@ -149,3 +151,44 @@ def test_training(start_gang: StartGang, tmp_path: Any) -> None:
 
     first, second = start_gang(rank_body, 2).results()
     assert first == ([True, True], second[1])
+
+
+def test_training_of_shards(start_gang: StartGang, tmp_path: Any) -> None:
+    """Out of a forward, which can run again; and out of a look at a parameter, which still gets its step."""
+
+    def rank_body(rank: int, world: int) -> Any:
+        init(str(tmp_path / "store"), rank, world)
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 2))
+        model = FullyShardedDataParallel(
+            net,
+            optimizer=functools.partial(torch.optim.SGD, lr=0.1),
+            auto_wrap_policy={nn.Linear},
+            reshard_after_forward=False,
+        )
+        optimizer, bias = model.optimizer, net[1].bias
+        assert optimizer is not None
+        before = model.state_dict(full=True)["1.bias"]
+        x, seen = torch.full((1, 4), 1.0 + rank), []
+        for turn in range(2):
+            if rank == 0:
+                seen.append(interrupted(lambda: model(x)))
+            meet(str(tmp_path / f"forward-{turn}"), rank, world)
+            loss = model(x).sum()
+            if rank == 0:
+                meet(str(tmp_path / f"backward-{turn}"), rank, world)
+                loss.backward()
+                optimizer.step()
+                seen.append(interrupted(bias.sum))
+                meet(str(tmp_path / f"looked-{turn}"), rank, world)
+            else:
+                meet(str(tmp_path / f"backward-{turn}"), rank, world)
+                meet(str(tmp_path / f"looked-{turn}"), rank, world)
+                loss.backward()
+                optimizer.step()
+            bias.sum()
+        found = model.state_dict(full=True)["1.bias"]
+        torch.testing.assert_close(found, before - 2 * 0.1)
+        return seen
+
+    assert start_gang(rank_body, 2).results() == [[True] * 4, []]

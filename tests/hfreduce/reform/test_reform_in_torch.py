@@ -277,6 +277,10 @@ def test_doors_are_addresses_or_a_file_of_them(
     for value in (",".join(doors), str(tmp_path / "doors")):
         monkeypatch.setenv("FIREFLYER_JOIN", value)
         assert join.addresses() == doors
+    (tmp_path / "link").symlink_to("doors")
+    join.write_doors(tmp_path / "link", doors[:1])
+    assert (tmp_path / "link").is_symlink()
+    assert join.addresses() == doors[:1]
     with pytest.raises(ConfigError, match="cannot write"):
         join.write_doors(tmp_path / "no" / "doors", doors)
 

@@ -88,7 +88,10 @@ def export(
     if path.is_symlink():  # stays: the file behind it is replaced
         path = FilePath(place)
     if kind == "safetensors":
-        return safetensors.write(contents, path, shard_bytes=shard_bytes, advance=advance)
+        one = FilePath(out).suffix == safetensors.SUFFIX
+        return safetensors.write(
+            contents, path, one_file=one, shard_bytes=shard_bytes, advance=advance
+        )
     if kind == "dcp":
         dcp_directory.write(contents, path, advance)
         return [str(path / name) for name in sorted(os.listdir(path))]

@@ -39,6 +39,7 @@ KEY = "fireflyer"
 
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000
+SUFFIX = ".safetensors"
 MOST_HEADER_BYTES = 100_000_000
 """Maximum size of a header, set by the format."""
 
@@ -97,15 +98,17 @@ def write(
     contents: Contents,
     out: str | FilePath,
     *,
+    one_file: bool | None = None,
     shard_bytes: int = SHARD_BYTES,
     advance: Callable[[int], None] = lambda _: None,
 ) -> list[str]:
-    """Writes any contents: to one file if `out` ends in .safetensors, else into the folder `out`.
+    """Writes any contents to the file `out`, or into the folder `out`.
 
     The folder then has either model.safetensors, or shards of at most `shard_bytes` (or one tensor)
     and an index, which is written last.
 
     Args:
+        one_file: `out` is a file; None: if its name ends in .safetensors.
         advance: called with numbers of bytes, as they are written.
 
     Returns:
@@ -116,25 +119,30 @@ def write(
         StorageError: if the contents cannot be read or written; a new folder is removed again.
     """
     path = FilePath(out)
-    folder = path.parent if path.suffix == ".safetensors" else path
-    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    one = path.suffix == SUFFIX if one_file is None else one_file
+    folder = path.parent if one else path
+    new = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
-        return _write(contents, path, shard_bytes, advance)
+        return _write(contents, path, one, shard_bytes, advance)
     except BaseException:
         with contextlib.suppress(OSError):
             for file in folder.glob("*.safetensors") if new else ():
                 file.unlink()
-            for one in new:
-                one.rmdir()
+            for each in new:
+                each.rmdir()
         raise
 
 
 def _write(
-    contents: Contents, path: FilePath, shard_bytes: int, advance: Callable[[int], None]
+    contents: Contents,
+    path: FilePath,
+    one: bool,
+    shard_bytes: int,
+    advance: Callable[[int], None],
 ) -> list[str]:
     names = _names(contents)
     text = _text(contents)
-    if path.suffix == ".safetensors":
+    if one:
         storage, shards = DirectoryStorage(path.parent), [_Shard(path.name, contents.tensors)]
     else:
         storage, shards = DirectoryStorage(path), _shards(contents.tensors, shard_bytes)

@@ -27,6 +27,7 @@ from fireflyer.haiprof.report.html import page
 from fireflyer.haiprof.report.prometheus import exposition
 from fireflyer.haiprof.trace_file import trace
 from fireflyer.program import plain
+from fireflyer.storage.targets import replace_content
 
 START_TIMEOUT_S = 60.0
 """Time for a script to become attachable; it takes an interpreter's start."""
@@ -174,11 +175,11 @@ def report(
     profiles = read_profile(folder)
     found = document(profiles)
     if html is not None:
-        _replace(html, page(found, profiles).encode())
+        replace_content(html, page(found, profiles).encode())
     if prometheus is not None:
-        _replace(prometheus, exposition(found).encode())
+        replace_content(prometheus, exposition(found).encode())
     if trace_to is not None:
-        _replace(trace_to, trace(profiles))
+        replace_content(trace_to, trace(profiles))
     _show(profiles, json=json)
 
 
@@ -241,15 +242,9 @@ def _store(profiles: Sequence[RankProfile], folder: Path | None) -> None:
     """Writes the trace and the page beside the records of the ranks."""
     if folder is None or not folder.is_dir():
         return
-    _replace(folder / "report.html", page(document(profiles), profiles).encode())
+    replace_content(folder / "report.html", page(document(profiles), profiles).encode())
     if any(profile.spans or profile.operators for profile in profiles):
-        _replace(folder / "trace.json", trace(profiles))
-
-
-def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+        replace_content(folder / "trace.json", trace(profiles))
 
 
 def _number(name: str, value: str) -> float:

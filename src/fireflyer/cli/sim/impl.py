@@ -1,7 +1,6 @@
 """Implementation of `fireflyer sim`."""
 
 import gc
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from fireflyer.hai.simulation.readers import read
 from fireflyer.hai.simulation.replay import Setup, replay
 from fireflyer.hai.simulation.trace import Trace, UserFrom, head, with_users
 from fireflyer.hai.simulation.work import Costs
+from fireflyer.storage.targets import replace_content
 from fireflyer.units import parse_seconds
 
 MOST_POLICIES = 6
@@ -218,12 +218,7 @@ def _write(path: Path, data: bytes) -> None:
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
         return
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_bytes(data)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    replace_content(path, data)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import msgspec
 from fireflyer.hai.lifecycle import count
 from fireflyer.hai.scheduling.cluster import Cluster, Job
 from fireflyer.hai.scheduling.devices import in_words
-from fireflyer.hai.scheduling.jobs import Reservation
+from fireflyer.hai.scheduling.jobs import AVOID_S, Reservation
 from fireflyer.hai.scheduling.preemption import ready_at
 from fireflyer.hai.scheduling.usable import large_enough
 
@@ -97,12 +97,16 @@ def _for_room(
     known = job.avoid & cluster.places.keys()
     avoided = sum(others >> cluster.places[name] & 1 for name in known)
     if avoided:
-        text += f", {avoided} more that it avoids after a fault"
+        text += f", {avoided} more that it avoids for {AVOID_S / 60:g} min after a fault"
     if any(other.phase == "suspending" for other in cluster.leaving.values()):
         text += f", {count(len(cluster.leaving), 'task')} making room"
     if ahead:
         text += f"; {count(ahead, 'task')} ahead"
-    earliest = _when(cluster, job, now, allowed) if expect else None
+    earliest = None
+    if expect:
+        earliest = _when(cluster, job, now, allowed)
+        if avoided:
+            earliest = _sooner(earliest, _when_it_avoids_none(cluster, job, now))
     closed = others.bit_count() > avoided and cluster.topology.enough(job.nodes, fits)
     rule: Rule = "window" if closed else "avoided" if avoided else "busy"
     return Why(rule=rule, text=text, ahead=ahead, earliest=earliest)
@@ -147,6 +151,16 @@ def _when(cluster: Cluster, job: Job, now: float, allowed: int) -> float | None:
     times.sort()
     when = times[job.nodes - 1] if len(times) >= job.nodes else math.inf
     return None if when == math.inf else when
+
+
+def _when_it_avoids_none(cluster: Cluster, job: Job, now: float) -> float | None:
+    """Returns the same for the time at which the job takes nodes that it avoids now."""
+    then = max(now, job.since + AVOID_S)
+    return _when(cluster, job, then, cluster.allowed(job, then))
+
+
+def _sooner(one: float | None, other: float | None) -> float | None:
+    return min((when for when in (one, other) if when is not None), default=None)
 
 
 def _behind_window(cluster: Cluster, job: Job, now: float, ahead: int) -> Why:

@@ -1,12 +1,13 @@
 """Splits an optimizer's step into one step per bucket.
 
-Works for every optimizer that updates each parameter from its own gradient and state: all of
-`torch.optim` except LBFGS. An optimizer of another origin makes its first step at once, which shows
-whether a step writes values that parameters share, such as a counter in a group. Then no step of it
-is split.
+Only a *separable* optimizer is split: each parameter's update depends on its own gradient and state
+and on its group's settings, and writes nothing else. All of `torch.optim` except LBFGS is separable.
+An optimizer of another origin may combine gradients or count steps in ways that no test of its steps
+shows in time. It is split only if it says that it is separable, and steps whole otherwise.
 """
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Collection, Iterable
 from types import MethodType
@@ -23,7 +24,6 @@ from fireflyer.log import get_logger
 Settings = list[dict[str, Any]]
 """Settings of the optimizer's groups (learning rates and others) at the time of `step()`."""
 _log = get_logger("haiscale")
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _cut: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
@@ -77,9 +77,15 @@ class SplitOptimizer:
         self.optimizer = optimizer
         own = type(optimizer).step
         self._apply: Callable[..., Any] = getattr(own, "__wrapped__", own)
-        self._torchs = f"{type(optimizer).__module__}.".startswith("torch.optim.")
-        self._splits: bool | None = True if self._torchs else None  # None: no step has shown it yet
+        self._splits = is_separable(optimizer)
         self._whole_next = False
+        if not self._splits:
+            _log.warning(
+                "optimizer.step() waits for all gradients, because %s is not of torch.optim: set its "
+                "attribute separable = True if it updates each parameter from that parameter's own "
+                "gradient and state",
+                type(optimizer).__name__,
+            )
         self._before = optimizer.__dict__.get("step")
         self._hooks = [
             optimizer.register_state_dict_pre_hook(lambda _: settle()),
@@ -115,11 +121,14 @@ class SplitOptimizer:
         """Steps only these parameters, from their gradients, with the given settings.
 
         Steps all parameters, with the present settings, if `later` has found that the step is not
-        split. Parts of an earlier step stay parts.
+        split.
+
+        Raises:
+            ConfigError: an optimizer that says that it is separable has changed a setting.
         """
         if self._whole_next:
             self._whole_next = False
-            self._apply_whole()
+            self._apply(self.optimizer)
             return
         wanted = {id(p) for p in parameters}
         whole = self.optimizer.param_groups
@@ -130,43 +139,22 @@ class SplitOptimizer:
             }
             for kept, group in zip(settings, whole, strict=False)
         ]
-        before = [] if self._torchs else [_marks(part) for part in parts]
         self.optimizer.param_groups = [part for part in parts if part["params"]]
         try:
             self._apply(self.optimizer)
         finally:
             self.optimizer.param_groups = whole
-        for part, marks, group in zip(parts, before, whole, strict=False):
-            for name in [name for name, mark in _marks(part).items() if marks.get(name) != mark]:
-                group[name] = part[name]
-                self._end_splitting()
+        if hasattr(self.optimizer, "separable"):
+            for part, kept in zip(parts, settings, strict=False):
+                self._check_unchanged(part, kept)
 
-    def _apply_whole(self) -> None:
-        before = self._shared()
-        self._apply(self.optimizer)
-        if self._splits is None and before == self._shared():
-            self._splits = True
-        elif self._splits is None:
-            self._end_splitting()
-
-    def _shared(self) -> list[dict[str, Any]]:
-        """Returns marks of the values that the steps of all parameters share."""
-        held = self.held()
-        common = {
-            str(key): value for key, value in self.optimizer.state.items() if id(key) not in held
-        }
-        apart = ("param_groups", "state", "step")
-        own = {name: value for name, value in vars(self.optimizer).items() if name not in apart}
-        return [_marks(values) for values in (*self.optimizer.param_groups, common, own)]
-
-    def _end_splitting(self) -> None:
-        if self._splits is not False:
-            self._splits = False
-            name = type(self.optimizer).__name__
-            _log.warning(
-                "a step of %s writes values that its parameters share: optimizer.step() waits for all "
-                "gradients from now on",
-                name,
+    def _check_unchanged(self, part: dict[str, Any], kept: dict[str, Any]) -> None:
+        named = sorted(part.keys() - {"params"})
+        changed = [name for name in named if not _equal(part[name], kept.get(name))]
+        if changed:
+            raise ConfigError(
+                f"{type(self.optimizer).__name__} says separable = True, but its step changed "
+                f"{changed[0]!r} of a group, which parameters share: remove the attribute"
             )
 
     def others(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
@@ -213,19 +201,41 @@ class SplitOptimizer:
             self.optimizer.step = self._before  # type: ignore[method-assign]
 
 
-def _marks(values: dict[str, Any]) -> dict[str, list[Any]]:
-    """Returns, by name, what differs if a value was changed: plain leaves, versions of tensors."""
-    return {
-        name: [_mark(leaf) for leaf in pytree.tree_leaves(value)]
-        for name, value in values.items()
-        if name != "params"
-    }
+def is_separable(optimizer: Optimizer) -> bool:
+    """Returns whether steps of single parameters, in any order, equal one step of all.
+
+    True for the classes of `torch.optim`, for subclasses of them that add no method besides a
+    constructor, and for optimizers whose attribute `separable` is True.
+    """
+    kinds = type(optimizer).__mro__
+    torchs = next(kind for kind in kinds if _is_torchs(kind))
+    added = [value for kind in kinds[: kinds.index(torchs)] for value in vars(kind).items()]
+    untouched = all(name == "__init__" or not _is_code(value) for name, value in added)
+    separable: bool = getattr(optimizer, "separable", torchs is not Optimizer and untouched)
+    return separable
 
 
-def _mark(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return id(leaf), leaf._version
-    return (type(leaf), repr(leaf)) if isinstance(leaf, _PLAIN) else id(leaf)
+def _is_torchs(code: Any) -> bool:
+    module = getattr(code, "__module__", None)
+    return f"{module}.".startswith("torch.optim.")
+
+
+def _is_code(value: Any) -> bool:
+    """Returns whether a class attribute is code of the class; torch puts its own `step` there."""
+    if callable(value):
+        return not _is_torchs(inspect.unwrap(value))
+    return hasattr(value, "__get__")
+
+
+def _equal(one: Any, other: Any) -> bool:
+    some, others = pytree.tree_leaves(one), pytree.tree_leaves(other)
+    return len(some) == len(others) and all(map(_same, some, others))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return one is other or bool(one == other)
 
 
 def _copied(setting: Any) -> Any:

@@ -392,28 +392,34 @@ class Sharding:
         if flight is None or flight.mask is None:
             return
         with isolated_torch_state():
-            self._land(unit, flight, flight.mask)
-
-    def _land(self, unit: Unit, flight: ShardReduction, mask: Mask) -> None:
-        unit.flight = None
-        trained = flight.trained
-        deferred.restore(p for _, p in trained)
-        try:
-            self._await(flight)
             begun = self.times.clock()
-            reached = mask.reached()
-        except BaseException:
-            self._torn = self._torn or flight.stepping
-            raise
+            try:
+                flight.wait()
+                reached = flight.mask.reached()
+            except Exception:  # the group has failed; after an interrupt it is waited for again
+                self._release(unit)
+                self._torn = self._torn or flight.stepping
+                raise
+            self.times.exposed_s += self.times.clock() - begun
+            self._release(unit)
+            self._land(flight, reached)
+
+    def _release(self, unit: Unit) -> None:
+        """Makes the parameters of a unit ordinary again: nothing of it is in flight."""
+        assert unit.flight is not None
+        deferred.restore(unit.flight.parameters)
+        unit.flight = None
+
+    def _land(self, flight: ShardReduction, reached: list[int]) -> None:
+        """Hands out the gradients of a unit that has arrived, and steps them if requested."""
         self._backlog.clear()  # backward is over; releases arrived reductions
-        self.times.exposed_s += self.times.clock() - begun
-        for (number, parameter), fresh in zip(trained, flight.fresh, strict=True):
+        for (number, parameter), fresh in zip(flight.trained, flight.fresh, strict=True):
             if fresh and not reached[number]:
                 parameter.grad = None
             if self.weighing is not None and parameter.grad is not None:
                 self.weighing.correct(cast(DTensor, parameter.grad).to_local())
         if flight.stepping:
-            self._step([parameter for _, parameter in trained])
+            self._step(flight.parameters)
 
     def settle(self) -> None:
         """Waits until no reduction is in flight."""

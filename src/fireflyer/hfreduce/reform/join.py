@@ -48,14 +48,15 @@ def addresses() -> list[str]:
 def write_doors(path: str | os.PathLike[str], doors: list[str]) -> None:
     """Writes addresses to a file for FIREFLYER_JOIN. Readers see either the old or the new content.
 
+    A link stays: the file behind it is replaced.
+
     Raises:
         ConfigError: the file cannot be written.
     """
-    draft = f"{os.fspath(path)}.{os.getpid()}"
+    from fireflyer.storage.targets import replace_content  # torch imports this module for its backend
+
     try:
-        with open(draft, "w", encoding="utf-8") as file:
-            file.write("\n".join(doors) + "\n")
-        os.replace(draft, path)
+        replace_content(path, "".join(f"{door}\n" for door in doors).encode())
     except OSError as error:
         raise ConfigError(f"cannot write the join addresses to {path}: {error.strerror}") from error
 

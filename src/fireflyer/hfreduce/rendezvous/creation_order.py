@@ -1,10 +1,18 @@
 """Check that all ranks create their groups in the same order.
 
 torch numbers groups in the order of their creation on each rank. Ranks that create them in another
-order meet under one number with other members in mind, and would reduce other groups' values.
+order meet under one number with another group in mind, and would reduce other groups' values. Two
+things tell groups apart: their members, and the calls that create them. A *call* is a place in the
+program, the lines of all functions on the stack. The first rank that makes a call publishes the
+group that it made there; a rank for which the same call makes another group has another order.
+Calls at different places prove nothing, because ranks may run different branches.
 """
 
-from collections.abc import Sequence
+import hashlib
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Protocol
 
 from fireflyer.errors import ConfigError
@@ -23,6 +31,50 @@ class OrderStore(Protocol):
 
 
 _BROKEN = "fireflyer: order of groups"
+_SAME = "call new_group for the same groups in the same order on all ranks"
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+class CallPlaces:
+    """Numbers this rank's calls: each by its place in the program and how often it ran before.
+
+    A default group begins a new count; see `forget`.
+    """
+
+    def __init__(self) -> None:
+        self._seen: Counter[str] = Counter()
+
+    def forget(self) -> None:
+        self._seen.clear()
+
+    def next(self, members: Sequence[int]) -> tuple[str, str]:
+        """Returns the key of the present call for a group of `members`, and its line for errors."""
+        frames = list(_stack(sys._getframe(1)))
+        lines = [f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in frames]
+        named = [f.f_locals.get("group_desc") for f in frames if f.f_code.co_name == "new_group"]
+        text = "\n".join([str(list(members)), str(named), *lines])
+        place = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+        self._seen[place] += 1
+        own = (frame for frame in frames if not _is_library(frame))
+        script = next(own, frames[-1])
+        line = f"{script.f_code.co_filename}:{script.f_lineno}"
+        return f"call {place} {self._seen[place]}", line
+
+
+_LIBRARIES = ("torch", "fireflyer")
+
+
+def _is_library(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
+
+
+places = CallPlaces()
+"""Calls of this process since its default group was created."""
 
 
 class CreationOrder:
@@ -44,12 +96,23 @@ class CreationOrder:
         _, _, seen = store.compare_set("order", "", mine).decode().partition(" of ranks ")
         first = store.get("order").decode()
         if seen != str(list(members)):
-            self._job.set(
-                _BROKEN,
-                f"the ranks create groups in different orders: of group {name}, {first}, but {mine}; "
-                "call new_group for the same groups in the same order on all ranks",
-            )
+            self._refuse(f"of group {name}, {first}, but {mine}")
+        self._compare_calls(name, rank, members)
         self.check()
+
+    def _compare_calls(self, name: str, rank: int, members: Sequence[int]) -> None:
+        call, line = places.next(members)
+        key = f"fireflyer: {call}"
+        theirs = self._job.compare_set(key, "", f"group {name} on rank {rank}").decode()
+        group, _, other = theirs.partition(" on ")
+        if group != f"group {name}":
+            self._refuse(
+                f"the group of ranks {list(members)} that {line} creates is {group} on {other}, but "
+                f"group {name} on rank {rank}"
+            )
+
+    def _refuse(self, difference: str) -> None:
+        self._job.set(_BROKEN, f"the ranks create groups in different orders: {difference}; {_SAME}")
 
     def check(self) -> None:
         """Raises ConfigError if the ranks' orders differ; called again while the rank waits."""

@@ -1,0 +1,54 @@
+"""Results go behind links, and into pipes and devices as they come."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from fireflyer.storage.targets import replace_content
+
+
+@pytest.mark.parametrize("to", ["file", "chain", "missing"])
+def test_the_file_behind_a_link_is_replaced(tmp_path: Path, to: str) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "file").write_text("before")
+    (tmp_path / "real" / "chain").symlink_to("file")
+    link = tmp_path / "link"
+    link.symlink_to(f"real/{to}")
+    replace_content(link, b"after")
+    assert os.readlink(link) == f"real/{to}"
+    names = {"file", "chain", to}
+    assert {path.name for path in (tmp_path / "real").iterdir()} == names
+    assert (tmp_path / "real" / ("missing" if to == "missing" else "file")).read_bytes() == b"after"
+
+
+def test_a_reader_of_the_former_file_keeps_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("before")
+    with path.open() as reader:
+        replace_content(path, b"after")
+        assert (reader.read(), path.read_text()) == ("before", "after")
+
+
+def test_a_fifo_and_an_open_descriptor_get_the_bytes(tmp_path: Path) -> None:
+    fifo, found = tmp_path / "fifo", []
+    os.mkfifo(fifo)
+    reader = threading.Thread(target=lambda: found.append(fifo.read_bytes()))
+    reader.start()
+    replace_content(fifo, b"through")
+    reader.join()
+    assert found == [b"through"]
+    assert fifo.is_fifo()
+    with (tmp_path / "log").open("wb") as log:
+        log.write(b"before, ")
+        log.flush()
+        replace_content(f"/dev/fd/{log.fileno()}", b"after")
+    assert (tmp_path / "log").read_bytes() == b"before, after"
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        replace_content(tmp_path / "folder", b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
