@@ -32,7 +32,7 @@ def test_a_reader_of_the_former_file_keeps_it(tmp_path: Path) -> None:
 
 
 def test_a_fifo_and_an_open_descriptor_get_the_bytes(tmp_path: Path) -> None:
-    fifo, found = tmp_path / "fifo", []
+    fifo, found = tmp_path / "fifo", list[bytes]()
     os.mkfifo(fifo)
     reader = threading.Thread(target=lambda: found.append(fifo.read_bytes()))
     reader.start()

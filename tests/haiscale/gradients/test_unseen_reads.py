@@ -130,18 +130,18 @@ class Counting(Optimizer):
         self.common = torch.zeros(())
 
     def rate(self, group: dict[str, Any]) -> float:
-        first = self.state[group["params"][0]]
+        state: Any = self.state
+        first = state[group["params"][0]]
         steps = first["steps"] = first.get("steps", 0) + 1
         counts = int(steps > self.since)
         for parameter in group["params"]:
-            self.state[parameter].setdefault("shared", self.common)
+            state[parameter].setdefault("shared", self.common)
         if self.place == "group":
             group["step"] += counts
         elif self.place == "tensor of a group":
             group["tensor"].add_(counts)
         elif self.place == "state":
-            common: dict[str, int] = self.state["common"]  # type: ignore[index]
-            common["count"] = common.get("count", 0) + counts
+            state["common"]["count"] = state["common"].get("count", 0) + counts
         elif self.place == "tensor of states":
             first["shared"].add_(counts)
         elif self.place == "attribute":
@@ -149,7 +149,7 @@ class Counting(Optimizer):
         elif self.place == "norm of all gradients" and counts:
             grads = [p.grad for p in group["params"] if p.grad is not None]
             self.common.copy_(torch.nn.utils.get_total_norm(grads))
-        seen = self.state.get("common", {}).get("count", 0)  # type: ignore[call-overload]
+        seen = state.get("common", {}).get("count", 0)
         told = self.own["count"] + seen + group["step"] + group["tensor"] + self.common
         return group["lr"] / (1.0 + float(told))
 
@@ -221,13 +221,8 @@ class Named(SGD):
         super().__init__(parameters, lr=1.0, momentum=0.9)
 
 
-class Stepping(Named):
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        return super().step(closure)
-
-
-class Separable(Stepping):
-    separable = True
+Stepping: Any = type("Stepping", (Named,), {"step": lambda self, _=None: SGD.step(self)})
+Separable: Any = type("Separable", (Stepping,), {"separable": True})
 
 
 class Wrong(Counting):

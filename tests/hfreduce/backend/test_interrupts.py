@@ -166,10 +166,11 @@ def test_training_of_shards(start_gang: StartGang, tmp_path: Any) -> None:
             auto_wrap_policy={nn.Linear},
             reshard_after_forward=False,
         )
-        optimizer, bias = model.optimizer, net[1].bias
+        bias: Any = net[1].bias
+        optimizer, seen = model.optimizer, list[bool]()
         assert optimizer is not None
         before = model.state_dict(full=True)["1.bias"]
-        x, seen = torch.full((1, 4), 1.0 + rank), []
+        x = torch.full((1, 4), 1.0 + rank)
         for turn in range(2):
             if rank == 0:
                 seen.append(interrupted(lambda: model(x)))

@@ -53,7 +53,8 @@ def write_doors(path: str | os.PathLike[str], doors: list[str]) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    from fireflyer.storage.targets import replace_content  # torch imports this module for its backend
+    # Not above: torch imports this module for its backend.
+    from fireflyer.storage.targets import replace_content
 
     try:
         replace_content(path, "".join(f"{door}\n" for door in doors).encode())

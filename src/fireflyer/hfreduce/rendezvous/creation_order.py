@@ -112,7 +112,9 @@ class CreationOrder:
             )
 
     def _refuse(self, difference: str) -> None:
-        self._job.set(_BROKEN, f"the ranks create groups in different orders: {difference}; {_SAME}")
+        self._job.set(
+            _BROKEN, f"the ranks create groups in different orders: {difference}; {_SAME}"
+        )
 
     def check(self) -> None:
         """Raises ConfigError if the ranks' orders differ; called again while the rank waits."""
