@@ -151,7 +151,7 @@ class Counting(Optimizer):
             self.common.copy_(torch.nn.utils.get_total_norm(grads))
         seen = state.get("common", {}).get("count", 0)
         told = self.own["count"] + seen + group["step"] + group["tensor"] + self.common
-        return group["lr"] / (1.0 + float(told))
+        return float(group["lr"]) / (1.0 + float(told))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

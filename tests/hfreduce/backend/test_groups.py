@@ -309,7 +309,7 @@ def test_groups_created_in_another_order_are_an_error_everywhere(
     for said in play(body, "AAA"):
         assert "the ranks create groups in different orders: " in said
         assert re.search(
-            r"of group 1, .*rank 1 creates it of|is group \d on rank .*, but group", said
+            r"of group \d+, .*rank 1 creates it of|is group \d+ on rank .*, but group", said
         )
         assert "rank 1" in said
 
