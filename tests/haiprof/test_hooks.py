@@ -14,7 +14,7 @@ from fireflyer.haiprof.events import unpacked
 from fireflyer.haiprof.inside import buffer as buffers
 from fireflyer.haiprof.inside import points
 from fireflyer.haiprof.inside.buffer import EventBuffer
-from fireflyer.haiprof.inside.modules import SEARCH_EVERY, RootModules
+from fireflyer.haiprof.inside.modules import SEARCH_EVERY, Root, RootModules
 from fireflyer.haiprof.phases import PhaseAccountant, Row
 
 MS = 1_000_000
@@ -279,6 +279,22 @@ def test_everything_is_as_it_was_afterwards(clock: Clock) -> None:
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
     assert not before[-1]
+
+
+def test_a_session_that_ends_while_a_root_gets_its_hooks_leaves_none(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, hooks, put = Model(clock), Hooks(), Root.put
+
+    def late(root: Root) -> None:
+        hooks.end()  # by the agent, between the decision and the act
+        put(root)
+
+    monkeypatch.setattr(Root, "put", late)
+    model(torch.ones(2, 2))
+    assert not hooks.buffer.active
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
 
 
 def test_hooks_of_others_survive(clock: Clock) -> None:

@@ -54,7 +54,6 @@ class Root:
         name = type(getattr(module, "_orig_mod", module)).__name__
         self._record = buffer.recorder(FORWARD, buffer.label((FORWARD, id(module)), name))
         self._undo: list[Callable[[], None]] = []
-        self.put()
 
     def put(self) -> None:
         """Puts the hooks in place."""
@@ -127,7 +126,7 @@ class RootModules:
     def undo(self) -> None:
         """Removes all hooks."""
         self._end_search()
-        for root in self._roots.values():
+        for root in list(self._roots.values()):  # the training thread may add one
             root.undo()
 
     @contextmanager
@@ -139,9 +138,8 @@ class RootModules:
         try:
             yield
         finally:
-            if self._buffer.active:
-                for root in roots:
-                    root.put()
+            for root in roots:
+                self._put(root)
 
     def _end_search(self) -> None:
         search, self._search = self._search, None
@@ -170,6 +168,8 @@ class RootModules:
         keep_from_compiler(call)
         keep_from_compiler(RootModules._first_call)
         self._search = Replacement(self._class, "__call__", call)
+        if not self._buffer.active:  # the agent has removed what it found, as in `_put`
+            self._end_search()
 
     def _first_call(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
         """Records the call of a new root, which gets its hooks afterwards."""
@@ -180,6 +180,18 @@ class RootModules:
         finally:
             self._buffer.put(False, FORWARD, label)
             if self._buffer.active:
-                self._roots[id(module)] = Root(module, self._buffer)
+                root = self._roots[id(module)] = Root(module, self._buffer)
+                self._put(root)
                 self.found += 1
                 self._quiet = 0
+
+    def _put(self, root: Root) -> None:
+        """Puts a root's hooks in place, unless the session ends.
+
+        The agent makes the buffer inactive before it removes hooks. What it may have missed, because
+        this thread was putting it in place, is removed here.
+        """
+        if self._buffer.active:
+            root.put()
+        if not self._buffer.active:
+            root.undo()
