@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "base/error.hpp"
@@ -114,7 +115,12 @@ Pool::Pool(const Shape& shape, int environments, int threads)
       queued_(environments),
       stepped_(environments),
       generation_(fork_guard::generation()) {
-  for (int i = 1; i < threads; ++i) threads_.emplace_back([this] { work(); });
+  try {
+    for (int i = 1; i < threads; ++i) threads_.emplace_back([this] { work(); });
+  } catch (const std::system_error&) {
+    stop();
+    throw Error(Code::invalid, "the system has no room for " + std::to_string(threads) + " threads");
+  }
 }
 
 void Pool::stop() {

@@ -119,7 +119,7 @@ def test_a_seed_repeats_what_follows() -> None:
     pool = native("CartPole-v1", num_envs=8, num_threads=2)
     first, again = pool.reset(seed=4)[0], pool.reset()[0]
     assert not np.array_equal(first, again)
-    assert np.array_equal(pool.reset(seed=4)[0], first)
+    assert np.array_equal(pool.reset(seed=np.int64(4))[0], first)
     assert np.array_equal(pool.reset()[0], again)
     assert len(np.unique(first[:, 0])) == 8
 
@@ -144,7 +144,11 @@ def test_wrappers_of_gymnasium_take_a_pool() -> None:
         (lambda pool: pool.step([0, 1, 2, 0]), "no action 2.*: expected 0 to 1"),
         (lambda pool: pool.step([0, 1, 0.5, 0]), "no action 0.5"),
         (lambda pool: pool.step([0, 1]), "2 actions for 4 environments"),
-        (lambda pool: pool.send([0, 0], [1, 4]), "environment 4 does not exist"),
+        (lambda pool: pool.send([0, 0], [1, 4]), "numbers from 0 to 3"),
+        (lambda pool: pool.send([0, 0], [1, -1]), "numbers from 0 to 3"),
+        (lambda pool: pool.send([0], [2.7]), "numbers from 0 to 3"),
+        (lambda pool: pool.send([0], [[0]]), "numbers from 0 to 3"),
+        (lambda pool: pool.set_states(np.full((4, 4), np.nan)), "not finite"),
         (lambda pool: pool.send([0, 0], [1, 1]), "environment 1 is under way"),
         (lambda pool: pool.recv(), "4 environments wanted, 0 under way"),
         (lambda pool: pool.set_states(np.zeros((3, 4))), "another shape"),
@@ -179,6 +183,9 @@ def test_environments_under_way() -> None:
     [
         ({"num_envs": 0}, "invalid num_envs 0"),
         ({"num_threads": 0}, "num_threads 0"),
+        ({"num_threads": 100_000}, "num_threads 100000"),
+        ({"num_envs": 1.5}, "invalid num_envs 1.5"),
+        ({"seed": "x"}, "invalid seed 'x'"),
         ({"num_envs": 4, "batch_size": 5}, r"invalid batch_size 5: expected 1 to num_envs \(4\)"),
         ({"env_type": "gym"}, "invalid env_type 'gym'"),
     ],

@@ -91,6 +91,9 @@ def test_a_wrong_call_changes_nothing(pool: ProcessPool) -> None:
         pool.step([0] * 3)
     with pytest.raises(ValueError, match="one seed"):
         pool.reset(seed=[1, 2, 3, 4])
+    for wrong in ([0, 10, 0, 0], [0, 0, 0, -1], [0.5, 0, 0, 0], [np.nan, 0, 0, 0]):
+        with pytest.raises(ValueError, match="outside Discrete"):
+            pool.step(wrong)
     assert pool.step([0] * 4)[0][:, 0].tolist() == [1] * 4
 
 
@@ -121,6 +124,8 @@ def test_what_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
         envpool.make("FrozenLake-v1", no_such_option=1)
     with pytest.raises(ConfigError, match="batch_size must be num_envs"):
         envpool.make("FrozenLake-v1", num_envs=4, batch_size=2)
+    with pytest.raises(ConfigError, match="environment 1 has the spaces"):
+        ProcessPool([Counting, partial(gymnasium.make, "CartPole-v1")])
     monkeypatch.setattr(Counting, "observation_space", Dict({"a": Discrete(2)}))
     with pytest.raises(ConfigError, match="invalid space Dict"):
         ProcessPool([Counting])

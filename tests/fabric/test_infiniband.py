@@ -54,6 +54,11 @@ def test_speeds_of_cables_are_read() -> None:
     assert read_net(text.replace("4xHDR", "1xXDR"), "net").net.rates.max() == HDR_BYTES_S
     assert read_net(text.replace("4xHDR", "1xSDR"), "net").net.rates.max() == HDR_BYTES_S / 2
     assert read_net(text.replace(" 4xHDR", ""), "net").net.rates.max() == HDR_BYTES_S
+    for wrong in ("4xFOO", "0xHDR", "99999999999999999999xHDR"):
+        with pytest.raises(FabricError, match=r"net, line \d+: invalid speed"):
+            read_net(text.replace("4xHDR", wrong), "net")
+    with pytest.raises(FabricError, match=r"net, line \d+: invalid lid 9999"):
+        read_net(text.replace(" lid 2 ", " lid 99999999999999999999 "), "net")
 
 
 def test_a_round_trip_through_the_real_opensm() -> None:

@@ -4,12 +4,17 @@ import functools
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fireflyer.errors import ConfigError
 
 if TYPE_CHECKING:
     from fireflyer.envpool.atari import Atari
     from fireflyer.envpool.pool import Pool
     from fireflyer.envpool.processes import ProcessPool
+
+MOST_ENVS = 1 << 20
+MOST_THREADS = 1024
 
 NATIVE = ("CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1")
 
@@ -43,10 +48,18 @@ def make(
             raise ModuleNotFoundError(message, name=package)
     if env_type != "gymnasium":
         raise ConfigError(f"invalid env_type {env_type!r}: expected 'gymnasium'")
-    if num_envs < 1 or num_threads < 1:
-        raise ConfigError(
-            f"invalid num_envs {num_envs} or num_threads {num_threads}: expected at least 1"
-        )
+    for name, value, most in (
+        ("num_envs", num_envs, MOST_ENVS), ("num_threads", num_threads, MOST_THREADS),
+        ("batch_size", num_envs if batch_size is None else batch_size, MOST_ENVS),
+    ):  # fmt: skip
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | np.integer)
+            or not 1 <= value <= most
+        ):
+            raise ConfigError(f"invalid {name} {value!r}: expected 1 to {most}")
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise ConfigError(f"invalid seed {seed!r}: expected a whole number")
     batch = num_envs if batch_size is None else batch_size
     if not 1 <= batch <= num_envs:
         raise ConfigError(f"invalid batch_size {batch_size}: expected 1 to num_envs ({num_envs})")

@@ -47,7 +47,7 @@ class Pool(VectorEnv[Floats, Any, Any]):
         self.single_action_space = one.action_space
         self.observation_space = batch_space(one.observation_space, num_envs)
         self.action_space = batch_space(one.action_space, num_envs)
-        self._native = native.make(task, num_envs, num_threads, seed & (2**64 - 1))
+        self._native = native.make(task, num_envs, num_threads, int(seed) & (2**64 - 1))
         self._width = self._native.observation
         self._every = np.arange(num_envs, dtype=np.int32)
         self._under_way = 0
@@ -67,12 +67,12 @@ class Pool(VectorEnv[Floats, Any, Any]):
         Raises:
             ValueError: an option, or a list of seeds.
         """
-        if options or not (seed is None or isinstance(seed, int)):
+        if options or not (seed is None or isinstance(seed, int | np.integer)):
             raise ValueError("reset takes one seed for all environments, and no options")
         if self._under_way:
             self._receive(self._under_way)
         if seed is not None:
-            self._native.seed(seed & (2**64 - 1))
+            self._native.seed(int(seed) & (2**64 - 1))
         self.async_reset()
         return self._receive(self.num_envs)[1], {}
 
@@ -113,9 +113,17 @@ class Pool(VectorEnv[Floats, Any, Any]):
             ValueError: an action that the task does not have; an environment that does not exist
                 or is under way. None has begun a step then.
         """
-        ids = self._every if env_id is None else np.ascontiguousarray(env_id, np.int32)
+        ids = self._every if env_id is None else self._numbers(env_id)
         self._native.send(ids, np.ascontiguousarray(actions, np.float64).reshape(-1))
         self._under_way += len(ids)
+
+    def _numbers(self, env_id: ArrayLike) -> Ints:
+        given = np.asarray(env_id)
+        if given.ndim != 1 or given.dtype.kind not in "iu" or (given.size and (
+            given.min() < 0 or given.max() >= self.num_envs
+        )):  # fmt: skip
+            raise ValueError(f"env_id must be a row of numbers from 0 to {self.num_envs - 1}")
+        return np.ascontiguousarray(given, np.int32)
 
     def recv(self) -> Batch:
         """Waits for the first `batch_size` environments that are ready.
@@ -144,9 +152,12 @@ class Pool(VectorEnv[Floats, Any, Any]):
         """Begins an episode of each environment in a state, as `states` returns them.
 
         Raises:
-            ValueError: environments are under way, or the shape is another one.
+            ValueError: environments are under way, a state is not finite, or the shape is another one.
         """
-        self._native.set_states(np.ascontiguousarray(states, np.float64))
+        given = np.ascontiguousarray(states, np.float64)
+        if not np.isfinite(given).all():
+            raise ValueError("a state is not finite")
+        self._native.set_states(given)
 
     def _receive(self, count: int) -> tuple[Ints, Floats, Doubles, Bools, Bools]:
         ids = np.empty(count, np.int32)

@@ -10,6 +10,7 @@ import itertools
 import multiprocessing
 import select
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -49,8 +50,8 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
         seed: environment i is first reset with seed + i.
 
     Raises:
-        ConfigError: an argument is out of range, or a space is neither Box, Discrete, MultiDiscrete
-            nor MultiBinary.
+        ConfigError: an argument is out of range, an environment has other spaces than the first one,
+            or a space is neither Box, Discrete, MultiDiscrete nor MultiBinary.
     """
 
     def __init__(
@@ -69,6 +70,9 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
         self.single_observation_space, self.single_action_space = spaces
         self.observation_space = batch_space(spaces[0], self.num_envs)
         self.action_space = batch_space(spaces[1], self.num_envs)
+        for number, maker in enumerate(makers[1:], 1):
+            if maker != makers[0]:
+                _compare(maker(), spaces, number)
         self._makers, self._deadline_s = list(makers), deadline_s
         self._seed: int | None = seed
         self._shared = Shared.create(Layout.of(*spaces, self.num_envs))
@@ -77,6 +81,7 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
         self._shares = [range(a, b) for a, b in itertools.pairwise(edges)]
         self._context = multiprocessing.get_context("spawn")
         self._workers: list[tuple[SpawnProcess, Connection]] = []
+        self._end = weakref.finalize(self, _end, self._workers, self._shared)  # also at exit
         try:
             for share in self._shares:
                 self._workers.append(self._start(share))
@@ -101,11 +106,12 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
         Raises:
             ValueError: an option, or a list of seeds.
         """
-        if options or not (seed is None or isinstance(seed, int)):
+        if options or not (seed is None or isinstance(seed, int | np.integer)):
             raise ValueError("reset takes one seed for all environments, and no options")
         if seed is None and self._seed is not None:
             seed = self._seed
         self._seed = None
+        self._check_open()
         self._shared.seeds[:] = -1 if seed is None else seed + np.arange(self.num_envs)
         info = self._round(RESET)
         return self._shared.observations.copy(), info
@@ -118,12 +124,16 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
             `info` by gymnasium's rules; its `error` (num_envs,) says why an environment was replaced.
 
         Raises:
-            ValueError: the actions have another shape.
+            ValueError: the actions have another shape, or one lies outside its space; nothing has been
+                stepped then.
         """
+        self._check_open()
         given = np.asarray(actions)
         shared = self._shared
         if given.shape != shared.actions.shape:
             raise ValueError(f"actions have shape {given.shape}, expected {shared.actions.shape}")
+        if not self._known(given):
+            raise ValueError(f"an action lies outside {self.single_action_space}")
         shared.actions[:] = given
         info = self._round(STEP)
         return (
@@ -131,15 +141,24 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
             shared.truncated.copy(), info,
         )  # fmt: skip
 
+    def _known(self, actions: NDArray[Any]) -> bool:
+        """True if the space has each action, which is a whole number where the space has such."""
+        dtype = self._shared.actions.dtype
+        if actions.dtype.kind not in "biuf" or (dtype.kind != "f" and not np.all(actions % 1 == 0)):
+            return False
+        space = self.action_space
+        low, high = (space.low, space.high) if isinstance(space, Box) else (0, 1)
+        if isinstance(space, MultiDiscrete):
+            low, high = space.start, space.start + space.nvec - 1
+        return bool(np.all((actions >= low) & (actions <= high)))
+
     def close_extras(self, **kwargs: Any) -> None:
         """Ends the workers and gives the shared memory back."""
-        for process, pipe in self._workers:
-            pipe.close()
-            process.join(1.0)
-            process.kill()
-            process.join()
-        self._workers = []
-        self._shared.close()
+        self._end()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError("this pool was closed")
 
     def _start(self, share: range) -> tuple[SpawnProcess, Connection]:
         ours, theirs = self._context.Pipe()
@@ -203,3 +222,22 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
         for env in share:
             text = why if env == at else f"environment {at}, of the same process, failed: {why}"
             infos[env] = {"error": text}
+
+
+def _end(workers: list[tuple[SpawnProcess, Connection]], shared: Shared) -> None:
+    """Ends workers, which have a second for it, and gives their memory back."""
+    for process, pipe in workers:
+        pipe.close()
+        process.join(1.0)
+        process.kill()
+        process.join()
+    workers.clear()
+    shared.close()
+
+
+def _compare(env: "gymnasium.Env[Any, Any]", spaces: tuple[Any, Any], number: int) -> None:
+    """Raises ConfigError if an environment has other spaces than the first one."""
+    found = env.observation_space, env.action_space
+    env.close()
+    if found != spaces:
+        raise ConfigError(f"environment {number} has the spaces {found}, the first one {spaces}")

@@ -27,7 +27,11 @@ LANE_BYTES_S = {
 
 HEAD = re.compile(r'(Switch|Ca|Rt)\s+(\d+)\s+"([^"]+)"(?:\s*#\s*"([^"]*)")?')
 CABLE = re.compile(r'\[(\d+)\](?:\([0-9a-fA-F]+\))?\s+"([^"]+)"\[(\d+)\](?:\([0-9a-fA-F]+\))?(.*)')
-SPEED = re.compile(rf"\b(\d+)x({'|'.join(LANE_BYTES_S)})\b")
+LAST_LID = 0xBFFF
+"""Highest LID of a port; those above it name groups."""
+
+WIDTHS = ("1", "2", "4", "8", "12")
+SPEED = re.compile(r"\b(\d+)x(\w+)\s*$")
 LID = re.compile(r"\blid (\d+)")
 GUIDS = re.compile(r"switchguid=0x([0-9a-fA-F]+)")
 TABLE = re.compile(r"Unicast lids \[.*\] of switch Lid (\d+) guid 0x([0-9a-fA-F]+)")
@@ -102,10 +106,25 @@ def _speed(rate: float) -> str:
     return "4x" + min(LANE_BYTES_S, key=lambda name: abs(4 * LANE_BYTES_S[name] - rate))
 
 
+def _unicast(text: str) -> int:
+    """Raises FabricError if a port cannot have this LID."""
+    if len(text) > 5 or int(text) > LAST_LID:
+        raise FabricError(f"invalid lid {text[:20]}: expected at most {LAST_LID}")
+    return int(text)
+
+
 def _rate(text: str) -> float:
-    """Bytes a second of a cable whose line ends in such a name; without one, those of 4xHDR."""
-    found = SPEED.search(text)
-    return int(found[1]) * LANE_BYTES_S[found[2]] if found else HDR_BYTES_S
+    """Bytes a second of a cable whose line ends in such a name; without one, those of 4xHDR.
+
+    Raises:
+        FabricError: no cable has so many lanes, or such a speed.
+    """
+    found = SPEED.search(text.rpartition('"')[2])
+    if found is None:
+        return HDR_BYTES_S
+    if found[1] not in WIDTHS or found[2] not in LANE_BYTES_S:
+        raise FabricError(f"invalid speed {found[0].strip()!r}: expected e.g. 4xHDR or 2xNDR")
+    return int(found[1]) * LANE_BYTES_S[found[2]]
 
 
 def _hosts(net: Net) -> dict[str, dict[int, int]]:
@@ -230,7 +249,7 @@ def _join(
                 end = f"{names[far[0]]}/{far[1]}"
                 builder.endpoint(end, indices[near[0]], near[1], _rate(rest))
                 lid = LID.search(rest)
-                lids.append(int(lid[1]) if lid else 0)
+                lids.append(_unicast(lid[1]) if lid else 0)
                 count += 1
         except FabricError as error:
             raise FabricError(f"{place}: {error}") from None

@@ -14,7 +14,8 @@ net = typer.Typer(
 PresetOption = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="fire-flyer2, fat-tree2, fat-tree3, dgx-a100 or multi-plane."
+        metavar="NAME",
+        help="fire-flyer2, fat-tree2, fat-tree3, dgx-a100, mixed-speeds or multi-plane.",
     ),
 ]
 
@@ -175,7 +176,8 @@ def flows(
         ),
     ] = None,
     cuts: Annotated[
-        int, typer.Option(min=0, help="Random cables that fail during --bytes, one at a time.")
+        int,
+        typer.Option(min=0, max=500, help="Random cables that fail during --bytes, one at a time."),
     ] = 0,
     reroute: Annotated[
         str, typer.Option(metavar="TIME", help="Time from a failure to new routes.")

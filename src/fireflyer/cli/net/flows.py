@@ -68,6 +68,8 @@ def _runs(net: Net, of: Traffic, size: int, ask: Ask) -> dict[str, Run]:
     if not failures:
         return {"whole": whole}
     reroute_s = parse_seconds(ask.reroute, "--reroute")
+    if reroute_s < 0:
+        raise ConfigError(f"invalid --reroute {ask.reroute}: expected at least 0s")
     failed = run_flows(net, of, size, failures, reroute_s=reroute_s, merge=ask.merge)
     return {"whole": whole, "with failures": failed}
 
