@@ -62,6 +62,8 @@ class Net(nn.Module):
 class SlowSGD(torch.optim.Optimizer):
     """The update of a parameter lasts STEP seconds."""
 
+    separable = True
+
     def __init__(self, parameters: Any, clock: Clock) -> None:
         super().__init__(parameters, {"lr": 0.1})
         self.clock = clock
