@@ -2,6 +2,9 @@
 // the result of the first call.
 #pragma once
 
+#include <cstring>
+#include <utility>
+
 namespace ff {
 
 enum class Isa {
@@ -16,5 +19,15 @@ bool able(Isa isa);         // true if this processor runs it
 // Returns the widest set that this processor runs. The environment's FIREFLYER_ISA=base|v3|v4, read once, forces
 // another. Throws Error(invalid) if its value is no such set, or a set that this processor does not run.
 Isa isa();
+
+// Returns the table of functions that was compiled for a set, by its name; null if this processor does not run it.
+template <class Table>
+const Table* table_for(const char* set, const Table& base, const Table& v3, const Table& v4) {
+  const std::pair<Isa, const Table*> tables[] = {{Isa::base, &base}, {Isa::v3, &v3}, {Isa::v4, &v4}};
+  for (const auto& [its, table] : tables) {
+    if (std::strcmp(set, name(its)) == 0 && able(its)) return table;
+  }
+  return nullptr;
+}
 
 }  // namespace ff

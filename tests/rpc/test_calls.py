@@ -387,64 +387,52 @@ def test_a_closed_client(serve: Serve, connect: Connect) -> None:
         client.call("add", Pair(1, 1), int, deadline_s=1e9)
 
 
-def test_closing_ends_the_calls_under_way(serve: Serve, connect: Connect) -> None:
-    server, begun = make(), threading.Event()
+class Held:
+    """A client, one of whose calls waits in another thread for an answer that never comes."""
 
-    async def held(call: Call, body: None) -> None:
-        begun.set()
-        await asyncio.Event().wait()
+    def __init__(self, serve: Serve, connect: Connect) -> None:
+        server, begun = make(), threading.Event()
 
-    server.on("held", type(None), held)
-    client = connect(serve(server))
-    errors = list[FireflyerError]()
+        async def held(call: Call, body: None) -> None:
+            begun.set()
+            await asyncio.Event().wait()
 
-    def caller() -> None:
+        server.on("held", type(None), held)
+        self.client = connect(serve(server))
+        self.client.call("add", Pair(1, 1), int)  # the connection's thread has handed over
+        self.errors = list[FireflyerError]()
+        self.thread = threading.Thread(target=self._call)
+        self.thread.start()
+        assert begun.wait(LIMIT_S)
+
+    def _call(self) -> None:
         try:
-            client.call("held")
+            self.client.call("held")
         except FireflyerError as error:
-            errors.append(error)
+            self.errors.append(error)
 
-    thread = threading.Thread(target=caller)
-    thread.start()
-    assert begun.wait(LIMIT_S)
-    client.close()
-    thread.join()
-    assert type(errors[0]) is PeerLost
+
+def test_closing_ends_the_calls_under_way(serve: Serve, connect: Connect) -> None:
+    held = Held(serve, connect)
+    held.client.close()
+    held.thread.join()
+    assert type(held.errors[0]) is PeerLost
 
 
 def test_a_reader_of_a_closed_connection_does_not_wait_for_the_closing_thread(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, begun = make(), threading.Event()
-
-    async def held(call: Call, body: None) -> None:
-        begun.set()
-        await asyncio.Event().wait()
-
-    server.on("held", type(None), held)
-    client = connect(serve(server))
-    client.call("add", Pair(1, 1), int)  # the connection's thread has handed over
-    errors = list[FireflyerError]()
-
-    def caller() -> None:
-        try:
-            client.call("held")
-        except FireflyerError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=caller)
-    thread.start()
-    assert begun.wait(LIMIT_S)
+    held = Held(serve, connect)
     passed_on = client_module._call_all
 
     def late(calls: Any) -> None:
-        if threading.current_thread() is not thread:
-            thread.join(LIMIT_S)
+        if threading.current_thread() is not held.thread:
+            held.thread.join(LIMIT_S)
         passed_on(calls)
 
     monkeypatch.setattr(client_module, "_call_all", late)
-    client.close()
-    assert [type(error) for error in errors] == [PeerLost]
+    held.client.close()
+    assert [type(error) for error in held.errors] == [PeerLost]
 
 
 def test_the_secret_is_in_no_error(serve: Serve, connect: Connect) -> None:

@@ -12,7 +12,10 @@ import typer
 from fireflyer.bench.envs import commands as envs_commands
 from fireflyer.bench.harness import options
 from fireflyer.bench.harness.command_line import (
+    FileSystemsAt,
     JsonTo,
+    PeerPrograms,
+    Quick,
     Rounds,
     names_of,
     report,
@@ -410,16 +413,8 @@ def checkpoint(
 
 @app.command()
 def fs(
-    work: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for the file systems; removed afterwards.")
-    ] = Path("bench-fs"),
-    peers: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder of the peers' programs, fetched when needed; default: peers in --work.",
-        ),
-    ] = None,
+    work: FileSystemsAt = Path("bench-fs"),
+    peers: PeerPrograms = None,
     only: Annotated[
         str,
         typer.Option(help="Cases: tcp, local, small, write, create, one, stat, memory, incast."),
@@ -434,13 +429,7 @@ def fs(
     plots: Annotated[
         Path | None, typer.Option(metavar="DIR", help="With --growth: write the SVG files to DIR.")
     ] = None,
-    quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick",
-            help="Use tiny sizes to check that the benchmark runs; the figures mean little.",
-        ),
-    ] = False,
+    quick: Quick = False,
     rounds: Rounds = 5,
     json_to: JsonTo = None,
 ) -> None:

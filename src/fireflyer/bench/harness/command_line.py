@@ -4,6 +4,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +21,23 @@ JsonTo = Annotated[
 ]
 Rounds = Annotated[
     int, typer.Option(min=1, help="Number of interleaved rounds; the report shows medians.")
+]
+
+FileSystemsAt = Annotated[
+    Path, typer.Option(metavar="DIR", help="Folder for the file systems; removed afterwards.")
+]
+PeerPrograms = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder of the peers' programs, fetched when needed; default: peers in --work.",
+    ),
+]
+Quick = Annotated[
+    bool,
+    typer.Option(
+        "--quick", help="Use tiny sizes to check that the benchmark runs; the figures mean little."
+    ),
 ]
 
 

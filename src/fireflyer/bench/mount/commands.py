@@ -6,33 +6,29 @@ from typing import Annotated
 import typer
 
 from fireflyer.bench.harness import options
-from fireflyer.bench.harness.command_line import JsonTo, Rounds, names_of, report, say, teller
+from fireflyer.bench.harness.command_line import (
+    FileSystemsAt,
+    JsonTo,
+    PeerPrograms,
+    Quick,
+    Rounds,
+    names_of,
+    report,
+    say,
+    teller,
+)
 from fireflyer.bench.harness.report import Machine
 
 
 def mount(
-    work: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for the file systems; removed afterwards.")
-    ] = Path("bench-mount"),
-    peers: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder of the peers' programs, fetched when needed; default: peers in --work.",
-        ),
-    ] = None,
+    work: FileSystemsAt = Path("bench-mount"),
+    peers: PeerPrograms = None,
     passthrough: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Program passthrough_hp of libfuse's examples."),
     ] = None,
     only: Annotated[str, typer.Option(help="Cases: read, create, find.")] = ",".join(options.MOUNT),
-    quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick",
-            help="Use tiny sizes to check that the benchmark runs; the figures mean little.",
-        ),
-    ] = False,
+    quick: Quick = False,
     rounds: Rounds = 5,
     json_to: JsonTo = None,
 ) -> None:
