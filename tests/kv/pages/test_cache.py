@@ -407,3 +407,20 @@ def test_killed_processes_leave_whole_pages(tmp_path: Path) -> None:
                 assert got(cache, names(f"{written}-", 8)) == [True] * 8, "flushed pages stay"
             for turn in range(written + 2):
                 got(cache, names(f"{turn}-", 8))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_caller_does_not_wait_for_a_thread_that_an_unexpected_error_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = kv.cache(tmp_path, 2 << 20, segment=64 * KIB)
+
+    def fails(_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(cache._writer, "write", fails)
+    keys = names("key", 200)
+    with pytest.raises(KvError, match="closed"):
+        cache.set_from(keys, [page_of(key) for key in keys])
+    assert got(cache, [b"key0"]) == [False]
+    cache.close()

@@ -254,6 +254,14 @@ class PageCache:
         return found | self.counters.shown()
 
     def _run(self) -> None:
+        try:
+            self._maintain()
+        finally:  # also after an unexpected error: a caller waits for no thread that has ended
+            with self._changed:
+                self._closing = True
+                self._changed.notify_all()
+
+    def _maintain(self) -> None:
         looked = time.monotonic()
         while True:
             with self._changed:
