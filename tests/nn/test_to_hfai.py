@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fireflyer.nn as hn
 from fireflyer.errors import ConfigError
+from fireflyer.nn.modules import CastingRmsNorm
 
 
 def gpt() -> tuple[Any, Tensor]:
@@ -67,6 +68,46 @@ def assert_equal(mine: list[Tensor], its: list[Tensor]) -> None:
 def test_a_model_trains_to_the_same_bits(name: str, lower: bool) -> None:
     model, x = MODELS[name][0]()
     mine = hn.to_hfai(copy.deepcopy(model))
+    assert_equal(train(mine, x, lower=lower), train(model, x, lower=lower))
+
+
+class CastingNorm(nn.Module):
+    """Llama's norm as transformers writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(48))
+        self.variance_epsilon = 1e-6
+
+    def forward(self, input: Tensor) -> Tensor:
+        h = input.to(torch.float32)
+        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * h.to(input.dtype)
+
+
+class Residual(nn.Module):
+    """Three blocks, each of which adds to its input a product of the input's norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(CastingNorm() for _ in range(3))
+        self.products = nn.ModuleList(nn.Linear(48, 48) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, product in zip(self.norms, self.products, strict=True):
+            x = x + product(norm(x))
+        return x
+
+
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_of_transformers_trains_to_the_same_bits(dtype: torch.dtype, lower: bool) -> None:
+    """Its gradient is two summands, which join that of the residual one after the other."""
+    torch.manual_seed(3)
+    model, x = Residual().to(dtype), torch.randn(64, 48, dtype=dtype)
+    mine = hn.to_hfai(copy.deepcopy(model))
+    for norm in mine.norms:
+        norm.__class__ = type("Ours", (CastingRmsNorm, CastingNorm), {})
     assert_equal(train(mine, x, lower=lower), train(model, x, lower=lower))
 
 

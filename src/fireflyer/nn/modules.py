@@ -7,7 +7,7 @@ are, and a module becomes one by a change of its class.
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, autocast, float32, nn
 from torch.nn.functional import batch_norm as torch_batch_norm
 from torch.nn.functional import linear as torch_linear
 
@@ -52,6 +52,24 @@ class Again(nn.Module):
             return result
         recipe = Recipe(lambda value, *_: function(value), source(input), *parameters)
         return attach(result, recipe)
+
+
+class CastingRmsNorm(Again):
+    """Mixin of Llama's norm, which computes in float32: weight * (h * rsqrt(mean(h^2) + eps)).
+
+    A float32 input is no copy there, so autograd adds the two summands of its gradient to what the
+    input gets elsewhere one after the other. `rms_norm` does so; running the forward again adds them
+    to each other first. Other inputs are cast, and their gradient is one summand.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight, eps = getattr(self, "weight", None), getattr(self, "variance_epsilon", None)
+        if plain() or eps is None or not isinstance(weight, Tensor) or input.dtype != float32:
+            return super().forward(input)
+        if weight.dtype != float32 or weight.shape != input.shape[-1:]:
+            return super().forward(input)
+        with autocast(input.device.type, enabled=False):
+            return functional.rms_norm(input, weight.shape, weight, eps)
 
 
 class GatedMlp(nn.Module):
@@ -196,7 +214,7 @@ MIXINS: dict[str, type[nn.Module]] = {
     **{
         f"transformers.models.{name.lower()}.modeling_{name.lower()}.{name}{part}": mixin
         for name in ("Llama", "Mistral", "Qwen2", "Qwen3")
-        for part, mixin in (("MLP", GatedMlp), ("RMSNorm", Again))
+        for part, mixin in (("MLP", GatedMlp), ("RMSNorm", CastingRmsNorm))
     },
 }
 """Classes of other packages, by name, and what is mixed into them."""
