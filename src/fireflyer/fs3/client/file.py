@@ -19,9 +19,11 @@ from fireflyer.fs3.meta.inode import Inode, too_big
 from fireflyer.fs3.meta.messages import (
     OMIT,
     Append,
+    Changes,
     Close,
     ExtendStripe,
     ReportLength,
+    SetAttributes,
     Stat,
     Truncate,
     Writing,
@@ -73,6 +75,7 @@ class File(io.RawIOBase):
         self._version = inode.length_version  # under which `_end` is known and will be reported
         self._written = OMIT  # largest end written since the last report
         self._lately = OMIT  # largest end written since `_adopt` began
+        self._changes: Changes | None = None  # attributes that the next report sets
         if handle:
             pulse.opened(handle, inode.number)
             finalizer.start()
@@ -94,6 +97,16 @@ class File(io.RawIOBase):
     def version(self) -> int:
         """Version of the length: grows when any client truncates the file."""
         return self._version
+
+    @property
+    def changes(self) -> Changes | None:
+        """Attributes that the next report of the length sets, too."""
+        return self._changes
+
+    def change(self, changes: Changes | None) -> None:
+        """Replaces `changes`; REQUIRES: the file is open for writing."""
+        with self._turn:
+            self._changes = changes
 
     def readable(self) -> bool:
         self._check_open()
@@ -281,7 +294,7 @@ class File(io.RawIOBase):
         length = self._position if size is None else natural(size, "size")
         self.target(length, 0)
         with self._turn:
-            if self._written != OMIT:
+            if self._unreported:
                 self._report()
             else:  # other clients may have extended it, onto more chains
                 self._told(self._metadata.ask(Stat(self._inode.number), Inode))
@@ -296,8 +309,12 @@ class File(io.RawIOBase):
         """Reports the length: files opened from now on see all that was written."""
         self._check_open()
         with self._turn:
-            if self._written != OMIT:
+            if self._unreported:
                 self._report()
+
+    @property
+    def _unreported(self) -> bool:
+        return self._written != OMIT or self._changes is not None
 
     def end_session(self) -> None:
         """Reports the length and ends the write session; the file can only be read from now on.
@@ -328,14 +345,19 @@ class File(io.RawIOBase):
             last: end the session, too.
         """
         kind = Close if last else ReportLength
+        number, handle, changes = self._inode.number, self._handle, self._changes
         while True:
             with self._lock:
                 end, version = self._written, self._version
-            now = self._act(kind(self._inode.number, self._handle, end, version))
+            if changes is None:
+                now = self._act(kind(number, handle, end, version))
+            else:
+                now = self._act(SetAttributes(number, changes, handle, end, version, last))
             if end == OMIT or now.length_version == version:
                 break
             self._adopt(now)
         self._told(now)
+        self._changes = None
         with self._lock:
             if self._written == end:
                 self._written = OMIT

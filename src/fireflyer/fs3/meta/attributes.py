@@ -16,7 +16,7 @@ from fireflyer.fs3.meta.context import (
     store,
 )
 from fireflyer.fs3.meta.directory_entries import DOTS
-from fireflyer.fs3.meta.files import seed_of
+from fireflyer.fs3.meta.files import extended, seed_of, session_of
 from fireflyer.fs3.meta.inode import (
     CHUNK_MAX,
     CHUNK_MIN,
@@ -43,6 +43,7 @@ from fireflyer.fs3.meta.messages import (
     ChangeOwner,
     Counts,
     Inodes,
+    SetAttributes,
     SetLayout,
     SetTimes,
     Stat,
@@ -119,13 +120,17 @@ def change_mode(t: Transaction, ctx: Context, call: ChangeMode) -> Inode:
     inode = find(t, ctx.user, call.inode, call.path, call.follow)
     if inode.kind == SYMLINK:
         raise FileError(errno.EOPNOTSUPP, call.path)
-    require_owner(ctx.user, inode, call.path)
-    inode.mode = call.mode & 0o7777
+    _set_mode(ctx, inode, call.mode, call.path)
+    store(t, inode)
+    return shown(t, inode)
+
+
+def _set_mode(ctx: Context, inode: Inode, mode: int, path: bytes) -> None:
+    require_owner(ctx.user, inode, path)
+    inode.mode = mode & 0o7777
     if ctx.user.uid != 0 and not member(ctx.user, inode.gid):
         inode.mode &= ~0o2000
     inode.ctime = ctx.now
-    store(t, inode)
-    return shown(t, inode)
 
 
 def change_owner(t: Transaction, ctx: Context, call: ChangeOwner) -> Inode:
@@ -136,22 +141,26 @@ def change_owner(t: Transaction, ctx: Context, call: ChangeOwner) -> Inode:
             EINVAL, ...
     """
     inode = find(t, ctx.user, call.inode, call.path, call.follow)
+    _set_owner(ctx, inode, call.uid, call.gid, call.path)
+    store(t, inode)
+    return shown(t, inode)
+
+
+def _set_owner(ctx: Context, inode: Inode, uid: int, gid: int, path: bytes) -> None:
     user = ctx.user
-    for number in (call.uid, call.gid):
+    for number in (uid, gid):
         if number != OMIT and number not in IDS:
-            raise FileError(errno.EINVAL, call.path)
+            raise FileError(errno.EINVAL, path)
     if user.uid != 0:
-        if call.uid not in (OMIT, inode.uid) or inode.uid != user.uid:
-            raise FileError(errno.EPERM, call.path)
-        if call.gid not in (OMIT, inode.gid) and not member(user, call.gid):
-            raise FileError(errno.EPERM, call.path)
-    inode.uid = inode.uid if call.uid == OMIT else call.uid
-    inode.gid = inode.gid if call.gid == OMIT else call.gid
+        if uid not in (OMIT, inode.uid) or inode.uid != user.uid:
+            raise FileError(errno.EPERM, path)
+        if gid not in (OMIT, inode.gid) and not member(user, gid):
+            raise FileError(errno.EPERM, path)
+    inode.uid = inode.uid if uid == OMIT else uid
+    inode.gid = inode.gid if gid == OMIT else gid
     if inode.kind == FILE:
         inode.mode &= ~(0o6000 if inode.mode & 0o010 else 0o4000)
     inode.ctime = ctx.now
-    store(t, inode)
-    return shown(t, inode)
 
 
 def set_times(t: Transaction, ctx: Context, call: SetTimes) -> Inode:
@@ -162,22 +171,56 @@ def set_times(t: Transaction, ctx: Context, call: SetTimes) -> Inode:
             ...
     """
     inode = find(t, ctx.user, call.inode, call.path, call.follow)
-    atime, mtime = call.atime, call.mtime
-    if atime == OMIT and mtime == OMIT:
-        return shown(t, inode)
+    if call.atime != OMIT or call.mtime != OMIT:
+        _set_times(ctx, inode, call.atime, call.mtime, call.path)
+        _stored_times(t, ctx, inode, call.mtime)
+    return shown(t, inode)
+
+
+def _set_times(ctx: Context, inode: Inode, atime: int, mtime: int, path: bytes) -> None:
     if ctx.user.uid not in (0, inode.uid):
         if (atime, mtime) != (NOW, NOW):
-            raise FileError(errno.EPERM, call.path)
+            raise FileError(errno.EPERM, path)
         if not allowed(ctx.user, inode, WRITE):
-            raise FileError(errno.EACCES, call.path)
+            raise FileError(errno.EACCES, path)
     if atime != OMIT:
         inode.atime = ctx.now if atime == NOW else atime
     if mtime != OMIT:
         inode.mtime = ctx.now if mtime == NOW else mtime
     inode.ctime = ctx.now
+
+
+def _stored_times(t: Transaction, ctx: Context, inode: Inode, mtime: int) -> None:
+    """Stores an inode; a directory's times have a row of their own, too."""
     if inode.kind == DIRECTORY and mtime != OMIT:
         t.set(times_key(inode.number), pack_times(inode.mtime, ctx.now))
     store(t, inode)
+
+
+def set_attributes(t: Transaction, ctx: Context, call: SetAttributes) -> Inode:
+    """Sets owner, mode and times in this order, all or none, after the report of a length.
+
+    Raises:
+        FileError: as `change_owner`, `change_mode`, `set_times` and `report_length`.
+    """
+    key, path, wanted = b"", b"inode %d" % call.inode, call.changes
+    if call.handle:
+        inode, key = session_of(t, ctx, call.inode, call.handle)
+        if call.length != OMIT and not extended(ctx, inode, call.length, call.length_version):
+            return inode
+    else:
+        inode = find(t, ctx.user, call.inode, b"")
+    if wanted.uid != OMIT or wanted.gid != OMIT:
+        _set_owner(ctx, inode, wanted.uid, wanted.gid, path)
+    if wanted.mode != OMIT:
+        if inode.kind == SYMLINK:
+            raise FileError(errno.EOPNOTSUPP, path)
+        _set_mode(ctx, inode, wanted.mode, path)
+    if wanted.atime != OMIT or wanted.mtime != OMIT:
+        _set_times(ctx, inode, wanted.atime, wanted.mtime, path)
+    _stored_times(t, ctx, inode, wanted.mtime)
+    if key and call.last:
+        t.clear(key)
     return shown(t, inode)
 
 

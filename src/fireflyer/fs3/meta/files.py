@@ -158,7 +158,7 @@ def open_file(t: Transaction, ctx: Context, call: Open) -> Inode:
     return _opened(t, ctx, inode, call.handle, call.path, read=call.read)
 
 
-def _session(t: Transaction, ctx: Context, number: int, handle: int) -> tuple[Inode, bytes]:
+def session_of(t: Transaction, ctx: Context, number: int, handle: int) -> tuple[Inode, bytes]:
     """Returns the inode and session key of a file that this client has open for writing.
 
     Raises:
@@ -182,16 +182,23 @@ def check_length(inode: Inode, length: int, path: bytes) -> None:
         raise too_big(inode, path)
 
 
-def _reported(t: Transaction, ctx: Context, inode: Inode, length: int, version: int) -> bool:
-    """Stores a reported length; returns False if the report does not know of a truncation."""
+def extended(ctx: Context, inode: Inode, length: int, version: int) -> bool:
+    """Takes a reported length; returns False if the report does not know of a truncation."""
     check_length(inode, length, b"inode %d" % inode.number)
     if version != inode.length_version:
         return False
     inode.length = max(inode.length, length)
     inode.mtime = inode.ctime = ctx.now
     _strip(ctx, inode)
-    store(t, inode)
     return True
+
+
+def _reported(t: Transaction, ctx: Context, inode: Inode, length: int, version: int) -> bool:
+    """Stores a reported length; returns as `extended`."""
+    accepted = extended(ctx, inode, length, version)
+    if accepted:
+        store(t, inode)
+    return accepted
 
 
 def _strip(ctx: Context, inode: Inode) -> None:
@@ -201,20 +208,20 @@ def _strip(ctx: Context, inode: Inode) -> None:
 
 
 def close(t: Transaction, ctx: Context, call: Close) -> Inode:
-    inode, key = _session(t, ctx, call.inode, call.handle)
+    inode, key = session_of(t, ctx, call.inode, call.handle)
     if call.length == OMIT or _reported(t, ctx, inode, call.length, call.length_version):
         t.clear(key)
     return inode
 
 
 def report_length(t: Transaction, ctx: Context, call: ReportLength) -> Inode:
-    inode, _ = _session(t, ctx, call.inode, call.handle)
+    inode, _ = session_of(t, ctx, call.inode, call.handle)
     _reported(t, ctx, inode, call.length, call.length_version)
     return inode
 
 
 def extend_stripe(t: Transaction, ctx: Context, call: ExtendStripe) -> Inode:
-    inode, _ = _session(t, ctx, call.inode, call.handle)
+    inode, _ = session_of(t, ctx, call.inode, call.handle)
     stripe = inode.layout.stripe if inode.layout is not None else 1
     if not 0 <= call.index < 1 << 32:
         raise FileError(errno.EFBIG, b"inode %d" % inode.number)
@@ -237,7 +244,7 @@ def append(t: Transaction, ctx: Context, call: Append) -> Inode:
     Raises:
         FileError: EBUSY: another session appends.
     """
-    inode, key = _session(t, ctx, call.inode, call.handle)
+    inode, key = session_of(t, ctx, call.inode, call.handle)
     for other, value in t.get_range(*sessions_of(inode.number)):
         if value == _APPENDS and other != key:
             raise FileError(errno.EBUSY, b"inode %d" % inode.number)
@@ -255,7 +262,7 @@ def truncate(t: Transaction, ctx: Context, call: Truncate) -> Inode:
     if call.length < 0:
         raise FileError(errno.EINVAL, call.path)
     if call.handle:
-        inode, _ = _session(t, ctx, call.inode, call.handle)
+        inode, _ = session_of(t, ctx, call.inode, call.handle)
     else:
         inode = find(t, ctx.user, call.inode, call.path)
         if inode.kind == DIRECTORY:

@@ -272,6 +272,31 @@ class SetTimes(Call, frozen=True, tag="SetTimes"):
     follow: bool = True
 
 
+class Changes(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Attributes to set; OMIT leaves one as it is."""
+
+    uid: Signed = OMIT
+    gid: Signed = OMIT
+    mode: Signed = OMIT
+    atime: Signed = OMIT
+    mtime: Signed = OMIT
+
+
+class SetAttributes(Call, frozen=True, tag="SetAttributes"):
+    """Sets attributes of an inode in one transaction. Answer: Inode.
+
+    With a handle also ReportLength, or Close if `last`. If the length is not accepted, nothing is
+    set and the session stays.
+    """
+
+    inode: Number
+    changes: Changes
+    handle: Number = 0
+    length: Signed = OMIT
+    length_version: Number = 0
+    last: bool = False
+
+
 class SetXattr(Call, frozen=True, tag="SetXattr"):
     """`flags`: XATTR_CREATE or XATTR_REPLACE. Answer: Done."""
 
@@ -424,6 +449,7 @@ Writing = (
     | ChangeMode
     | ChangeOwner
     | SetTimes
+    | SetAttributes
     | SetXattr
     | RemoveXattr
     | SetLayout

@@ -79,6 +79,7 @@ _WRITES: dict[type, tuple[Operation, type]] = {
     messages.ChangeMode: (attributes.change_mode, Inode),
     messages.ChangeOwner: (attributes.change_owner, Inode),
     messages.SetTimes: (attributes.set_times, Inode),
+    messages.SetAttributes: (attributes.set_attributes, Inode),
     messages.SetXattr: (xattrs.set_xattr, messages.Done),
     messages.RemoveXattr: (xattrs.remove_xattr, messages.Done),
     messages.SetLayout: (attributes.set_layout, Inode),

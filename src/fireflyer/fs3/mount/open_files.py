@@ -2,15 +2,18 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+import msgspec
 
 from fireflyer._native.fs3.mount import FileState
 from fireflyer.fs3.client.connection import Parts
 from fireflyer.fs3.client.data import layout_of
 from fireflyer.fs3.client.file import File
 from fireflyer.fs3.meta.inode import Inode
-from fireflyer.fs3.meta.messages import Create, Open, User
+from fireflyer.fs3.meta.messages import NOW, OMIT, Changes, Create, Open, User
 
 KEPT = 1 << 16
 """Closed files of which the mount remembers the version, so that the kernel may keep their pages."""
@@ -32,6 +35,7 @@ class OpenFile:
         self._file: File | None = None
         self._state: FileState | None = None
         self._ends_early = True  # until a write comes after a close, or the session keeps the bytes
+        self._changed_ns = 0  # when the program set the attributes that the next report sets
 
     @property
     def state(self) -> FileState:
@@ -116,14 +120,36 @@ class OpenFile:
         end = self.state.take()
         if end >= 0:
             self.file.wrote(end)
+        changes = self.file.changes
+        if changes is not None and self.state.written_ns > self._changed_ns:
+            self.file.change(msgspec.structs.replace(changes, mtime=OMIT))  # a later write set it
         try:
             with self._version_watched():
                 how()
         except BaseException:
             if end >= 0:
                 self.state.wrote(end)  # the next flush reports it again
+            if changes is not None and self.file.changes is changes:
+                self._changed_ns = time.time_ns()  # that was no write of a program
             self._widened()
             raise
+
+    def change(self, changes: Changes) -> Inode | None:
+        """Sets attributes, at the latest with the next report of the length.
+
+        Only a report that is due can carry them, and only if nobody loses access by them: another
+        client may open the file before. Returns None if nothing is written here: the caller
+        sets them itself.
+        """
+        if not self.file.writable() or not self.state.dirty:
+            return None
+        now = time.time_ns()
+        waits = _gives_no_access_away(self.merged(self.file.inode), changes)
+        self.file.change(_together(self.file.changes, changes, now))
+        self._changed_ns = now
+        if not waits:
+            self.flush()
+        return self.merged(self.file.inode)
 
     def truncate(self, size: int) -> None:
         end = self.state.take()
@@ -151,16 +177,25 @@ class OpenFile:
             self.flush()
             self._file.close()
 
-    def merged(self, inode: Inode) -> tuple[int, int]:
-        """Returns size and mtime, of which this mount may know more. Needs no lock.
+    def merged(self, inode: Inode) -> Inode:
+        """Returns the attributes as programs of this mount see them. Needs no lock.
 
         Within one version of the length, a file only grows.
         """
         state, file = self._state, self._file
-        if state is None or file is None or inode.length_version > file.version:
-            return inode.length, inode.mtime
-        size = max(inode.length, state.end)
-        return size, max(inode.mtime, state.written_ns) if state.dirty else inode.mtime
+        if state is None or file is None:
+            return inode
+        inode = msgspec.structs.replace(inode)
+        if inode.length_version <= file.version:
+            inode.length = max(inode.length, state.end)
+            if state.dirty:
+                inode.mtime = max(inode.mtime, state.written_ns)
+                inode.ctime = max(inode.ctime, inode.mtime)
+        if (changes := file.changes) is not None:
+            later = state.written_ns > self._changed_ns
+            _apply(inode, msgspec.structs.replace(changes, mtime=OMIT) if later else changes)
+            inode.ctime = max(inode.ctime, self._changed_ns)
+        return inode
 
     def _widened(self) -> None:
         inode = self.file.inode
@@ -252,6 +287,36 @@ class OpenFiles:
             if len(self._seen) > KEPT:
                 del self._seen[next(iter(self._seen))]
         return same
+
+
+def _together(before: Changes | None, changes: Changes, now: int) -> Changes:
+    """Returns both changes as one; the second wins."""
+    wanted = {
+        name: now if value == NOW else value
+        for name, value in msgspec.structs.asdict(changes).items()
+        if value != OMIT
+    }
+    return msgspec.structs.replace(before or Changes(), **wanted)
+
+
+def _apply(inode: Inode, changes: Changes) -> None:
+    for name, value in msgspec.structs.asdict(changes).items():
+        if value != OMIT:
+            setattr(inode, name, value)
+
+
+def _gives_no_access_away(inode: Inode, changes: Changes) -> bool:
+    """Returns whether all who may use the inode still may when these changes are made.
+
+    Bits beyond the nine of permission are left to the metadata service.
+    """
+    uid, gid, mode = changes.uid, changes.gid, changes.mode
+    return (
+        not (inode.mode | max(mode, 0)) & 0o7000
+        and (mode == OMIT or mode & inode.mode == inode.mode)
+        and (uid in (OMIT, inode.uid) or inode.uid == 0)
+        and (gid in (OMIT, inode.gid) or not inode.mode & 0o070)
+    )
 
 
 def access_of(flags: int) -> tuple[bool, bool]:

@@ -118,18 +118,15 @@ class Requests:
     # Attributes
 
     def _described(self, inode: Inode, age_s: float = 0.0) -> Attributes:
-        size, mtime = inode.length, inode.mtime
         block = BLOCK
-        if inode.kind == SYMLINK:
-            size = len(inode.target)
-        elif inode.kind == FILE:
+        if inode.kind == FILE:
             block = min(inode.layout.chunk_size, 1 << 20) if inode.layout else BLOCK
             if (entry := self.files.find(inode.number)) is not None:
-                size, mtime = entry.merged(inode)
-        ctime = max(inode.ctime, mtime) if mtime != inode.mtime else inode.ctime
+                inode = entry.merged(inode)
+        size = len(inode.target) if inode.kind == SYMLINK else inode.length
         mode = KINDS[inode.kind] | inode.mode
         own = inode.number, mode, inode.nlink, inode.uid, inode.gid, size
-        return *own, inode.atime, mtime, ctime, block, inode.device, age_s
+        return *own, inode.atime, inode.mtime, inode.ctime, block, inode.device, age_s
 
     def _stat(self, number: int, name: bytes = b"") -> Inode:
         ticket = self._directories.ticket()
@@ -153,18 +150,23 @@ class Requests:
         if valid & SIZE:
             with self.files.writing(number) as entry:
                 entry.truncate(request.size)
-        if valid & (UID | GID):
-            call = messages.ChangeOwner(number, b"", request.uid, request.gid, False)
-            self._metadata.act(call, Inode)
-        if valid & MODE:
-            self._metadata.act(messages.ChangeMode(number, b"", request.mode & 0o7777), Inode)
-        if valid & (ATIME | MTIME):
-            self._fsync(request)  # a later report would set the time again
-            atime = _time(request.atime, valid, ATIME, ATIME_NOW)
-            mtime = _time(request.mtime, valid, MTIME, MTIME_NOW)
-            self._metadata.act(messages.SetTimes(number, b"", atime, mtime, False), Inode)
+                inode = entry.file.inode
+        changes = _changes(request)
+        if changes != messages.Changes():
+            inode = self._change(number, changes)
+        elif not valid & SIZE:
+            return self._getattr(request)
         self._directories.forget(number)
-        return self._described(self._stat(number))
+        return self._described(inode)
+
+    def _change(self, number: int, changes: messages.Changes) -> Inode:
+        entry = self.files.find(number)
+        if entry is not None and entry.known:
+            with entry.lock:
+                if self._root and (inode := entry.change(changes)) is not None:
+                    return inode
+                entry.flush()  # a later report would set the time again
+        return self._metadata.act(messages.SetAttributes(number, changes), Inode)
 
     def _statfs(self, _: Request) -> Answer:
         with self._space_lock:
@@ -353,6 +355,17 @@ class Requests:
             if end > size and not mode & KEEP_SIZE:
                 entry.truncate(end)
         return 0
+
+
+def _changes(request: Request) -> messages.Changes:
+    valid = request.flags
+    return messages.Changes(
+        uid=request.uid if valid & UID else messages.OMIT,
+        gid=request.gid if valid & GID else messages.OMIT,
+        mode=request.mode & 0o7777 if valid & MODE else messages.OMIT,
+        atime=_time(request.atime, valid, ATIME, ATIME_NOW),
+        mtime=_time(request.mtime, valid, MTIME, MTIME_NOW),
+    )
 
 
 def _time(ns: int, valid: int, given: int, now: int) -> int:

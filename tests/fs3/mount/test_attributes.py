@@ -1,0 +1,94 @@
+"""Attributes set while a file is written: seen at once on the mount, reported at close at the latest."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fs3.client.conftest import Cluster
+
+from fireflyer.fs3.client import Client
+from fireflyer.fs3.meta import messages
+from fireflyer.fs3.meta.messages import Request
+
+OLD_NS = 5_000_000_001
+
+
+@pytest.fixture
+def writes(calm: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[messages.Call]:
+    """Calls that changed the metadata since the test began."""
+    seen: list[messages.Call] = []
+    job = calm.service._job
+
+    def recording(request: Request, now: int) -> Any:
+        if not isinstance(request.call, messages.KeepAlive):
+            seen.append(request.call)
+        return job(request, now)
+
+    monkeypatch.setattr(calm.service, "_job", recording)
+    return seen
+
+
+def test_unpacking_a_file_takes_two_transactions(
+    place: Path, fs: Client, writes: list[messages.Call]
+) -> None:
+    file = os.open(place / "f", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    os.write(file, b"bytes")
+    os.fchown(file, 12, 34)
+    os.fchmod(file, 0o644)
+    os.utime(file, ns=(OLD_NS, OLD_NS + 1))
+    for found in (os.fstat(file), os.stat(place / "f")):
+        assert (found.st_uid, found.st_gid, found.st_mode & 0o7777) == (12, 34, 0o644)
+        assert (found.st_atime_ns, found.st_mtime_ns) == (OLD_NS, OLD_NS + 1)
+        assert found.st_ctime_ns > OLD_NS + 1
+    os.close(file)
+    assert [type(call) for call in writes] == [messages.Create, messages.SetAttributes]
+    there = fs.stat("/f")
+    assert (there.st_uid, there.st_gid, there.st_mode & 0o7777, there.st_size) == (12, 34, 0o644, 5)
+    assert (there.st_atime_ns, there.st_mtime_ns) == (OLD_NS, OLD_NS + 1)
+
+
+def test_other_clients_see_at_once_that_somebody_loses_access(place: Path, fs: Client) -> None:
+    with open(place / "f", "wb", buffering=0) as file:
+        os.fchmod(file.fileno(), 0o666)
+        file.write(b"secret")
+        os.fchmod(file.fileno(), 0o600)
+        assert fs.stat("/f").st_mode & 0o7777 == 0o600
+        file.write(b"more")
+        os.fchown(file.fileno(), 12, -1)  # root may read it still
+        assert fs.stat("/f").st_uid == 0
+        file.write(b"more")
+        os.fchown(file.fileno(), 13, -1)
+        assert fs.stat("/f").st_uid == 13
+        file.write(b"more")
+        os.fchmod(file.fileno(), 0o4755)  # bits that the metadata service judges
+        assert fs.stat("/f").st_mode & 0o7777 == 0o4755
+    assert fs.stat("/f").st_size == len(b"secretmoremoremore")
+
+
+def test_a_write_after_the_times_were_set_counts_as_the_newest(place: Path, fs: Client) -> None:
+    with open(place / "f", "wb", buffering=0) as file:
+        file.write(b"before")
+        os.utime(file.fileno(), ns=(OLD_NS, OLD_NS))
+        file.write(b"after")
+        assert os.fstat(file.fileno()).st_mtime_ns > OLD_NS
+        os.fsync(file.fileno())
+        there = fs.stat("/f")
+        assert there.st_atime_ns == OLD_NS
+        assert there.st_mtime_ns > OLD_NS
+        file.write(b"again")
+        os.utime(file.fileno(), ns=(OLD_NS, OLD_NS))
+        file.truncate(3)
+    assert fs.stat("/f").st_mtime_ns > OLD_NS
+    assert (place / "f").read_bytes() == b"bef"
+
+
+def test_a_truncation_elsewhere_does_not_lose_what_was_set(place: Path, fs: Client) -> None:
+    with open(place / "f", "wb", buffering=0) as file:
+        file.write(b"0123456789")
+        os.fsync(file.fileno())
+        file.write(b"abc")
+        os.fchmod(file.fileno(), 0o666)
+        with fs.open("/f", "r+b") as other:
+            other.truncate(4)
+    assert fs.stat("/f").st_mode & 0o7777 == 0o666
