@@ -1,11 +1,12 @@
-"""End what a run of the tests started, however the run ends.
+"""End what a run of the tests started, and unmount what it mounted, however the run ends.
 
 Every process that tests start inherits `FIREFLYER_TEST_RUN`, a mark of the run; a test that gives a process
 an environment of its own adds `marked()`. The guard waits for the end of pytest, also by SIGKILL, kills every
-process with the mark, and ends: `python guard.py MARK PID`.
+process with the mark, unmounts the directories of their mounts, and ends: `python guard.py MARK PID`.
 """
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -13,6 +14,8 @@ import sys
 import uuid
 
 VARIABLE = "FIREFLYER_TEST_RUN"
+MOUNTS = b"fuse.fireflyer"
+MNT_DETACH = 2
 
 
 def marked() -> dict[str, str]:
@@ -50,11 +53,27 @@ def _wait_for_end(pid: int) -> None:
 
 
 def end_marked(mark: str, but: int = 0) -> None:
-    """Kills every process with the mark, except one, until there is none."""
+    """Kills every process with the mark, except one, until there is none; unmounts what they mounted."""
+    directories: set[bytes] = set()
     while found := [each for each in _marked_processes(mark) if each != but]:
+        directories |= _mounts_of(found)
         for each in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
+    libc = ctypes.CDLL(None)
+    for directory in directories:
+        libc.umount2(directory, MNT_DETACH)
+
+
+def _mounts_of(processes: list[int]) -> set[bytes]:
+    """Returns the mounts of Fireflyer that a command line of these processes names."""
+    words: set[bytes] = set()
+    for each in processes:
+        with contextlib.suppress(OSError), open(f"/proc/{each}/cmdline", "rb") as command:
+            words.update(command.read().split(b"\0"))
+    with open("/proc/mounts", "rb") as mounts:
+        rows = [line.split() for line in mounts]
+    return {row[1] for row in rows if row[2] == MOUNTS and row[1] in words}
 
 
 def main() -> None:

@@ -134,6 +134,8 @@ CASES: list[tuple[str, m.Call, User, int]] = [
     ("giving a file away", m.ChangeOwner(1, b"tmp/alice", 2), ALICE, e.EPERM),
     ("a group that one is not in", m.ChangeOwner(1, b"tmp/alice", gid=20), ALICE, e.EPERM),
     ("an owner that is no number", m.ChangeOwner(1, b"f", 1 << 32), ROOT, e.EINVAL),
+    ("all or none", m.SetAttributes(2, m.Changes(mode=0o777, uid=1 << 32)), ROOT, e.EINVAL),
+    ("attributes of what is not open", m.SetAttributes(2, m.Changes(), 7), ROOT, e.EBADF),
     ("another's times", m.SetTimes(1, b"tmp/alice", 1, 1), BOB, e.EPERM),
     ("another's times to now", m.SetTimes(1, b"f"), ALICE, e.EACCES),
     ("readlink of a file", m.ReadLink(1, b"f"), ROOT, e.EINVAL),

@@ -117,6 +117,19 @@ def test_who_comes_back_before_it_is_settled_keeps_its_files(cluster: Cluster) -
     assert cluster.ask(m.Close(inode.number, 1, 20, 0), client=7).length == 20
 
 
+def test_attributes_are_set_with_a_length_or_not_at_all(cluster: Cluster) -> None:
+    inode = cluster.ask(m.Create(1, b"f", handle=1), client=7)
+    cluster.ask(m.Truncate(1, b"f", 3))
+    late = m.SetAttributes(inode.number, m.Changes(12, 34, 0o600, 5, 6), 1, 10, 0, True)
+    found = cluster.ask(late, client=7)
+    assert (found.length, found.uid, found.mode, cluster.rows(b"S")) == (3, 0, 0o644, 1)
+    cluster.ask(m.SetAttributes(inode.number, late.changes, 1, 10, found.length_version, True), 7)
+    found = cluster.ask(m.Stat(inode.number))
+    assert (found.length, found.uid, found.gid, found.mode) == (10, 12, 34, 0o600)
+    assert (found.atime, found.mtime, found.ctime) == (5, 6, cluster.now)
+    assert cluster.rows(b"S") == 0
+
+
 def test_one_session_appends_until_it_ends(cluster: Cluster) -> None:
     inode = cluster.ask(m.Create(1, b"f", handle=1), client=7)
     cluster.ask(m.Open(1, b"f", False, 2), client=7)

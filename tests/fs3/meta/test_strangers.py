@@ -36,6 +36,7 @@ CALLS: list[Any] = [
     *(m.RemoveDirectory(1, b"e"), m.Unlink(1, b"x"), m.Rename(1, b"y", 1, b"z", 0)),
     *(m.Link(1, b"d/f", 1, b"l"), m.Symlink(1, b"t", b"d"), m.MakeNode(1, b"p", 4)),
     *(m.ChangeMode(1, b"d/f", 0o600), m.ChangeOwner(1, b"d/f", 1, 1)),
+    m.SetAttributes(3, m.Changes(1, 1, 0o600, 5, 6), 4, 10, 0, False),
     *(m.SetTimes(1, b"d", 5, 6), m.RemoveXattr(1, b"d", b"user.a")),
     *(m.SetXattr(1, b"d/f", b"user.a", b"v"), m.SetLayout(1, b"d", Layout(1, 1, 4096, 4, 9))),
     *(m.KeepAlive(), m.EndClient(), m.Expire(10**15), m.Settle(3, 7, 10, 0, 10**15)),

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests import guard
 from tests.conftest import fork_child
 from tests.fs3.client.conftest import CHUNK, Cluster
 from tests.fs3.mount.conftest import Mounted
@@ -334,6 +335,17 @@ def test_a_killed_mount_leaves_a_directory_that_can_be_mounted_again(
         program.unmount(str(three.directory))
     program.unmount(str(three.directory))
     assert three.wait() == 0
+
+
+def test_the_end_of_a_run_of_the_tests_leaves_no_mount(
+    mounted: Mounted, calm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(guard.VARIABLE, "a run of its own")
+    one = Mounted(calm, tmp_path / "m")
+    guard.end_marked("a run of its own")
+    assert one.wait() == -signal.SIGKILL
+    assert program.mounted_at(str(one.directory)) is None
+    assert program.mounted_at(str(mounted.directory)) is not None
 
 
 def test_a_machine_without_fuse_is_told_so(

@@ -12,6 +12,8 @@ import msgspec
 
 from fireflyer.fs3.meta.inode import DIRECTORY, Inode
 
+Ticket = tuple[float, int]
+"""Time, and how many changes this mount had made."""
 KEPT = 4096
 """Maximum number of directories."""
 
@@ -31,11 +33,17 @@ class DirectoryCache:
         self._known: dict[int, tuple[float, Inode]] = {}
         self._changes = 0
 
-    def ticket(self) -> tuple[float, int]:
-        """Returns what `learn` needs; call it before asking the metadata service."""
+    def ticket(self) -> Ticket:
+        """Returns what `learn` and `age` need; call it before asking the metadata service."""
         return self._now(), self._changes
 
-    def learn(self, inode: Inode, ticket: tuple[float, int]) -> None:
+    def age(self, ticket: Ticket) -> float | None:
+        """Returns the age of an answer in seconds; None if it is outdated."""
+        now, changes = self.ticket()
+        age = now - ticket[0]
+        return age if changes == ticket[1] and age < self._keep_s else None
+
+    def learn(self, inode: Inode, ticket: Ticket) -> None:
         """Takes an answer, unless it is no directory, or a change came after the ticket."""
         at, changes = ticket
         if inode.kind != DIRECTORY:

@@ -14,6 +14,7 @@ from fireflyer.fs3.client.data import layout_of
 from fireflyer.fs3.client.file import File
 from fireflyer.fs3.meta.inode import Inode
 from fireflyer.fs3.meta.messages import NOW, OMIT, Changes, Create, Open, User
+from fireflyer.fs3.mount.directory_cache import Ticket
 
 KEPT = 1 << 16
 """Closed files of which the mount remembers the version, so that the kernel may keep their pages."""
@@ -25,12 +26,14 @@ class OpenFile:
 
     Attributes:
         users: open files; guarded by the table.
+        ticket: of `DirectoryCache`, from before the newest attributes were asked for; None: unknown.
         state: shared with the native code, which reads and writes bytes.
     """
 
     def __init__(self, parts: Parts, number: int) -> None:
         self.lock = threading.RLock()
         self.users = 0
+        self.ticket: Ticket | None = None
         self._parts, self._number = parts, number  # 0: not made yet
         self._file: File | None = None
         self._state: FileState | None = None

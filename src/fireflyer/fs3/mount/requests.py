@@ -143,7 +143,14 @@ class Requests:
             known = self._directories.find(request.inode)
             return self._described(*known or (self._stat(request.inode),))
         with entry.lock:
-            return self._described(entry.refresh() if entry.known else self._stat(request.inode))
+            if entry.ticket and (age := self._directories.age(entry.ticket)) is not None:
+                return self._described(entry.file.inode, age)
+            if not entry.known:
+                return self._described(self._stat(request.inode))
+            ticket = self._directories.ticket()
+            inode = entry.refresh()
+            entry.ticket = ticket
+            return self._described(inode)
 
     def _setattr(self, request: Request) -> Answer:
         number, valid = request.inode, request.flags
@@ -156,7 +163,6 @@ class Requests:
             inode = self._change(number, changes)
         elif not valid & SIZE:
             return self._getattr(request)
-        self._directories.forget(number)
         return self._described(inode)
 
     def _change(self, number: int, changes: messages.Changes) -> Inode:
@@ -166,7 +172,9 @@ class Requests:
                 if self._root and (inode := entry.change(changes)) is not None:
                     return inode
                 entry.flush()  # a later report would set the time again
-        return self._metadata.act(messages.SetAttributes(number, changes), Inode)
+        inode = self._metadata.act(messages.SetAttributes(number, changes), Inode)
+        self._directories.forget(number)
+        return inode
 
     def _statfs(self, _: Request) -> Answer:
         with self._space_lock:
@@ -302,9 +310,12 @@ class Requests:
         exclusive, mode = bool(request.flags & os.O_EXCL), request.mode & 0o7777
         handle = self._metadata.handle()
         call = messages.Create(request.inode, request.name, mode, exclusive, handle)
+        at, _ = self._directories.ticket()
         inode = made.create(call, self._user(request))
         self._directories.added(request.inode, inode.btime)
         entry = self.files.add(inode.number, made)
+        if entry is made:
+            made.ticket = at, self._directories.ticket()[1]
         if entry is not made:  # an existing file, which is open already
             made.close()
             with entry.lock:
