@@ -140,7 +140,7 @@ class OpenFile:
     def change(self, changes: Changes) -> Inode | None:
         """Sets attributes, at the latest with the next report of the length.
 
-        Only a report that is due can carry them, and only if nobody loses access by them: another
+        Only a report that is due can carry them, and only if no user loses access by them: another
         client may open the file before. Returns None if nothing is written here: the caller
         sets them itself.
         """
