@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from fireflyer.cli import printing
-from fireflyer.hai.model import Event, TaskSpec, TaskView
+from fireflyer.hai.model import Event, TaskLine, TaskSpec, TaskView
 
 
 def view(name: str, reason: str = "") -> TaskView:
@@ -33,7 +33,8 @@ def view(name: str, reason: str = "") -> TaskView:
 def test_names_and_reasons_are_shown_as_they_are(
     capsys: pytest.CaptureFixture[str], name: str, shown: str
 ) -> None:
-    printing.tasks([view(name, reason=name)], json=False)
+    line = TaskLine(id="t1", name=name, state="failed", reason=name, created=0.0)
+    printing.tasks([line])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert lines[1].count(shown) == 2

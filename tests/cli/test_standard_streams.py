@@ -12,7 +12,7 @@ from tests.cli.conftest import COMMAND, Shell
 from fireflyer.cli import printing
 from fireflyer.cli.ledger import impl as ledger
 from fireflyer.hai.ledger import Account
-from fireflyer.hai.model import TaskSpec, TaskView
+from fireflyer.hai.model import TaskLine, TaskSpec, TaskView
 from fireflyer.program import in_one_line
 
 
@@ -66,7 +66,9 @@ def view() -> TaskView:
 
 
 def show(*, json: bool) -> int:
-    printing.tasks([view()], json=json)
+    if not json:
+        line = TaskLine(id="t1", name="学习 é", state="failed", reason="学习 é", created=0.0)
+        printing.tasks([line])
     printing.task(view(), json=json)
     return 0
 
@@ -88,8 +90,9 @@ def test_json_is_utf_8_whatever_the_encoding(
 ) -> None:
     terminal = Terminal(monkeypatch, encoding)
     assert in_one_line(lambda: show(json=True)) == 0
-    first, second = terminal.bytes["stdout"].getvalue().decode().splitlines()
-    assert json.loads(first)[0]["spec"]["name"] == json.loads(second)["reason"] == "学习 é"
+    (line,) = terminal.bytes["stdout"].getvalue().decode().splitlines()
+    found = json.loads(line)
+    assert found["spec"]["name"] == found["reason"] == "学习 é"
 
 
 @ENCODINGS

@@ -17,7 +17,7 @@ from fireflyer.cli.ledger import impl as ledger
 from fireflyer.cli.tables import GAP, INDENT, LEAST, WRAPPING, lay_out
 from fireflyer.hai.identity import Group, TokenView, User
 from fireflyer.hai.ledger import Account, LedgerView
-from fireflyer.hai.model import Event, NodeView, TaskSpec, TaskView, WindowView
+from fireflyer.hai.model import Event, NodeView, TaskLine, WindowView
 
 NAME = "a-name-of-forty-characters-as-sweeps-do1"
 WORDS = [f"word-{number:02}" for number in range(20)]
@@ -25,16 +25,12 @@ REASON = " ".join(["rank 3 exited with 1:", *WORDS, "J" * 150])
 """Text that is longer than a line, with a word that is longer than a line."""
 
 
-def task(id: str, name: str, reason: str = "") -> TaskView:
-    spec = TaskSpec(script="/x/s.py", cwd="/x", name=name)
-    return TaskView(
-        id=id, spec=spec, state="failed", reason=reason, attempt=1, generation=0, members=(),
-        restarts=0, ranks=(), directory="/x", created=time.time(),
-    )  # fmt: skip
+def task(id: str, name: str, reason: str = "") -> TaskLine:
+    return TaskLine(id=id, name=name, state="failed", reason=reason, attempt=1, created=time.time())
 
 
 def tasks() -> None:
-    printing.tasks([task("t1", NAME, REASON), task("t123456", "other")], json=False)
+    printing.tasks([task("t1", NAME, REASON), task("t123456", "other")])
 
 
 def events() -> None:

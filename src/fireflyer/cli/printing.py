@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from fireflyer.hai.model import Event, RankView, TaskView
+from fireflyer.hai.model import Event, RankView, TaskLine, TaskSpec, TaskState, TaskView
 from fireflyer.program import plain, write_json
 
 STYLES = {
@@ -33,23 +33,21 @@ def as_json(value: Any) -> None:
     write_json(msgspec.json.encode(value))
 
 
-def tasks(found: list[TaskView], *, json: bool) -> None:
-    if json:
-        as_json(found)
-        return
+def tasks(found: list[TaskLine]) -> None:
+    now = time.time()
     rows = [
         (
-            view.id,
-            title(view),
-            view.state,
-            f"{view.spec.nodes} x {view.spec.ranks_per_node}",
-            gpus(view),
-            str(view.attempt),
-            str(view.restarts),
-            age(time.time() - view.created),
-            view.reason,
+            line.id,
+            line.name,
+            line.state,
+            f"{line.nodes} x {line.ranks_per_node}",
+            gpus(line.state, line, line.placement, line.devices),
+            str(line.attempt),
+            str(line.restarts),
+            age(now - line.created),
+            line.reason,
         )
-        for view in found
+        for line in found
     ]
     table(("TASK", "NAME", "STATE", "RANKS", "GPUS", "ATTEMPT", "RESTARTS", "AGE", "REASON"), rows)
 
@@ -66,7 +64,7 @@ def task(view: TaskView, *, json: bool) -> None:
         ("directory", view.directory),
     ]
     if view.spec.gpus or view.devices:
-        lines.insert(3, ("GPUs", gpus(view)))
+        lines.insert(3, ("GPUs", gpus(view.state, view.spec, view.nodes, view.devices)))
     if view.node_faults or view.avoid:
         avoided = f"; avoids {', '.join(view.avoid)}" if view.avoid else ""
         lines.insert(
@@ -90,16 +88,21 @@ def task(view: TaskView, *, json: bool) -> None:
         table(("RANK", "NODE", "PID", "STATE", "LOG"), rows)
 
 
-def gpus(view: TaskView) -> str:
+def gpus(
+    state: TaskState,
+    asked: TaskSpec | TaskLine,
+    nodes: Sequence[str],
+    devices: Sequence[Sequence[int]],
+) -> str:
     """Returns the GPUs of a task: those that it holds, like "n0:2,3", else what it asks for."""
-    if view.devices and view.state in ("starting", "running", "suspending"):
-        held = zip(view.nodes, view.devices, strict=True)
+    if devices and state in ("starting", "running", "suspending"):
+        held = zip(nodes, devices, strict=True)
         return " ".join(f"{node}:{','.join(map(str, each))}" for node, each in held if each)
-    if not view.spec.gpus:
+    if not asked.gpus:
         return "-"
-    kind = f"{view.spec.gpu_type}:" if view.spec.gpu_type else ""
-    times = f"{view.spec.nodes} x " if view.spec.nodes > 1 else ""
-    return f"{times}{kind}{view.spec.gpus}"
+    kind = f"{asked.gpu_type}:" if asked.gpu_type else ""
+    times = f"{asked.nodes} x " if asked.nodes > 1 else ""
+    return f"{times}{kind}{asked.gpus}"
 
 
 def events(found: list[Event], *, json: bool) -> None:
@@ -197,15 +200,15 @@ def width() -> int:
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints a plain table, unlimited in width if stdout is no terminal. Cells are never markup."""
-    from rich.console import Console
-    from rich.text import Text
-
     from fireflyer.cli.tables import align, lay_out
 
     cells = [[plain(cell) for cell in row] for row in rows]
     if width() == UNLIMITED:  # thousands of rows in a fraction of rich's time
         sys.stdout.write("".join(f"{line}\n" for line in align(heads, cells)))
         return
+    from rich.console import Console
+    from rich.text import Text
+
     top, lines = lay_out(heads, cells, width())
     shown = Text("".join(cell.text for cell in top).rstrip(), style="bold")
     for line in lines:

@@ -66,16 +66,19 @@ def lay_out(
 
 def align(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Returns the lines of a table of unlimited width, the heads first."""
-    cells = [heads, *rows]
-    lengths = [[len(c) if c.isascii() else cell_len(c) for c in row] for row in cells]
-    widths = [max(column) + GAP for column in zip(*lengths, strict=True)]
-    return [
-        "".join(
-            cell + " " * (wide - length)
-            for cell, length, wide in zip(row, its, widths, strict=True)
-        ).rstrip()
-        for row, its in zip(cells, lengths, strict=True)
-    ]
+    columns = [_padded(cells) for cells in zip(heads, *rows, strict=True)]
+    gap = " " * GAP
+    return [gap.join(cells).rstrip() for cells in zip(*columns, strict=True)]
+
+
+def _padded(cells: Sequence[str]) -> list[str]:
+    """Returns the cells with blanks up to the width of the widest."""
+    if "".join(cells).isascii():  # a column for each character
+        width = max(map(len, cells))
+        return [cell.ljust(width) for cell in cells]
+    widths = list(map(cell_len, cells))
+    width = max(widths)
+    return [cell + " " * (width - its) for cell, its in zip(cells, widths, strict=True)]
 
 
 def wrap(text: str, width: int) -> list[str]:

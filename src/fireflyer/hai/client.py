@@ -32,6 +32,7 @@ from fireflyer.hai.faults.rules import Decision, Faults
 from fireflyer.hai.home import Home, ServerFile, locate
 from fireflyer.hai.identity import SignInCode
 from fireflyer.hai.model import (
+    LINES_PER_ANSWER,
     PER_ANSWER,
     TERMINAL,
     DrainRequest,
@@ -39,6 +40,7 @@ from fireflyer.hai.model import (
     LeaseRequest,
     NodeView,
     SeriesView,
+    TaskLine,
     TaskSpec,
     TaskState,
     TaskView,
@@ -143,7 +145,6 @@ class Client:
         user: str | None = None,
         states: Collection[TaskState] = (),
         labels: Mapping[str, str] | None = None,
-        brief: bool = False,
     ) -> list[TaskView]:
         """Returns tasks in order of submission.
 
@@ -152,12 +153,8 @@ class Client:
             user: only this user's tasks.
             states: only tasks in one of these states.
             labels: only tasks with these labels; an empty value: with any value.
-            brief: leave out ranks, members and faults; much faster for thousands of tasks.
         """
-        query: dict[str, Any] = {"live": int(live), "state": list(states), "brief": int(brief)}
-        query["label"] = [f"{name}={value}" for name, value in (labels or {}).items()]
-        if user is not None:
-            query["user"] = user
+        query = _choice(live, user, states, labels)
         found: list[TaskView] = []
         more = True
         while more:
@@ -166,6 +163,27 @@ class Client:
             piece = msgspec.json.decode(data, type=list[TaskView])
             found += piece
             more = len(piece) == PER_ANSWER
+        return found
+
+    def task_lines(
+        self,
+        *,
+        live: bool = False,
+        user: str | None = None,
+        states: Collection[TaskState] = (),
+        labels: Mapping[str, str] | None = None,
+    ) -> list[TaskLine]:
+        """Returns the tasks that `tasks` returns, without ranks, arguments and environment: much
+        faster for thousands of tasks."""
+        query = _choice(live, user, states, labels)
+        found: list[TaskLine] = []
+        more = True
+        while more:
+            query["after"] = found[-1].id if found else ""
+            data, _ = self._ask("GET", "/task-lines", query)
+            piece = msgspec.json.decode(data, type=list[TaskLine])
+            found += piece
+            more = len(piece) == LINES_PER_ANSWER
         return found
 
     def stop(self, id: str) -> TaskView:
@@ -483,6 +501,20 @@ class Client:
 
     def _nobody(self) -> PeerLost:
         return PeerLost(f"no server serves {self.home.path}; start one with `fireflyer up`")
+
+
+def _choice(
+    live: bool,
+    user: str | None,
+    states: Collection[TaskState],
+    labels: Mapping[str, str] | None,
+) -> dict[str, Any]:
+    """Returns the query of a list of tasks."""
+    named = [f"{name}={value}" for name, value in (labels or {}).items()]
+    query: dict[str, Any] = {"live": int(live), "state": list(states), "label": named}
+    if user is not None:
+        query["user"] = user
+    return query
 
 
 def _path(*parts: str) -> str:

@@ -21,6 +21,9 @@ PER_ANSWER = 1000
 """Maximum number of tasks or history lines in an answer; a request for the rest names the
 last one."""
 
+LINES_PER_ANSWER = 5000
+"""Maximum number of TaskLines in an answer."""
+
 TERMINAL: frozenset[TaskState] = frozenset({"finished", "failed", "stopped"})
 """States that a task never leaves."""
 
@@ -169,6 +172,28 @@ class TaskView(msgspec.Struct, gc=False, frozen=True, kw_only=True):
     """Indexes of its GPUs on each of these nodes; empty: the engine does not tell them."""
 
 
+class TaskLine(msgspec.Struct, gc=False, frozen=True, kw_only=True, omit_defaults=True):
+    """A task in a list of thousands: the fields of its TaskView and TaskSpec that fit one line."""
+
+    id: str
+    name: str
+    """Display name; default: the script's file name."""
+    state: TaskState
+    created: float
+    user: str = ""
+    reason: str = ""
+    nodes: int = 1
+    ranks_per_node: int = 1
+    gpus: int = 0
+    gpu_type: str = ""
+    attempt: int = 0
+    restarts: int = 0
+    placement: tuple[str, ...] = ()
+    """Nodes of the active attempt, in the order of its ranks."""
+    devices: tuple[tuple[int, ...], ...] = ()
+    """Indexes of its GPUs on each of these nodes; empty: the engine does not tell them."""
+
+
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """Current state of a node."""
 
@@ -204,8 +229,6 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """Only tasks in one of these states; empty: in any."""
     labels: dict[str, str] = {}
     """Only tasks with these labels; an empty value: with any value."""
-    brief: bool = False
-    """True: leave out ranks, members and faults, which cost the server most."""
 
     def accepts(self, labels: Mapping[str, str]) -> bool:
         """Returns whether the labels of a task are those that the list asks for."""

@@ -23,7 +23,7 @@ from fireflyer.hai.scheduling.jobs import Reservation
 from fireflyer.hai.scheduling.planner import plan
 from fireflyer.hai.scheduling.policies import POLICIES
 from fireflyer.hai.scheduling.preemption import VictimIndex
-from fireflyer.hai.scheduling.why import explain
+from fireflyer.hai.scheduling.why import Texts, explain
 
 DAY = 86_400.0
 
@@ -374,8 +374,10 @@ class History:
     def _check_waits(self) -> None:
         """Nothing is due: a job whose devices are free waits for a rule that `why` names."""
         cluster = self.cluster
+        texts = Texts(cluster, self.now)
         for job in cluster.in_order():
             found = explain(cluster, job, self.now, expect=False)
+            assert texts.text(job) == found.text
             self.counts[f"waits: {found.rule}"] += 1
             assert found.rule != "start", f"{job.id} waits for nothing: {found.text}"
             if found.rule == "busy":

@@ -41,6 +41,7 @@ ADMIN = Identity(user="root", token="home", scope="admin")
 
 PUBLIC: dict[str, Scope] = {
     "GET /tasks": "read",
+    "GET /task-lines": "read",
     "POST /tasks": "submit",
     "GET /tasks/{task}": "read",
     "POST /tasks/{task}/stop": "submit",

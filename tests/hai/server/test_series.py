@@ -312,6 +312,8 @@ def test_lists_are_filtered_by_user_state_and_label(server: Any, spec: MakeSpec)
     assert ids(states=["queued", "running"], labels={"run": ""}) == ["t1", "t2"]
     assert ids(labels={"run": "7", "lr": ""}) == ["t1"]
     assert ids(user="nobody") == []
-    whole, brief = client.task("t1"), client.tasks(live=True, brief=True)[0]
-    assert (brief.state, brief.nodes, brief.ranks) == (whole.state, whole.nodes, ())
-    assert client.tasks(brief=True)[1].reason == client.task("t2").reason != ""
+    whole, line = client.task("t1"), client.task_lines(live=True)[0]
+    assert (line.state, line.placement, line.name) == ("running", whole.nodes, "script.py")
+    assert client.task_lines()[1].reason == client.task("t2").reason != ""
+    assert [line.id for line in client.task_lines(labels={"run": "8"})] == ["t2"]
+    assert client.task_lines(user="nobody") == []

@@ -3,13 +3,14 @@
 import sys
 import time
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import cast, get_args
 
 from fireflyer.cli.printing import age, as_json, table, tasks
 from fireflyer.errors import ConfigError
 from fireflyer.hai.client import Client
-from fireflyer.hai.model import NodeView, TaskState, WhyView, WindowView
+from fireflyer.hai.model import NodeView, TaskLine, TaskState, WhyView, WindowView
 from fireflyer.program import plain
 from fireflyer.units import parse_seconds
 
@@ -41,14 +42,18 @@ def list_tasks(
         if state not in get_args(TaskState):
             known = ", ".join(get_args(TaskState))
             raise ConfigError(f"invalid --state {state!r}: expected one of {known}")
-    found = Client(home).tasks(
+    client = Client(home)
+    chosen = partial(
+        client.tasks if json else client.task_lines,
         live=not everything and not states,
         user=user,
         states=cast(list[TaskState], states),
         labels=dict(label.partition("=")[::2] for label in labels),
-        brief=not json,
     )
-    tasks(found, json=json)
+    if json:
+        as_json(chosen())
+    else:
+        tasks(cast(list[TaskLine], chosen()))
 
 
 def why(found: WhyView, *, json: bool) -> None:
@@ -100,7 +105,7 @@ def top(client: Client, *, once: bool) -> None:
     """Prints tables of nodes and tasks; on a terminal, refreshes them every 2 s."""
     once = once or not sys.stdout.isatty()
     while True:
-        live, found = client.tasks(live=True, brief=True), client.nodes()
+        live, found = client.task_lines(live=True), client.nodes()
         if not once:
             sys.stdout.write("\x1b[H\x1b[2J")
         counts: dict[str, int] = {}
@@ -113,7 +118,7 @@ def top(client: Client, *, once: bool) -> None:
         )
         nodes(found, json=False)
         sys.stdout.write("\n")
-        tasks(live, json=False)
+        tasks(live)
         sys.stdout.flush()
         if once:
             return

@@ -4,8 +4,7 @@ Each query is bounded by its limit or walks an index. Only its database's thread
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 import sqlalchemy as sa
@@ -13,14 +12,14 @@ import sqlalchemy as sa
 from fireflyer.hai.database.connection import Database
 from fireflyer.hai.database.schema import event as _event
 from fireflyer.hai.database.schema import task as _task
-from fireflyer.hai.database.store import event_of
+from fireflyer.hai.database.store import LISTED, chosen_rows, event_of
 from fireflyer.hai.model import TERMINAL, Event, TaskState
 
 SILENT = ("rank_started", "leased", "acted")
 """Kinds of events that the ledger ignores; each rank of each attempt has one."""
 
 
-class Brief(msgspec.Struct, frozen=True, kw_only=True):
+class Brief(msgspec.Struct, gc=False, frozen=True, kw_only=True):
     """Part of a spec that lists show."""
 
     script: str
@@ -34,7 +33,10 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
 
 
-class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
+_BRIEF = msgspec.json.Decoder(Brief)
+
+
+class TaskSummary(msgspec.Struct, gc=False, frozen=True, kw_only=True):
     """A task in a list."""
 
     task: str
@@ -57,6 +59,18 @@ class HistoryQueries:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    def following(
+        self, *, live: bool, user: str | None, states: Collection[str], after: str, limit: int
+    ) -> list[TaskSummary]:
+        """Returns the tasks that `Store.rows` returns, without most of their specs.
+
+        Raises:
+            NoSuchTask: `after` is not a task id.
+        """
+        query = chosen_rows(live=live, user=user, states=states, after=after, limit=limit)
+        with self._database.reading() as connection:
+            return [_line(*row) for row in connection.execute(query)]
+
     def page(
         self, *, states: Iterable[str] = (), user: str | None = None, before: int | None, limit: int
     ) -> list[TaskSummary]:
@@ -68,7 +82,7 @@ class HistoryQueries:
             before: only tasks submitted before this task's number.
             limit: maximum number of tasks.
         """
-        query = sa.select(_task).order_by(_task.c.id.desc()).limit(limit)
+        query = sa.select(*LISTED).order_by(_task.c.id.desc()).limit(limit)
         wanted = tuple(states)
         if wanted:
             query = query.where(_task.c.state.in_(wanted))
@@ -77,14 +91,14 @@ class HistoryQueries:
         if before is not None:
             query = query.where(_task.c.id < before)
         with self._database.reading() as connection:
-            return [_line(row) for row in connection.execute(query)]
+            return [_line(*row) for row in connection.execute(query)]
 
     def some(self, tasks: Sequence[str]) -> dict[str, TaskSummary]:
         """Returns these tasks; unknown ids are left out."""
         numbers = [int(task[1:]) for task in tasks]
-        query = sa.select(_task).where(_task.c.id.in_(numbers))
+        query = sa.select(*LISTED).where(_task.c.id.in_(numbers))
         with self._database.reading() as connection:
-            return {f"t{row.id}": _line(row) for row in connection.execute(query)}
+            return {f"t{row.id}": _line(*row) for row in connection.execute(query)}
 
     def counts(self, user: str | None = None) -> dict[str, int]:
         """Returns the number of tasks that are not over, by state."""
@@ -147,14 +161,12 @@ class HistoryQueries:
             return [event_of(row) for row in reversed(connection.execute(query).all())]
 
 
-def _line(row: sa.Row[Any]) -> TaskSummary:
+def _line(
+    id: int, spec: str, state: TaskState, reason: str, attempt: int, restarts: int, created: float,
+    user: str,
+) -> TaskSummary:  # fmt: skip
+    """Builds a task of a list from the columns LISTED."""
     return TaskSummary(
-        task=f"t{row.id}",
-        brief=msgspec.json.decode(row.spec, type=Brief),
-        state=row.state,
-        reason=row.reason,
-        attempt=row.attempt,
-        restarts=row.restarts,
-        created=row.created,
-        user=row.user,
-    )
+        task=f"t{id}", brief=_BRIEF.decode(spec), state=state, reason=reason, attempt=attempt,
+        restarts=restarts, created=created, user=user,
+    )  # fmt: skip

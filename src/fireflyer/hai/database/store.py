@@ -27,10 +27,11 @@ from fireflyer.hai.lifecycle import ACTIVE, Launch, Note, Step, Task
 from fireflyer.hai.model import TERMINAL, Event, Lease, TaskSpec, TaskState
 
 _TASK = re.compile(r"t[1-9][0-9]{0,14}", re.ASCII)
-_ROW = [
+LISTED = [
     _task.c[name]
     for name in ("id", "spec", "state", "reason", "attempt", "restarts", "created", "user")
 ]
+"""Columns of a task in a list."""
 _SPEC = msgspec.json.Decoder(TaskSpec)
 _ADD = _task.insert().returning(_task.c.id, sort_by_parameter_order=True)
 
@@ -273,15 +274,7 @@ class Store:
         Raises:
             NoSuchTask: `after` is not a task id.
         """
-        query = sa.select(*_ROW).order_by(_task.c.id).limit(limit)
-        if after:
-            query = query.where(_task.c.id > _number(after))
-        if user is not None:
-            query = query.where(_task.c.user == user)
-        if live:
-            query = query.where(_task.c.state.not_in(TERMINAL))
-        if states:
-            query = query.where(_task.c.state.in_(states))
+        query = chosen_rows(live=live, user=user, states=states, after=after, limit=limit)
         with self.database.reading() as connection:
             return [_row(*row) for row in connection.execute(query)]
 
@@ -293,7 +286,7 @@ class Store:
         """
         with self.database.reading() as connection:
             row = connection.execute(
-                sa.select(*_ROW).where(_task.c.id == _number(task))
+                sa.select(*LISTED).where(_task.c.id == _number(task))
             ).one_or_none()
         if row is None:
             raise unknown(task)
@@ -387,6 +380,26 @@ class Store:
             return connection.execute(sa.select(sa.func.max(_event.c.seq))).scalar_one() or 0
 
 
+def chosen_rows(
+    *, live: bool, user: str | None, states: Collection[str], after: str, limit: int | None
+) -> sa.Select[Any]:
+    """Returns the query of `Store.rows`: the columns LISTED, in order of submission.
+
+    Raises:
+        NoSuchTask: `after` is not a task id.
+    """
+    query = sa.select(*LISTED).order_by(_task.c.id).limit(limit)
+    if after:
+        query = query.where(_task.c.id > _number(after))
+    if user is not None:
+        query = query.where(_task.c.user == user)
+    if live:
+        query = query.where(_task.c.state.not_in(TERMINAL))
+    if states:
+        query = query.where(_task.c.state.in_(states))
+    return query
+
+
 def unknown(task: str) -> NoSuchTask:
     return NoSuchTask(f"no task {task!r} here; `fireflyer ps --all` lists them")
 
@@ -441,7 +454,7 @@ def _row(
     id: int, spec: str, state: TaskState, reason: str, attempt: int, restarts: int, created: float,
     user: str,
 ) -> Row:  # fmt: skip
-    """Builds a row from the columns `_ROW`."""
+    """Builds a row from the columns LISTED."""
     return Row(
         task=f"t{id}", spec=_SPEC.decode(spec), state=state, reason=reason, attempt=attempt,
         restarts=restarts, created=created, user=user,

@@ -33,10 +33,61 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     """Lower bound of the job's start, in the cluster's time; None: not known."""
 
 
+class _Hold(msgspec.Struct, frozen=True):
+    """Reason that jobs share whose places in the queue differ."""
+
+    rule: Rule
+    text: str
+    earliest: float | None = None
+    counts: bool = False
+    """True if the text for a job counts the jobs ahead of it."""
+
+    def text_behind(self, ahead: int) -> str:
+        if not ahead or not self.counts:
+            return self.text
+        tasks = count(ahead, "task")
+        return (
+            f"waits for {tasks} ahead of it"
+            if self.rule == "start"
+            else f"{self.text}; {tasks} ahead"
+        )
+
+
 def explain(cluster: Cluster, job: Job, now: float, *, expect: bool = True) -> Why:
     """Returns why a queued job does not run yet. With `expect` also when it may start, which
     examines each node."""
     ahead = cluster.queue.ahead((job.order, job.id))
+    held = _hold(cluster, job, now, expect=expect)
+    return Why(rule=held.rule, text=held.text_behind(ahead), ahead=ahead, earliest=held.earliest)
+
+
+class Texts:
+    """Explanations of many queued jobs at one moment, at which the cluster does not change. Equal
+    requests of a user share one."""
+
+    def __init__(self, cluster: Cluster, now: float) -> None:
+        self._cluster = cluster
+        self._now = now
+        self._apart = {kept.task for kept in cluster.reserved}
+        """Jobs for which the plan keeps capacity: other jobs are held by that, these are not."""
+        self._found: dict[object, _Hold] = {}
+
+    def text(self, job: Job) -> str:
+        """Returns the text of `explain`."""
+        ahead = self._cluster.queue.ahead((job.order, job.id))
+        if job.avoid or job.id in self._apart:
+            return _hold(self._cluster, job, self._now, expect=False).text_behind(ahead)
+        key = (
+            job.nodes, job.gpus, job.gpu_type, job.memory_mib, job.user, job.group, job.level,
+            job.estimate_s,
+        )  # fmt: skip
+        held = self._found.get(key)
+        if held is None:
+            held = self._found[key] = _hold(self._cluster, job, self._now, expect=False)
+        return held.text_behind(ahead)
+
+
+def _hold(cluster: Cluster, job: Job, now: float, *, expect: bool) -> _Hold:
     allowed = cluster.allowed(job, now)
     large = large_enough(cluster, job)
     topology = cluster.topology
@@ -44,19 +95,19 @@ def explain(cluster: Cluster, job: Job, now: float, *, expect: bool = True) -> W
         found = count(large.bit_count(), "such node")
         zones = ", but no two zones together have enough" if large.bit_count() >= job.nodes else ""
         text = f"asks for {_demand(job)}; the server has {found}{zones}"
-        return Why(rule="size", text=text, ahead=ahead, earliest=None)
+        return _Hold("size", text)
     if not topology.enough(job.nodes, large & (cluster.ready | cluster.suspect)):
         text = f"asks for {_demand(job)}; {_unusable(cluster, large)}"
-        return Why(rule="health", text=text, ahead=ahead, earliest=_until(cluster, large))
+        return _Hold("health", text, _until(cluster, large))
     if not topology.enough(job.nodes, large & allowed):
-        return _behind_window(cluster, job, now, ahead)
+        return _behind_window(cluster, job, now)
     if not cluster.room_in_quota(job):
-        return Why(rule="quota", text=behind_quota(cluster, job), ahead=ahead, earliest=None)
+        return _Hold("quota", behind_quota(cluster, job))
     kept_for = _quota_kept_for(cluster, job)
     if kept_for is not None:
         text = f"the room in its quota is kept for {kept_for.task}, {kept_for.reason}"
-        return Why(rule="quota", text=text, ahead=ahead, earliest=None)
-    return _for_room(cluster, job, now, ahead, allowed, expect=expect)
+        return _Hold("quota", text)
+    return _for_room(cluster, job, now, allowed, expect=expect)
 
 
 def _quota_kept_for(cluster: Cluster, job: Job) -> Reservation | None:
@@ -77,18 +128,15 @@ def _quota_kept_for(cluster: Cluster, job: Job) -> Reservation | None:
     return None
 
 
-def _for_room(
-    cluster: Cluster, job: Job, now: float, ahead: int, allowed: int, *, expect: bool
-) -> Why:
+def _for_room(cluster: Cluster, job: Job, now: float, allowed: int, *, expect: bool) -> _Hold:
     fitting = cluster.capacity.fitting(job.gpus, job.memory_mib, allowed)
     free = fitting.bit_count()
     if cluster.topology.enough(job.nodes, fitting):
         kept_for = _reserved_for(cluster, job, now, allowed)
         if kept_for is None:
-            text = f"waits for {count(ahead, 'task')} ahead of it" if ahead else "starts at once"
-            return Why(rule="start", text=text, ahead=ahead, earliest=now)
+            return _Hold("start", "starts at once", now, counts=True)
         text = f"waits for {_demand(job)}; {free} free, reserved for {kept_for.task}, {kept_for.reason}"
-        return Why(rule="reserved", text=text, ahead=ahead, earliest=now)
+        return _Hold("reserved", text, now)
     text = f"waits for {_demand(job)}; {free} free"
     fits = cluster.capacity.fitting(
         job.gpus, job.memory_mib, large_enough(cluster, job) & (cluster.ready | cluster.suspect)
@@ -100,8 +148,6 @@ def _for_room(
         text += f", {avoided} more that it avoids for {AVOID_S / 60:g} min after a fault"
     if any(other.phase == "suspending" for other in cluster.leaving.values()):
         text += f", {count(len(cluster.leaving), 'task')} making room"
-    if ahead:
-        text += f"; {count(ahead, 'task')} ahead"
     earliest = None
     if expect:
         earliest = _when(cluster, job, now, allowed)
@@ -109,7 +155,7 @@ def _for_room(
             earliest = _sooner(earliest, _when_it_avoids_none(cluster, job, now))
     closed = others.bit_count() > avoided and cluster.topology.enough(job.nodes, fits)
     rule: Rule = "window" if closed else "avoided" if avoided else "busy"
-    return Why(rule=rule, text=text, ahead=ahead, earliest=earliest)
+    return _Hold(rule, text, earliest, counts=True)
 
 
 def _reserved_for(cluster: Cluster, job: Job, now: float, allowed: int) -> Reservation | None:
@@ -163,7 +209,7 @@ def _sooner(one: float | None, other: float | None) -> float | None:
     return min((when for when in (one, other) if when is not None), default=None)
 
 
-def _behind_window(cluster: Cluster, job: Job, now: float, ahead: int) -> Why:
+def _behind_window(cluster: Cluster, job: Job, now: float) -> _Hold:
     closing = [
         window
         for window in cluster.windows.values()
@@ -174,7 +220,7 @@ def _behind_window(cluster: Cluster, job: Job, now: float, ahead: int) -> Why:
     state = "closes" if window.begin <= now else "will close before it could end"
     text = f"window {window.id}{about} {state} {count(len(window.nodes), 'node')}"
     earliest = min(each.end for each in closing)
-    return Why(rule="window", text=text, ahead=ahead, earliest=earliest)
+    return _Hold("window", text, earliest)
 
 
 def behind_quota(cluster: Cluster, job: Job) -> str:

@@ -18,7 +18,15 @@ from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.database.samples import Samples
 from fireflyer.hai.database.store import Store
 from fireflyer.hai.identity import HOME_TOKEN, Identity, SignInCode
-from fireflyer.hai.model import Event, LeaseRequest, Listing, TaskSpec, TaskState, TaskView
+from fireflyer.hai.model import (
+    Event,
+    LeaseRequest,
+    Listing,
+    TaskLine,
+    TaskSpec,
+    TaskState,
+    TaskView,
+)
 from fireflyer.hai.server import responses, streams
 from fireflyer.hai.server.access import Accounts
 from fireflyer.hai.server.auth import needing
@@ -100,18 +108,26 @@ def _task_routes(
         user: str | None = None,
         state: States = (),
         label: Texts = (),
-        brief: bool = False,
         who: Identity = needs("read"),
     ) -> Response:
         """List at most 1000 tasks after `after`, in order of submission: your own; for an operator,
-        all. `label`: NAME or NAME=VALUE; `brief`: without ranks, members and faults."""
-        if who.only is not None and user not in (None, who.only):
-            return json([])
-        labels = dict(text.partition("=")[::2] for text in label)
-        listing = Listing(
-            live=live, user=who.only or user, states=tuple(state), labels=labels, brief=brief
-        )
-        return json(controller.views(listing, after))
+        all. `label`: NAME or NAME=VALUE."""
+        listing = _listing(who, live, user, state, label)
+        return json([] if listing is None else controller.views(listing, after))
+
+    @app.get("/task-lines", **documented(list[TaskLine]))
+    async def task_lines(
+        live: bool = False,
+        after: str = "",
+        user: str | None = None,
+        state: States = (),
+        label: Texts = (),
+        who: Identity = needs("read"),
+    ) -> Response:
+        """List at most 5000 tasks as GET /tasks does, a line of text each: without ranks, arguments
+        and environment."""
+        listing = _listing(who, live, user, state, label)
+        return json([] if listing is None else controller.lines(listing, after))
 
     @app.get("/tasks/{task}", **documented(TaskView))
     async def show(task: str, who: Identity = needs("read")) -> Response:
@@ -138,6 +154,16 @@ def _task_routes(
         asked = await read(request, LeaseRequest, "lease")
         controller.check_owner(task, who.only)
         return json(Granted(granted=controller.lease(task, asked)))
+
+
+def _listing(
+    who: Identity, live: bool, user: str | None, states: Sequence[TaskState], labels: Sequence[str]
+) -> Listing | None:
+    """Returns the choice of tasks of a request; None: tasks of a user that `who` may not see."""
+    if who.only is not None and user not in (None, who.only):
+        return None
+    named = dict(text.partition("=")[::2] for text in labels)
+    return Listing(live=live, user=who.only or user, states=tuple(states), labels=named)
 
 
 def _stream_routes(

@@ -111,7 +111,7 @@ class Controller:
         self.meters.latest = lambda: self.recorder.latest.get("cluster", {})
         self._look_again: asyncio.TimerHandle | None = None
         self._views = Views(home, store, self._tasks, self.dispatch, self.faults.classifier)
-        self.writing = self._views.writing
+        self.writing, self.lines = self._views.writing, self._views.lines
 
     # -- life --------------------------------------------------------------------------------------
 

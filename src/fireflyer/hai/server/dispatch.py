@@ -294,7 +294,7 @@ class Dispatch:
         """Explains what a task waits for, or why it is in its state."""
         job = self.cluster.jobs.get(task)
         if state == "queued" and task in self._pinned.nodes:
-            reason = reason or self.waiting_for(task)
+            reason = reason or self.waits()(task)
         if job is None or job.phase != "queued":
             return WhyView(task=task, state=state, text=reason or state, policy=self.policy)
         found = why.explain(self.cluster, job, self.now())
@@ -304,12 +304,17 @@ class Dispatch:
             policy=self.policy,
         )  # fmt: skip
 
-    def waiting_for(self, task: str) -> str:
-        """Explains in words why a queued task does not run yet."""
-        if task in self._pinned.nodes:
-            return f"waits until {self._pinned.nodes[task]} is idle, to validate it"
-        job = self.cluster.jobs[task]
-        return why.explain(self.cluster, job, self.now(), expect=False).text
+    def waits(self) -> Callable[[str], str]:
+        """Returns a function that explains in words why a queued task does not run yet; it holds
+        until the next event or plan."""
+        texts = why.Texts(self.cluster, self.now())
+
+        def reason(task: str) -> str:
+            if task in self._pinned.nodes:
+                return f"waits until {self._pinned.nodes[task]} is idle, to validate it"
+            return texts.text(self.cluster.jobs[task])
+
+        return reason
 
     def check(self, spec: TaskSpec, user: str = "") -> None:
         """Rejects a task that the nodes can never hold or the user's quota never allows.

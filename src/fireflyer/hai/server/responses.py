@@ -53,8 +53,8 @@ class Granted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SHOWN: list[Any] = [
-    model.TaskSpec, model.TaskView, model.Event, model.LeaseRequest, model.NodeView, model.WhyView,
-    model.WindowView, model.DrainRequest, model.SeriesView, Granted, Refusal,
+    model.TaskSpec, model.TaskView, model.TaskLine, model.Event, model.LeaseRequest, model.NodeView,
+    model.WhyView, model.WindowView, model.DrainRequest, model.SeriesView, Granted, Refusal,
     Faults, Decision, Validator, Manifest, Offer, Pruned, WorkspaceView, ledger.LedgerView,
     identity.User, identity.UserRequest, identity.Group, identity.GroupRequest, identity.TokenView,
     identity.TokenRequest, identity.NewToken, identity.Quota, identity.AuditEntry, identity.Identity,

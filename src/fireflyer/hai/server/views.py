@@ -1,17 +1,29 @@
 """Task views for users: rows on disk, completed with the state of the running server."""
 
+import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+from fireflyer.hai.database.history_queries import HistoryQueries, TaskSummary
 from fireflyer.hai.database.store import Attempt, Row, Store
 from fireflyer.hai.faults.classifier import FaultClassifier
 from fireflyer.hai.home import Home
 from fireflyer.hai.lifecycle import Task
-from fireflyer.hai.model import PER_ANSWER, Listing, RankView, TaskView
+from fireflyer.hai.model import (
+    LINES_PER_ANSWER,
+    PER_ANSWER,
+    Listing,
+    RankView,
+    TaskLine,
+    TaskView,
+)
 from fireflyer.hai.server.dispatch import Dispatch
+
+Listed = TypeVar("Listed", Row, TaskSummary)
+Listed_co = TypeVar("Listed_co", Row, TaskSummary, covariant=True)
 
 
 class Views:
@@ -34,8 +46,8 @@ class Views:
         classifier: FaultClassifier,
     ) -> None:
         self._home = home
-        self._folder = str(home.tasks)
         self._store = store
+        self._history = HistoryQueries(store.database)
         self._tasks = tasks
         self._dispatch = dispatch
         self._classifier = classifier
@@ -47,10 +59,13 @@ class Views:
 
     def task(self, row: Row) -> TaskView:
         """Returns the current view of a task."""
+        return self._view(row, self._dispatch.waits())
+
+    def _view(self, row: Row, waits: Callable[[str], str]) -> TaskView:
         reason = row.reason
         task = self._tasks.get(row.task)
         if task is not None and task.state == "queued" and not reason:
-            reason = self._dispatch.waiting_for(task.id)
+            reason = waits(task.id)
         lease = self._store.lease(row.task, row.attempt) if row.attempt else None
         attempt = self._store.attempt(row.task, row.attempt) if row.attempt else None
         node_faults, avoid = self._store.faults(row.task) if row.attempt else (0, ())
@@ -75,30 +90,28 @@ class Views:
 
     def chosen(self, listing: Listing, after: str) -> list[TaskView]:
         """Returns at most PER_ANSWER tasks of a list after `after`, in order of submission."""
-        found: list[Row] = []
-        more = True
-        while more and len(found) < PER_ANSWER:
-            rows = self._store.rows(
-                live=listing.live, user=listing.user, states=listing.states, after=after,
-                limit=PER_ANSWER,
-            )  # fmt: skip
-            found += [row for row in rows if listing.accepts(row.spec.labels)]
-            more = len(rows) == PER_ANSWER
-            after = rows[-1].task if rows else after
-        view = self.brief if listing.brief else self.task
-        return [view(row) for row in found[:PER_ANSWER]]
+        rows = _accepted(listing, after, self._store.rows, lambda row: row.spec.labels, PER_ANSWER)
+        waits = self._dispatch.waits()
+        return [self._view(row, waits) for row in rows]
 
-    def brief(self, row: Row) -> TaskView:
-        """Returns a view without ranks, members and faults."""
-        task = self._tasks.get(row.task)
-        reason = row.reason
+    def lines(self, listing: Listing, after: str) -> list[TaskLine]:
+        """Returns at most LINES_PER_ANSWER tasks of a list after `after`, in order of submission."""
+        following, most = self._history.following, LINES_PER_ANSWER
+        found = _accepted(listing, after, following, lambda each: each.brief.labels, most)
+        waits = self._dispatch.waits()
+        return [self._line(each, waits) for each in found]
+
+    def _line(self, found: TaskSummary, waits: Callable[[str], str]) -> TaskLine:
+        task, brief = self._tasks.get(found.task), found.brief
+        reason = found.reason
         if task is not None and task.state == "queued" and not reason:
-            reason = self._dispatch.waiting_for(task.id)
-        return TaskView(
-            id=row.task, spec=row.spec, state=row.state, reason=reason, attempt=row.attempt,
-            generation=0, members=(), restarts=row.restarts, ranks=(),
-            directory=f"{self._folder}/{row.task}", created=row.created, user=row.user,
-            nodes=() if task is None else task.placement,
+            reason = waits(task.id)
+        return TaskLine(
+            id=found.task, name=brief.name or os.path.basename(brief.script), state=found.state,
+            created=found.created, user=found.user, reason=reason, nodes=brief.nodes,
+            ranks_per_node=brief.ranks_per_node, gpus=brief.gpus, gpu_type=brief.gpu_type,
+            attempt=found.attempt, restarts=found.restarts,
+            placement=() if task is None else task.placement,
             devices=() if task is None else task.devices,
         )  # fmt: skip
 
@@ -134,6 +147,34 @@ class Views:
             )
             for rank in range(row.spec.nodes * row.spec.ranks_per_node)
         )
+
+
+class _Chooser(Protocol[Listed_co]):
+    """Query of tasks in order of submission, as `Store.rows`."""
+
+    def __call__(
+        self, *, live: bool, user: str | None, states: Collection[str], after: str, limit: int
+    ) -> Sequence[Listed_co]: ...
+
+
+def _accepted(
+    listing: Listing,
+    after: str,
+    query: _Chooser[Listed],
+    labels: Callable[[Listed], Mapping[str, str]],
+    limit: int,
+) -> list[Listed]:
+    """Returns at most `limit` tasks after `after` that the query and the listing's labels choose."""
+    found: list[Listed] = []
+    more = True
+    while more and len(found) < limit:
+        rows = query(
+            live=listing.live, user=listing.user, states=listing.states, after=after, limit=limit
+        )
+        found += [row for row in rows if listing.accepts(labels(row))]
+        more = len(rows) == limit
+        after = rows[-1].task if rows else after
+    return found[:limit]
 
 
 def describe_exit(detail: dict[str, Any]) -> str:
