@@ -16,7 +16,7 @@ from tests.draws import cases, drawn
 
 from fireflyer.cli.app import run_line
 from fireflyer.validator import pairs
-from fireflyer.validator.checks import cpu, devices, disk, gemm, memory, nvidia, system
+from fireflyer.validator.checks import cpu, devices, gemm, memory, nvidia, system
 from fireflyer.validator.model import Measured, NotRun, Settings
 
 # -- flipped bits ----------------------------------------------------------------------------------
@@ -424,25 +424,6 @@ def test_checks_append_their_samples(tmp_path: Path, capsys: Any) -> None:
     checks = {one["check"]: one for one in json.loads(capsys.readouterr().out)["checks"]}
     assert checks["loopback bandwidth"]["nodes"] == 3
     assert checks["loopback latency"]["better"] == "less"
-
-
-def test_the_best_window_of_a_transfer_is_its_sample() -> None:
-    rates = disk.best([float(rate) for rate in range(40)])
-    assert rates == [36.0, 37.0, 38.0, 39.0]
-    assert disk.best([3.0, 9.0, 1.0]) == [9.0]
-
-
-def test_every_window_of_a_transfer_moves_whole_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (("QUICK_BYTES", 4 << 20), ("SECONDS", 0.01), ("WINDOW_S", 0.0)):
-        monkeypatch.setattr(disk, name, value)
-    found = {each.name: each for each in disk.run(Settings(directory=str(tmp_path)))}
-    assert (tmp_path / "disk").stat().st_size == 4 << 20
-    for name in ("disk write", "disk read"):
-        assert len(found[name].samples) == 1
-        assert found[name].value == found[name].samples[0]
-    assert len(found["fsync latency"].samples) >= 5
 
 
 def test_the_list_of_checks(capsys: Any) -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.validator.fleets import Samples, fleet
 
 from fireflyer.cli.app import run_line
+from fireflyer.validator import fleet as fleets
 
 
 def written(path: Path, **checks: tuple[Samples, str]) -> str:
@@ -38,6 +39,51 @@ def test_defective_nodes_with_their_check(
     shown = capsys.readouterr().out
     assert "n5" in shown
     assert "CRITERION" in shown
+
+
+def rounds(path: Path, bad: dict[str, str]) -> str:
+    """Writes rounds of 8 nodes, of which the named one lost a third."""
+    lines = ["round,node,check,value,better"]
+    for of_round, slow in bad.items():
+        for node, values in fleet(3, nodes=8, share=0)[0].items():
+            share = 2 / 3 if node == slow else 1.0
+            lines += [f"{of_round},{node},disk write,{share * value},more" for value in values]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        ({"a": "n5", "b": "n5"}, ["n5"]),
+        ({"a": "n5", "b": "n6"}, []),
+        ({"a": "n5", "b": ""}, []),
+        ({"a": "n5", "b": "", "c": "n5"}, ["n5"]),
+        ({"a": "n5"}, ["n5"]),
+    ],
+)
+def test_of_several_rounds_two_must_agree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: dict[str, str], named: list[str]
+) -> None:
+    path = rounds(tmp_path / "f.csv", bad)
+    assert run_line(["validate", "fleet", path, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["node"] for one in found["defective"]] == named
+    assert found["checks"][0]["defective"] == len(named)
+
+
+def test_rounds_are_appended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "f.csv"
+    line = ["validate", "--check", "clock", "--check", "kernel log", "--csv", str(path)]
+    for name in (["--round", "1"], ["--round", "2"], []):
+        run_line([*line, "--node", "n1", *name])
+    found = fleets.read(path)
+    assert found
+    assert all(list(of_check.rounds) == ["1", "2", ""] for of_check in found.values())
+    path.write_text("node,check,value,better\n")
+    capsys.readouterr()
+    assert run_line([*line, "--round", "1"]) == 1
+    assert "expected the columns node,check,value,better,round" in capsys.readouterr().err
 
 
 def test_two_nodes_have_no_criterion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

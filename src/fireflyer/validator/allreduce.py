@@ -11,11 +11,15 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from fireflyer.validator.model import Measured, NotRun, Settings
+from fireflyer.validator.sampling import best_of
 
 RANKS = 2
 ELEMENTS = 4 << 20
-ROUNDS = 8
+ROUNDS = 16
 FULL_ROUNDS = 100
+BEST_OF = 4
+"""Rounds of which the best is a sample: other processes only slow a rank down."""
+
 TIMEOUT_S = 30
 
 
@@ -47,7 +51,8 @@ def run(settings: Settings) -> Iterator[Measured]:
         rates.append(found[1:])
     slowest = tuple(map(min, zip(*rates, strict=True)))
     failed = f"{wrong} elements of the sum are wrong" if wrong else ""
-    yield Measured("allreduce", max(slowest), failed, samples=slowest)
+    samples = best_of(slowest, BEST_OF, "more")
+    yield Measured("allreduce", max(samples), failed, samples=samples)
 
 
 def _fork(rank: int, port: int, rounds: int, writing: int) -> int:

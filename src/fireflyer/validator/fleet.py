@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -14,13 +15,32 @@ from fireflyer.validator.model import Better
 
 COLUMNS = ("node", "check", "value", "better")
 
+ROUND = "round"
+"""Optional column: name of the round of measurements that a row belongs to."""
+
+CONFIRMED = 2
+"""Rounds that must name a node, if a check has more than one."""
+
 
 class Measurements(msgspec.Struct, frozen=True):
     """Measurements of one check."""
 
     better: Better
-    values: dict[str, list[float]]
-    """Measurements of each node."""
+    rounds: dict[str, dict[str, list[float]]]
+    """Measurements of each node by round; files without the column have one round, ""."""
+
+    def add(self, node: str, values: Iterable[float], of_round: str = "") -> None:
+        """Adds measurements of a node."""
+        self.rounds.setdefault(of_round, {}).setdefault(node, []).extend(values)
+
+    @property
+    def values(self) -> dict[str, list[float]]:
+        """Measurements of each node in all rounds."""
+        found: dict[str, list[float]] = {}
+        for nodes in self.rounds.values():
+            for node, values in nodes.items():
+                found.setdefault(node, []).extend(values)
+        return found
 
 
 def read(path: Path) -> dict[str, Measurements]:
@@ -28,7 +48,7 @@ def read(path: Path) -> dict[str, Measurements]:
 
     Args:
         path: CSV with a header and the columns node, check, value and better (more or less), in any
-            order; other columns are ignored.
+            order, and round if there are several; other columns are ignored.
 
     Raises:
         ValidatorError: the file cannot be read, or a row has an error; names the line.
@@ -83,12 +103,34 @@ def _add(found: dict[str, Measurements], row: Mapping[str, Any], where: str) -> 
             f"{where}: check {check!r} is better with {better} here and with {of_check.better} in "
             "earlier rows; use one of them for each check"
         )
-    of_check.values.setdefault(node, []).append(value)
+    of_check.add(node, (value,), (row.get(ROUND) or "").strip())
 
 
 def judge_fleet(found: Mapping[str, Measurements]) -> list[CheckJudgement]:
-    """Judges each check over all nodes."""
-    return [judge(check, of_check.values, of_check.better) for check, of_check in found.items()]
+    """Judges each check over all nodes.
+
+    If a check was measured in several rounds, a node is defective only if the rounds confirm it:
+    all measurements together name it, and CONFIRMED rounds do so alone. A stall of the machine that
+    meets a node in one round is not there in the next.
+    """
+    return [_judged(check, of_check) for check, of_check in found.items()]
+
+
+def _judged(check: str, measured: Measurements) -> CheckJudgement:
+    whole = judge(check, measured.values, measured.better)
+    if len(measured.rounds) < CONFIRMED or not any(node.defective for node in whole.nodes):
+        return whole
+    named = Counter(
+        node.node
+        for values in measured.rounds.values()
+        for node in judge(check, values, measured.better).nodes
+        if node.defective
+    )
+    nodes = tuple(
+        msgspec.structs.replace(node, defective=node.defective and named[node.node] >= CONFIRMED)
+        for node in whole.nodes
+    )
+    return msgspec.structs.replace(whole, nodes=nodes)
 
 
 def report(judged: Iterable[CheckJudgement]) -> dict[str, Any]:

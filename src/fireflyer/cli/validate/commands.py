@@ -57,6 +57,14 @@ def check_node(
             "--node", metavar="NAME", help="Name of this node in --csv; default: the host's."
         ),
     ] = "",
+    round_: Annotated[
+        str,
+        typer.Option(
+            "--round",
+            metavar="NAME",
+            help="Round of measurements, in --csv; of several rounds, two must name a node.",
+        ),
+    ] = "",
     json: JsonOption = False,
 ) -> None:
     """Check the hardware of this node.
@@ -83,7 +91,7 @@ def check_node(
     request = impl.Request(
         quick=not full, checks=tuple(check or ()), limits=limits, directory=directory,
         memory_mib=memory, fs3=fs3, peers=tuple(peer or ()), secret_file=secret_file, csv=csv,
-        node=node_name,
+        node=node_name, round=round_,
     )  # fmt: skip
     raise typer.Exit(impl.check_node(request, json=json))
 
@@ -92,14 +100,18 @@ def check_node(
 def fleet(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE.csv", help="Columns node, check, value, better (more|less)."),
+        typer.Argument(
+            metavar="FILE.csv",
+            help="Columns node, check, value, better (more|less); optional: round.",
+        ),
     ],
     json: JsonOption = False,
 ) -> None:
     """Name the nodes whose measurements are worse than those of the fleet.
 
     The criterion and the thresholds are learnt from the file, so it needs at least 3 nodes; 20
-    measurements a node and check are a good number. Two plain rules are shown for comparison: 5 %
+    measurements a node and check are a good number. If the file has a column `round` with several
+    names, a node is named only if two rounds name it. Two plain rules are shown for comparison: 5 %
     below the fleet's median, and 3 robust standard deviations. Exits with 0 also if nodes are
     defective.
 

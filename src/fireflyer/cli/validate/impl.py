@@ -34,6 +34,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     secret_file: Path | None
     csv: Path | None
     node: str
+    round: str
 
 
 def list_checks(*, json: bool) -> None:
@@ -65,7 +66,7 @@ def check_node(request: Request, *, json: bool) -> int:
     if request.peers:
         pairs.read_secret(request.secret_file)
     if request.csv is not None:
-        _check_csv(request.csv)
+        columns = _check_csv(request.csv, request.round)
     directory = request.directory
     if directory is not None and not directory.is_dir():
         raise ConfigError(f"invalid --directory {directory}: expected a folder")
@@ -88,7 +89,7 @@ def check_node(request: Request, *, json: bool) -> int:
         _progress(f"{len(results)}/{len(_figures(checks))} {result.name}")
     _progress("")
     if request.csv is not None:
-        _append(request.csv, request.node or socket.gethostname(), results)
+        _append(request.csv, columns, request, results)
     if json:
         keys = ("name", "status", "value", "unit", "reason")
         as_json({"checks": [{key: getattr(result, key) for key in keys} for result in results]})
@@ -113,28 +114,38 @@ def _row(result: Result) -> tuple[str, ...]:
     return (result.name, result.status, value, result.unit, result.reason)
 
 
-def _check_csv(path: Path) -> None:
-    """Refuses, before the checks begin, a file to which their samples cannot be appended."""
+def _check_csv(path: Path, of_round: str) -> tuple[str, ...]:
+    """Refuses, before the checks begin, a file to which their samples cannot be appended.
+
+    Returns:
+        Columns of the file; of a new one, those that it will have.
+    """
+    with_round = (*fleets.COLUMNS, fleets.ROUND)
     try:
         with path.open("a+", newline="", encoding="utf-8") as file:
             file.seek(0)
-            head = next(csv.reader(file), list(fleets.COLUMNS))
+            new = with_round if of_round else fleets.COLUMNS
+            head = tuple(next(csv.reader(file), new))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"invalid --csv {path}: {error}") from None
-    if tuple(head) != fleets.COLUMNS:
-        raise ConfigError(f"invalid --csv {path}: expected the columns {','.join(fleets.COLUMNS)}")
+    if head != with_round and (head != fleets.COLUMNS or of_round):
+        wanted = with_round if of_round else fleets.COLUMNS
+        raise ConfigError(f"invalid --csv {path}: expected the columns {','.join(wanted)}")
+    return head
 
 
-def _append(path: Path, node: str, results: list[Result]) -> None:
+def _append(path: Path, columns: tuple[str, ...], request: Request, results: list[Result]) -> None:
     """Appends the samples of the results that have a value."""
+    node = request.node or socket.gethostname()
     with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         if not file.tell():
-            writer.writerow(fleets.COLUMNS)
+            writer.writerow(columns)
         for result in results:
             if result.value is not None:
                 for value in result.samples or (result.value,):
-                    writer.writerow((node, result.name, repr(value), result.better))
+                    row = (node, result.name, repr(value), result.better, request.round)
+                    writer.writerow(row[: len(columns)])
 
 
 def listen(address: str, secret_file: Path) -> None:

@@ -1,16 +1,19 @@
 """Disk: sequential and random transfers past the page cache, and the latency of fsync."""
 
 import errno
+import itertools
+import math
 import mmap
 import os
 import random
 import shutil
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fireflyer.validator.model import Check, Figure, Measured, NotRun, Settings
+from fireflyer.validator.model import Better, Check, Figure, Measured, NotRun, Settings
+from fireflyer.validator.sampling import best_of
 
 CHECKS = (
     Check(
@@ -22,7 +25,7 @@ CHECKS = (
             Figure("fsync latency", "ms", "less"),
         ),
         needs="a folder on a disk (--directory), 5 times the file's size free",
-        duration_s=6.0,
+        duration_s=7.0,
         function="fireflyer.validator.checks.disk:run",
     ),
 )
@@ -32,36 +35,36 @@ QUICK_BYTES = 64 * MIB
 FULL_BYTES = 2048 * MIB
 BLOCK = MIB
 PAGE = 4096
-SECONDS = 1.0
-"""Time for the random reads, and for the fsyncs, if quick."""
-
 WINDOW_S = 0.15
-"""Time of one measurement of a transfer. Throttles of the kernel work in slices of up to 0.1 s."""
+"""Time of one measurement. Throttles of the kernel work in slices of up to 0.1 s."""
 
 BEST_OF = 10
-"""Windows of which the best is a sample, as with STREAM."""
+"""Windows of which the best is a sample, as with STREAM: stalls only slow a disk down."""
 
 FULL_BESTS = 20
 
-FULL_S = 20.0
-MOST_FSYNCS = 200
+MOST_S = 4.0
+"""Time for the random reads, and for the fsyncs, of a sample on a disk that is slower than usual."""
+
+LEAST_WINDOWS = 3
 
 
 def run(settings: Settings) -> Iterator[Measured]:
     """Writes, reads and syncs a file in the scratch folder."""
     size = QUICK_BYTES if settings.quick else FULL_BYTES
-    seconds = SECONDS if settings.quick else FULL_S
+    count = BEST_OF * (1 if settings.quick else FULL_BESTS)
+    most_s = MOST_S * (1 if settings.quick else FULL_BESTS)
     folder = Path(settings.directory)
     free = shutil.disk_usage(folder).free
     if free < 5 * size:
         raise NotRun(f"{free // MIB} MiB are free on the disk; {5 * size // MIB} MiB are needed")
     path = folder / "disk"
     try:
-        for name, write in (("disk write", True), ("disk read", False)):
-            windows = BEST_OF if settings.quick else FULL_BESTS * BEST_OF
-            yield _median(name, best(_sequential(path, size, windows, write=write)))
-        yield _median("disk random read", _random_reads(path, size, seconds))
-        yield _median("fsync latency", _fsyncs(folder / "sync", seconds))
+        yield _sampled("disk write", [r / 1e6 for r in _sequential(path, size, count, write=True)])
+        yield _sampled("disk read", [r / 1e6 for r in _sequential(path, size, count, write=False)])
+        yield _sampled("disk random read", _random_reads(path, size, count, most_s))
+        rates = _fsyncs(folder / "sync", count, most_s)
+        yield _sampled("fsync latency", [1e3 / rate for rate in rates], "less")
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise NotRun(f"the disk of {folder.parent} is full: {error.strerror}") from None
@@ -81,75 +84,96 @@ def open_direct(path: Path, flags: int) -> int:
         return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
-def _median(name: str, samples: list[float]) -> Measured:
-    return Measured(name, statistics.median(samples), samples=tuple(samples))
+def _sampled(name: str, windows: list[float], better: Better = "more") -> Measured:
+    samples = best_of(windows, BEST_OF, better)
+    return Measured(name, statistics.median(samples), samples=samples)
 
 
-def _sequential(path: Path, size: int, windows: int, *, write: bool) -> list[float]:
-    """Returns the MB/s of windows of WINDOW_S, while the file is transferred over and over, at
-    least once; without the first window, in which throttles let a burst pass."""
-    file = open_direct(path, os.O_CREAT | os.O_WRONLY if write else os.O_RDONLY)
+def windows(
+    count: int,
+    step: Callable[[], float],
+    *,
+    finish: Callable[[], object] = lambda: None,
+    least: int = 0,
+    most_s: float = math.inf,
+) -> list[float]:
+    """Repeats a step and returns its rate in windows of WINDOW_S.
+
+    The first window is left out: throttles let a burst pass in it.
+
+    Args:
+        count: windows to return, at least.
+        step: returns the amount that it moved.
+        finish: called at the end of each window, in its time.
+        least: number of steps, at least.
+        most_s: time after which LEAST_WINDOWS are enough.
+    """
     found: list[float] = []
-    try:
-        with mmap.mmap(-1, BLOCK) as block:
-            block.write(os.urandom(BLOCK))
-            count = moved = 0
-            at = time.perf_counter()
-            while count < size // BLOCK or len(found) <= windows:
-                _transfer(file, block, count % (size // BLOCK) * BLOCK, write=write)
-                count, moved = count + 1, moved + BLOCK
-                if time.perf_counter() - at < WINDOW_S:
-                    continue
-                if write:
-                    os.fdatasync(file)
-                now = time.perf_counter()
-                found.append(moved / (now - at) / 1e6)
-                moved, at = 0, now
-    finally:
-        os.close(file)
+    steps, amount = 0, 0.0
+    begin = at = time.perf_counter()
+    while steps < least or len(found) <= count:
+        amount += step()
+        steps += 1
+        if time.perf_counter() - at < WINDOW_S:
+            continue
+        finish()
+        now = time.perf_counter()
+        found.append(amount / (now - at))
+        amount, at = 0.0, now
+        if steps >= least and len(found) > LEAST_WINDOWS and now - begin > most_s:
+            break
     return found[1:]
 
 
-def best(rates: list[float]) -> list[float]:
-    """Returns the best of each BEST_OF rates in turn: other processes only slow a disk down."""
-    count = max(len(rates) // BEST_OF, 1)
-    return [max(rates[at::count]) for at in range(count)]
+def _sequential(path: Path, size: int, count: int, *, write: bool) -> list[float]:
+    """Returns the bytes per second of windows in which the file is transferred over and over, at
+    least once."""
+    file = open_direct(path, os.O_CREAT | os.O_WRONLY if write else os.O_RDONLY)
+    at = itertools.cycle(range(0, size, BLOCK))
+    try:
+        with mmap.mmap(-1, BLOCK) as block:
+            block.write(os.urandom(BLOCK))
+            return windows(
+                count, lambda: _transfer(file, block, next(at), write=write),
+                finish=lambda: os.fdatasync(file) if write else None, least=size // BLOCK,
+            )  # fmt: skip
+    finally:
+        os.close(file)
 
 
-def _transfer(file: int, block: mmap.mmap, at: int, *, write: bool) -> None:
+def _transfer(file: int, block: mmap.mmap, at: int, *, write: bool) -> float:
     done = os.pwritev(file, [block], at) if write else os.preadv(file, [block], at)
     if done != BLOCK:
         raise OSError(errno.ENOSPC if write else errno.EIO, "a short transfer")
+    return BLOCK
 
 
-def _random_reads(path: Path, size: int, seconds: float) -> list[float]:
-    """Returns the reads per second of each tenth of the time, one read in flight."""
+def _random_reads(path: Path, size: int, count: int, most_s: float) -> list[float]:
+    """Returns the reads of a page per second in windows, one read in flight."""
     file = open_direct(path, os.O_RDONLY)
-    draw, found = random.Random(1), []
+    draw = random.Random(1)
     try:
         with mmap.mmap(-1, PAGE) as page:
-            for _ in range(10):
-                begin, count = time.perf_counter(), 0
-                while (took := time.perf_counter() - begin) < seconds / 10:
-                    os.preadv(file, [page], draw.randrange(size // PAGE) * PAGE)
-                    count += 1
-                found.append(count / took)
+
+            def read() -> float:
+                os.preadv(file, [page], draw.randrange(size // PAGE) * PAGE)
+                return 1.0
+
+            return windows(count, read, most_s=most_s)
     finally:
         os.close(file)
-    return found
 
 
-def _fsyncs(path: Path, seconds: float) -> list[float]:
-    """Returns the milliseconds of each append of a page with its fsync."""
+def _fsyncs(path: Path, count: int, most_s: float) -> list[float]:
+    """Returns the appends of a page, each with its fsync, per second in windows."""
     file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    found: list[float] = []
+
+    def append() -> float:
+        os.write(file, bytes(PAGE))
+        os.fsync(file)
+        return 1.0
+
     try:
-        end = time.perf_counter() + seconds
-        while len(found) < MOST_FSYNCS and (len(found) < 5 or time.perf_counter() < end):
-            begin = time.perf_counter()
-            os.write(file, bytes(PAGE))
-            os.fsync(file)
-            found.append((time.perf_counter() - begin) * 1e3)
+        return windows(count, append, most_s=most_s)
     finally:
         os.close(file)
-    return found

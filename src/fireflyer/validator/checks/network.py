@@ -1,11 +1,13 @@
 """Network: loopback, and pairs of nodes over their real link."""
 
+import statistics
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from fireflyer.validator import pairs
-from fireflyer.validator.model import Check, Figure, Measured, NotRun, Settings
+from fireflyer.validator.model import Better, Check, Figure, Measured, NotRun, Settings
+from fireflyer.validator.sampling import best_of
 
 CHECKS = (
     Check(
@@ -23,12 +25,19 @@ CHECKS = (
     ),
 )
 
-LOOPBACK_BYTES = 64 << 20
-PAIR_S = 0.2
-"""Time for each of the samples between nodes, about."""
+LOOPBACK_BYTES = 16 << 20
+PAIR_S = 0.1
+"""Time for each transfer between nodes, about."""
 
 SAMPLES = 5
 FULL_SAMPLES = 20
+
+BEST_OF = 4
+"""Transfers of which the best is a sample: other processes only slow a transfer down."""
+
+ECHOES = 200
+BEST_OF_ECHOES = 10
+"""Round trips of which the shortest is a sample."""
 
 
 def run_loopback(settings: Settings) -> Iterator[Measured]:
@@ -70,10 +79,15 @@ def run_pairs(settings: Settings) -> Iterator[Measured]:
 
 
 def _rates(name: str, link: pairs.Link, size: int, samples: int) -> Measured:
-    rates = [link.send(size) / 1e6 for _ in range(samples)]
-    return Measured(name, sorted(rates)[len(rates) // 2], samples=tuple(rates))
+    rates = [link.send(size) / 1e6 for _ in range(samples * BEST_OF)]
+    return _sampled(name, rates, BEST_OF, "more")
 
 
 def _times(name: str, link: pairs.Link) -> Measured:
-    times = sorted(1e6 * link.echo() for _ in range(100))
-    return Measured(name, times[50], samples=tuple(times[::5]))
+    times = [1e6 * link.echo() for _ in range(ECHOES)]
+    return _sampled(name, times, BEST_OF_ECHOES, "less")
+
+
+def _sampled(name: str, measured: list[float], group: int, better: Better) -> Measured:
+    samples = best_of(measured, group, better)
+    return Measured(name, statistics.median(samples), samples=samples)
