@@ -1,6 +1,11 @@
 """The platform validates nodes: after a fault, drained, tested again, returned; and by request."""
 
+import contextlib
 import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +15,9 @@ from tests.waiting import until
 from fireflyer.errors import ConfigError, TaskError
 from fireflyer.hai.model import PINNED, TaskSpec
 from fireflyer.hai.validation.policy import Ended, Entry, Returned, Started, Suspected
+from fireflyer.validator import pairs
+
+SECRET = b"sixteen bytes or more"
 
 BUS_ERROR_ONCE = """
 import os, signal
@@ -25,8 +33,26 @@ print("done on", me.node)
 RULES = """
 every_s = 0
 retest_s = 0
-checks = ["loopback"]
+checks = ["loopback", "network"]
+secret_file = "{secret}"
+peers = {{ n0 = "127.0.0.1:1", n1 = "127.0.0.1:{port}" }}
 """
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Iterator[str]:
+    """Settings with a listener of node n1."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(SECRET)
+    with pairs.listen(("127.0.0.1", 0), SECRET) as listener:
+        threading.Thread(target=_serve, args=(listener,), daemon=True).start()
+        yield RULES.format(secret=secret, port=listener.getsockname()[1])
+
+
+def _serve(listener: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            pairs.serve_one(listener, SECRET)
 
 
 def entries(shell: Shell, node: str, kind: type[Entry]) -> list[Any]:
@@ -38,10 +64,10 @@ def state(shell: Shell, node: str) -> tuple[str, str]:
     return found.state, found.reason
 
 
-def test_a_node_fails_is_drained_tested_again_and_returns(shell: Shell) -> None:
+def test_a_node_fails_is_drained_tested_again_and_returns(shell: Shell, rules: str) -> None:
     shell.home.mkdir(mode=0o700, exist_ok=True)
     settings = shell.home / "validator.toml"
-    settings.write_text(RULES + '[limits."loopback latency"]\nmax = 0\n')
+    settings.write_text(rules + '[limits."loopback latency"]\nmax = 0\n')
     shell.client.connect(shell.home, nodes=2)
     shell.run("run", "--start", "exec", shell.script(BUS_ERROR_ONCE))
     task = shell.client.task("t1")
@@ -54,13 +80,16 @@ def test_a_node_fails_is_drained_tested_again_and_returns(shell: Shell) -> None:
         lambda: len(entries(shell, "n0", Ended)) >= 2, lambda: shell.client.validations("n0")[-3:]
     )
     assert state(shell, "n0")[0] == "drained", "a retest that fails changes nothing"
-    settings.write_text(RULES)
+    settings.write_text(rules)
     until(lambda: state(shell, "n0")[0] == "ready", lambda: shell.client.validations("n0")[-3:])
 
     until(lambda: bool(entries(shell, "n0", Returned)), lambda: shell.client.validations("n0")[-3:])
     first, *_, last = entries(shell, "n0", Started)
     assert (first.trigger, last.trigger) == ("fault", "return")
     assert [found.kind for found in entries(shell, "n0", Suspected)][:2] == ["exit", "validator"]
+    for ended in entries(shell, "n0", Ended):
+        figures = {found.name: found for found in ended.findings}
+        assert figures["network bandwidth"].status == "passed", "sent to n1"
     shown = shell.run("validate", "node", "n0", "--history").stdout
     assert "loopback latency failed: " in shown
     assert "returned" in shown

@@ -78,11 +78,16 @@ class Fleet:
         return worse | set.intersection(*failed)
 
 
+REPEATED: list[Named] = []
+"""What the first round named, of each round that was repeated."""
+
+
 def confirmed(measure: Callable[[Fleet, str], None]) -> Named:
     """Returns what a round and, if it names a node, its repetition name."""
     found = Fleet()
     measure(found, "first")
     if named := found.named(("first",)):
+        REPEATED.append(named)
         measure(found, "second")
         named = found.named(("first", "second"))
     return named
@@ -287,17 +292,20 @@ def main() -> int:
     parser.add_argument("--kind", choices=list(KINDS), action="append")
     options = parser.parse_args()
     for kind in options.kind or KINDS:
+        REPEATED.clear()
         begun = time.monotonic()
         try:
             with nodes(kind) as made:
                 alarms = [found for _ in range(options.clean) if (found := made.round(None))]
+                repeated = list(REPEATED)
                 slow = [made.round(number % NODES) for number in range(options.slow)]
         except Missing as missing:
             sys.stdout.write(f"{kind}: not run: {missing}\n")
             continue
         right = sum(rightly(kind, number % NODES, one) for number, one in enumerate(slow))
         sys.stdout.write(
-            f"{kind}: {len(alarms)} of {options.clean} clean rounds with a false alarm {alarms}; "
+            f"{kind}: {len(alarms)} of {options.clean} clean rounds with a false alarm {alarms}, "
+            f"{len(repeated)} repeated {repeated}; "
             f"{right} of {options.slow} slowed nodes named rightly "
             f"{[one for n, one in enumerate(slow) if not rightly(kind, n % NODES, one)]}; "
             f"{time.monotonic() - begun:.0f} s, load {os.getloadavg()[0]:.1f}\n"

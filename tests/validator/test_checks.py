@@ -1,5 +1,6 @@
 """The built-in checks: injected faults are found; recorded outputs of hardware are judged."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ from tests.draws import cases, drawn
 
 from fireflyer.cli.app import run_line
 from fireflyer.validator import pairs
-from fireflyer.validator.checks import cpu, devices, gemm, memory, nvidia, system
+from fireflyer.validator.checks import cpu, devices, gemm, memory, network, nvidia, system
 from fireflyer.validator.model import Measured, NotRun, Settings
 
 # -- flipped bits ----------------------------------------------------------------------------------
@@ -346,6 +347,79 @@ def test_transfers_after_a_proof(tmp_path: Path) -> None:
         with pytest.raises(ConnectionRefusedError, match="another secret"):
             pairs.Link(address, b"some other secret")
         thread.join()
+
+
+class FakeLink(contextlib.nullcontext[None]):
+    """Link to a peer whose name is its speed; "down" cannot be reached."""
+
+    def __init__(self, address: pairs.Address, secret: bytes) -> None:
+        super().__init__()
+        if address[0] == "down":
+            raise ConnectionRefusedError("refused")
+        self.speed = float(address[0])
+
+    def __enter__(self) -> "FakeLink":  # type: ignore[override]
+        return self
+
+    def bytes_for(self, seconds: float) -> int:
+        return int(seconds)
+
+    def send(self, size: int) -> float:
+        return 1e6 * self.speed
+
+    def echo(self) -> float:
+        return 1e-6 / self.speed
+
+
+@pytest.mark.parametrize(
+    ("peers", "any_peer", "found"),
+    [
+        (("4:1", "2:1"), False, (2.0, "", 0.5)),
+        (("4:1", "2:1"), True, (4.0, "", 0.25)),
+        (("4:1", "down:1"), False, (4.0, "down:1: refused", 0.25)),
+        (("4:1", "down:1"), True, (4.0, "", 0.25)),
+        (("down:1",), False, (None, "no peer can be reached: down:1: refused", None)),
+    ],
+)
+def test_figures_of_several_peers(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    peers: tuple[str, ...],
+    any_peer: bool,
+    found: tuple[float | None, str, float | None],
+) -> None:
+    """By hand the worst peer counts; for the platform one bad peer is no fault of the node."""
+    monkeypatch.setattr(pairs, "Link", FakeLink)
+    path = tmp_path / "secret"
+    path.write_bytes(SECRET)
+    settings = Settings(peers=peers, secret_file=str(path), any_peer=any_peer)
+    rate, latency = network.run_pairs(settings)
+    assert (rate.value, rate.failed) == found[:2]
+    assert latency.value == (None if found[2] is None else pytest.approx(found[2]))
+
+
+@pytest.mark.parametrize(
+    ("peers", "secret", "reason"),
+    [
+        ((), SECRET, "no peer is given"),
+        (("down:1",), SECRET, "no peer can be reached: down:1: refused"),
+        (("4:1",), b"short", "fewer than 16 bytes"),
+        (("4:1",), None, "cannot read the secret"),
+    ],
+)
+def test_a_network_that_cannot_be_checked(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    peers: tuple[str, ...],
+    secret: bytes | None,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(pairs, "Link", FakeLink)
+    path = tmp_path / "secret"
+    if secret is not None:
+        path.write_bytes(secret)
+    with pytest.raises(NotRun, match=reason):
+        list(network.run_pairs(Settings(peers=peers, secret_file=str(path), any_peer=True)))
 
 
 def connected() -> tuple[socket.socket, socket.socket]:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,8 +93,9 @@ def test_figures_of_the_network_are_the_best_of_groups(monkeypatch: pytest.Monke
             self.count += 1
             return 1e-6 * (7.0 if self.count > 180 else 500.0)
 
-    rates = network._rates("bandwidth", Link(), 1, network.SAMPLES)
+    link: Any = Link()
+    rates = network._rates("bandwidth", link, 1, network.SAMPLES)
     assert (rates.value, rates.samples) == (10.0, (10.0,) * network.SAMPLES)
-    times = network._times("latency", Link())
+    times = network._times("latency", link)
     assert times.value == pytest.approx(7.0)
     assert len(times.samples) == network.ECHOES // network.BEST_OF_ECHOES

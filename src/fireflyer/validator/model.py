@@ -64,6 +64,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Address of a file system for the fs3 checks; empty: none."""
     peers: tuple[str, ...] = ()
     """HOST:PORT of listeners for the network checks between nodes."""
+    any_peer: bool = False
+    """True: the figures are those of the best peer, and a peer that cannot be reached is no fault
+    of this node; False: those of the worst one, and it is."""
     secret_file: str = ""
     """File with the secret of these listeners."""
     memory_mib: int = 0

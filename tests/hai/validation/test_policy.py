@@ -1,13 +1,16 @@
 """Decisions about validations: which node is due, and which may return. Pure."""
 
+import errno
 import itertools
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.draws import cases, drawn
 
 from fireflyer.errors import ConfigError
 from fireflyer.hai.model import NodeView
+from fireflyer.hai.validation import journal as journals
 from fireflyer.hai.validation.journal import Journal
 from fireflyer.hai.validation.policy import (
     Ended,
@@ -21,6 +24,7 @@ from fireflyer.hai.validation.policy import (
     due,
     fold,
     may_return,
+    peers_of,
 )
 from fireflyer.hai.validation.settings import REQUESTED_ONLY, ValidationSettings, load
 
@@ -175,6 +179,15 @@ def _random(draw, wall: float) -> Entry:  # type: ignore[no-untyped-def]  # noqa
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("a", "bcd"), ("c", "dea"), ("e", "abc"), ("x", "abc")],
+)
+def test_listeners_of_a_node_form_a_ring_without_itself(name: str, found: str) -> None:
+    assert peers_of(name, {each: each for each in "abcde"}) == tuple(found)
+    assert peers_of("a", {"a": "here"}) == ()
+
+
 # -- files -----------------------------------------------------------------------------------------
 
 
@@ -200,6 +213,56 @@ def test_a_journal_survives_a_torn_line(tmp_path: Path) -> None:
     assert (tmp_path / "validator.jsonl").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_thinned_journal_has_the_states_of_the_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any history, also over many thinnings and a drain that is older than all entries left."""
+    monkeypatch.setattr(journals, "KEPT", 5)
+    monkeypatch.setattr(journals, "LEAST_BYTES", 4000)
+    draw = drawn("thinned journals")
+    drained = Suspected(node="d", wall=1.0, kind="xid", drained=True)
+    history: list[Entry] = [drained]
+    history += [_random(draw, 2.0 + at) for at in range(400)]
+    history += [ended("d", 500.0 + at, "return", gemm="failed") for at in range(60)]
+    journal, largest = Journal(tmp_path), 0
+    for entry in history:
+        journal.add(entry)
+        largest = max(largest, (tmp_path / "validator.jsonl").stat().st_size)
+    whole, thinned = after(*history), dict[str, NodeState]()
+    for line in Journal(tmp_path).read():
+        fold(thinned, line)
+    assert thinned == whole
+    assert thinned["d"].drained == drained.wall
+    assert thinned["d"].causes == (drained,)
+    for name in "abcd":
+        of_node = [entry for entry in history if entry.node == name]
+        assert journal.of(name, 5) == of_node[-5:]
+    assert largest < 30_000 < sum(len(msgspec.json.encode(entry)) for entry in history)
+    assert [path.name for path in tmp_path.iterdir()] == ["validator.jsonl"]
+
+
+def test_a_journal_that_cannot_be_thinned_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "KEPT", 1)
+    monkeypatch.setattr(journals, "LEAST_BYTES", 200)
+
+    def full(path: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    journal = Journal(tmp_path)
+    entries: list[Entry] = [Returned(node="a", wall=float(at)) for at in range(9)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        for entry in entries:
+            journal.add(entry)
+    assert list(Journal(tmp_path).read()) == entries
+    assert [path.name for path in tmp_path.iterdir()] == ["validator.jsonl"]
+    for at in range(9, 40):
+        journal.add(Returned(node="a", wall=float(at)))
+    assert len(journal.of("a", 99)) < 20
+
+
 def test_settings(tmp_path: Path) -> None:
     assert load(tmp_path) == REQUESTED_ONLY
     path = tmp_path / "validator.toml"
@@ -212,6 +275,8 @@ def test_settings(tmp_path: Path) -> None:
         ("every_s = -1", "every_s must be 0 or more"),
         ("retest_s = inf", "retest_s must be 0 or more"),
         ("[", "validator.toml"),
+        ('[peers]\nn0 = "h:1"', "invalid secret_file ''"),
+        ('secret_file = "/s"\n[peers]\nn0 = "h"', "peer of 'n0': invalid address 'h'"),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=message):

@@ -2,18 +2,32 @@
 
 Only the leading server writes it. An entry is on disk when `add` returns. A line that a crash cut
 short is skipped and ended by the next entry.
+
+The journal keeps the newest KEPT entries of each node. When it has grown to twice its size after
+the last thinning, older entries of a node give way to one summary, the state that they add up to:
+the states of all nodes are the same before and after. The new file replaces the old one by a
+rename, so that a crash leaves either.
 """
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from fireflyer.hai.validation.policy import Entry
+from fireflyer.hai.validation.policy import Entry, NodeState, Summary, fold
+from fireflyer.log import get_logger
 
 NAME = "validator.jsonl"
+
+KEPT = 120
+"""Entries of a node that thinning leaves: begin and end of a year of weekly validations."""
+
+LEAST_BYTES = 8 << 20
+"""Size below which the journal is not thinned."""
+
+_log = get_logger("hai")
 
 
 class Journal:
@@ -21,28 +35,20 @@ class Journal:
 
     def __init__(self, home: Path) -> None:
         self._path = home / NAME
+        self._most_bytes = LEAST_BYTES
 
-    def read(self) -> Iterator[Entry]:
-        """Yields all entries, oldest first."""
-        try:
-            data = self._path.read_bytes()
-        except FileNotFoundError:
-            return
-        for line in data.split(b"\n"):
-            if (entry := _decoded(line)) is not None:
-                yield entry
+    def read(self) -> Iterator[Entry | Summary]:
+        """Yields all entries, oldest first; a node's summary comes before its entries."""
+        for _, entry in self._lines():
+            yield entry
 
     def of(self, node: str, most: int) -> list[Entry]:
         """Returns the newest entries of one node, oldest first, at most `most`."""
         # Encoding a text is deterministic, so only lines with these bytes can name the node.
         named, found = msgspec.json.encode(node), deque[Entry](maxlen=most)
-        try:
-            with self._path.open("rb") as file:
-                for line in file:
-                    if named in line and (entry := _decoded(line)) and entry.node == node:
-                        found.append(entry)
-        except FileNotFoundError:
-            pass
+        for _, entry in self._lines(named):
+            if entry.node == node and not isinstance(entry, Summary):
+                found.append(entry)
         return list(found)
 
     def add(self, entry: Entry) -> None:
@@ -56,18 +62,76 @@ class Journal:
         file = os.open(self._path, flags, 0o600)
         try:
             # A newline first ends a line that a crash cut short.
-            data = (b"" if new else b"\n") + msgspec.json.encode(entry)
-            while data:
-                data = data[os.write(file, data) :]
+            _write(file, (b"" if new else b"\n") + msgspec.json.encode(entry))
             os.fsync(file)
+            size = os.fstat(file).st_size
         finally:
             os.close(file)
+        if size > self._most_bytes:
+            self._thin(size)
+
+    def _thin(self, size: int) -> None:
+        """Thins the journal; if that fails, it goes on growing to twice its size."""
+        try:
+            size = self._thinned()
+        except OSError as error:
+            _log.warning("the journal %s cannot be thinned: %s", self._path, error)
+        self._most_bytes = max(LEAST_BYTES, 2 * size)
+
+    def _thinned(self) -> int:
+        """Replaces the file by one with KEPT entries a node; returns its size."""
+        surplus = Counter(entry.node for _, entry in self._lines())
+        surplus.subtract(dict.fromkeys(surplus, KEPT))
+        states: dict[str, NodeState] = {}
+        part = self._path.with_name(f"{NAME}.part")
+        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            left = +surplus
+            for _, entry in self._lines():
+                if left[entry.node] > 0:
+                    left[entry.node] -= 1
+                    fold(states, entry)
+            for node, state in states.items():
+                _write(file, msgspec.json.encode(Summary(node=node, state=state)) + b"\n")
+            left = +surplus
+            for line, entry in self._lines():
+                if left[entry.node] > 0:
+                    left[entry.node] -= 1
+                else:
+                    _write(file, line + b"\n")
+            os.fsync(file)
+            size = os.fstat(file).st_size
+            part.replace(self._path)
+        finally:
+            os.close(file)
+            part.unlink(missing_ok=True)
+        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return size
+
+    def _lines(self, named: bytes = b"") -> Iterator[tuple[bytes, Entry | Summary]]:
+        """Yields the lines that have these bytes and their entries, without torn lines."""
+        try:
+            with self._path.open("rb") as file:
+                for line in file:
+                    if named in line and (entry := _decoded(line)) is not None:
+                        yield line.rstrip(b"\n"), entry
+        except FileNotFoundError:
+            return
 
 
-def _decoded(line: bytes) -> Entry | None:
+def _write(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def _decoded(line: bytes) -> Entry | Summary | None:
     """Returns the entry of a line; None: a crash cut it short."""
     try:
-        found: Entry = msgspec.json.decode(line, type=Entry)
+        found: Entry | Summary = msgspec.json.decode(line, type=Entry | Summary)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return found

@@ -37,6 +37,7 @@ from fireflyer.hai.validation.policy import (
     due,
     fold,
     may_return,
+    peers_of,
 )
 from fireflyer.hai.validation.script import RESULT, Order
 from fireflyer.hai.validation.settings import ValidationSettings, load
@@ -158,7 +159,10 @@ class ValidationMonitor:
 
     async def _start(self, node: str, trigger: Trigger) -> None:
         settings: ValidationSettings = self._settings
-        order = Order(checks=settings.checks, limits=settings.limits)
+        order = Order(
+            checks=settings.checks, limits=settings.limits,
+            peers=peers_of(node, settings.peers), secret_file=settings.secret_file,
+        )  # fmt: skip
         spec = TaskSpec(
             script=script.__file__, args=(msgspec.json.encode(order).decode(),),
             name=f"validate {node} ({trigger})", cwd=str(self._home), start="exec",

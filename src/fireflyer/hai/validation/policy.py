@@ -19,6 +19,9 @@ RETURNS_S = 30 * 86_400.0
 PATIENCE_S = 60.0
 """Time after which a node whose validation ended without results is tried again."""
 
+PEERS = 3
+"""Listeners that a node sends to; the best counts, so that one bad peer blames no other node."""
+
 PROOF: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "xid": (("gpu health",), ("gpu memory",), ("gpu gemm",)),
     "memory": (("memory pattern",),),
@@ -114,10 +117,19 @@ class NodeState(msgspec.Struct):
     trigger: Trigger = "weekly"
 
 
-def fold(states: dict[str, NodeState], entry: Entry) -> None:
+class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary"):
+    """State of one node after its older entries, which the journal no longer has."""
+
+    node: str
+    state: NodeState
+
+
+def fold(states: dict[str, NodeState], entry: Entry | Summary) -> None:
     """Applies one entry to the states."""
     state = states.setdefault(entry.node, NodeState())
     match entry:
+        case Summary():
+            states[entry.node] = entry.state
         case Suspected():
             state.suspected = entry.wall
             state.causes = (*state.causes[-31:], entry)
@@ -176,6 +188,18 @@ def due(
     if settings.every_s and late and min(late)[0] + settings.every_s <= now:
         return min(late)[1], "weekly"
     return None
+
+
+def peers_of(node: str, peers: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the listeners that a node sends to: those of the next PEERS other nodes, in a ring.
+
+    Args:
+        peers: HOST:PORT of the listener of each node that has one.
+    """
+    names = list(peers)
+    begin = names.index(node) + 1 if node in peers else 0
+    ring = [name for name in names[begin:] + names[:begin] if name != node]
+    return tuple(peers[name] for name in ring[:PEERS])
 
 
 def _rested(state: NodeState, now: float) -> bool:

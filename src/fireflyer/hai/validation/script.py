@@ -19,16 +19,21 @@ RESULT = "validation.json"
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """Checks to run, and their limits."""
+    """Checks to run, their limits, and the listeners of the network check."""
 
     checks: tuple[str, ...] = ()
     limits: dict[str, Bound] = {}
+    peers: tuple[str, ...] = ()
+    secret_file: str = ""
 
 
 def main(argument: str) -> int:
     """Runs the checks; returns the exit code."""
     order = msgspec.json.decode(argument, type=Order)
-    settings = Settings(drill=os.environ.get("FIREFLYER_VALIDATOR_DRILL", ""))
+    settings = Settings(
+        drill=os.environ.get("FIREFLYER_VALIDATOR_DRILL", ""),
+        peers=order.peers, secret_file=order.secret_file, any_peer=True,
+    )  # fmt: skip
     findings = []
     for result in runner.run(
         chosen(all_checks(), order.checks), settings, Limits(order.limits),

@@ -8,6 +8,7 @@ import msgspec
 from fireflyer.errors import ConfigError, ValidatorError
 from fireflyer.validator.limits import Bound
 from fireflyer.validator.model import all_checks, chosen
+from fireflyer.validator.pairs import parse_address
 
 NAME = "validator.toml"
 
@@ -29,6 +30,10 @@ class ValidationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Names of the checks to run; empty: all."""
     limits: dict[str, Bound] = {}
     """Fixed thresholds by figure."""
+    peers: dict[str, str] = {}
+    """HOST:PORT of the listener of each node that has one, for the network check."""
+    secret_file: str = ""
+    """File with the secret of the listeners, at this path on every node."""
 
 
 REQUESTED_ONLY = ValidationSettings(every_s=0.0, after_faults=False, returns=False)
@@ -54,4 +59,14 @@ def load(home: Path) -> ValidationSettings:
     for name in ("every_s", "retest_s", "most_returns"):
         if not 0 <= getattr(found, name) < float("inf"):
             raise ConfigError(f"{path}: {name} must be 0 or more, not {getattr(found, name)}")
+    if found.peers and not Path(found.secret_file).is_absolute():
+        raise ConfigError(
+            f"{path}: invalid secret_file {found.secret_file!r}: expected the absolute path of the "
+            "secret of the peers"
+        )
+    for node, address in found.peers.items():
+        try:
+            parse_address(address)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: peer of {node!r}: {error}") from None
     return found

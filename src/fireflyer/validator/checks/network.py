@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from fireflyer.errors import ConfigError
 from fireflyer.validator import pairs
 from fireflyer.validator.model import Better, Check, Figure, Measured, NotRun, Settings
 from fireflyer.validator.sampling import best_of
@@ -53,11 +54,17 @@ def run_loopback(settings: Settings) -> Iterator[Measured]:
 
 
 def run_pairs(settings: Settings) -> Iterator[Measured]:
-    """Sends to each peer. The figures are those of the worst peer, which the reason names if it
-    cannot be reached."""
+    """Sends to each peer.
+
+    The figures are those of the worst peer, and the reason names the peers that cannot be reached.
+    With `any_peer` they are those of the best one: the fault of one peer is not the node's.
+    """
     if not settings.peers:
         raise NotRun("no peer is given (--peer HOST:PORT)")
-    secret = pairs.read_secret(Path(settings.secret_file) if settings.secret_file else None)
+    try:
+        secret = pairs.read_secret(Path(settings.secret_file) if settings.secret_file else None)
+    except ConfigError as error:
+        raise NotRun(str(error)) from None
     rates, times, failed = [], [], []
     for peer in settings.peers:
         try:
@@ -69,13 +76,16 @@ def run_pairs(settings: Settings) -> Iterator[Measured]:
             failed.append(f"{peer}: {error}")
     reason = "; ".join(failed)
     if not rates:
+        if settings.any_peer:
+            raise NotRun(f"no peer can be reached: {reason}")
         yield Measured("network bandwidth", None, f"no peer can be reached: {reason}")
         yield Measured("network latency", skipped="no peer can be reached")
         return
-    slowest = min(rates, key=lambda found: found.value or 0.0)
-    longest = max(times, key=lambda found: found.value or 0.0)
-    yield Measured("network bandwidth", slowest.value, reason, samples=slowest.samples)
-    yield Measured("network latency", longest.value, samples=longest.samples)
+    rate = (max if settings.any_peer else min)(rates, key=lambda found: found.value or 0.0)
+    latency = (min if settings.any_peer else max)(times, key=lambda found: found.value or 0.0)
+    blamed = "" if settings.any_peer else reason
+    yield Measured("network bandwidth", rate.value, blamed, samples=rate.samples)
+    yield Measured("network latency", latency.value, samples=latency.samples)
 
 
 def _rates(name: str, link: pairs.Link, size: int, samples: int) -> Measured:
