@@ -55,6 +55,12 @@ def flood(settings: Settings) -> Iterator[Measured]:
     yield from iter(lambda: Measured("speed", 1.0), None)
 
 
+def scream(settings: Settings) -> Iterator[Measured]:
+    yield Measured("speed", 100.0)
+    while True:
+        os.write(2, bytes(1 << 16))
+
+
 def chatter(settings: Settings) -> Iterator[Measured]:
     """Prints to stdout and stderr, as libraries do."""
     print("{}", flush=True)

@@ -292,26 +292,36 @@ def main() -> int:
     parser.add_argument("--kind", choices=list(KINDS), action="append")
     options = parser.parse_args()
     for kind in options.kind or KINDS:
-        REPEATED.clear()
         begun = time.monotonic()
         try:
             with nodes(kind) as made:
-                alarms = [found for _ in range(options.clean) if (found := made.round(None))]
-                repeated = list(REPEATED)
-                slow = [made.round(number % NODES) for number in range(options.slow)]
+                _count(kind, made, options.clean, options.slow)
         except Missing as missing:
-            sys.stdout.write(f"{kind}: not run: {missing}\n")
+            _say(f"{kind}: not run: {missing}")
             continue
-        right = sum(rightly(kind, number % NODES, one) for number, one in enumerate(slow))
-        sys.stdout.write(
-            f"{kind}: {len(alarms)} of {options.clean} clean rounds with a false alarm {alarms}, "
-            f"{len(repeated)} repeated {repeated}; "
-            f"{right} of {options.slow} slowed nodes named rightly "
-            f"{[one for n, one in enumerate(slow) if not rightly(kind, n % NODES, one)]}; "
-            f"{time.monotonic() - begun:.0f} s, load {os.getloadavg()[0]:.1f}\n"
-        )
-        sys.stdout.flush()
+        _say(f"{kind}: {time.monotonic() - begun:.0f} s, load {os.getloadavg()[0]:.1f}")
     return 0
+
+
+def _count(kind: str, made: Lines | Processors | Disks, clean: int, slow: int) -> None:
+    """Runs rounds of one kind and prints what they name."""
+    REPEATED.clear()
+    alarms = 0
+    for number in range(1, clean + 1):
+        named = made.round(None)
+        alarms += bool(named)
+        _say(f"{kind}: {alarms} of {number} clean rounds with a false alarm {named or ''}")
+    _say(f"{kind}: {len(REPEATED)} of {clean} clean rounds were repeated: {REPEATED}")
+    right = 0
+    for number in range(slow):
+        named = made.round(number % NODES)
+        right += rightly(kind, number % NODES, named)
+        _say(f"{kind}: {right} of {number + 1} slowed nodes named rightly {named}")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The built-in checks: injected faults are found; recorded outputs of hardware are judged."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ from tests import waiting
 from tests.draws import cases, drawn
 
 from fireflyer.cli.app import run_line
-from fireflyer.validator import pairs
+from fireflyer.validator import fleet, pairs
 from fireflyer.validator.checks import cpu, devices, gemm, memory, network, nvidia, system
 from fireflyer.validator.model import Measured, NotRun, Settings
 
@@ -471,6 +472,7 @@ def test_a_listener_survives_strangers(sent: bytes) -> None:
         (["--limits", "/none"], "cannot read /none"),
         (["--peer", "127.0.0.1:7"], "transfers between nodes need --secret-file"),
         (["--csv", "/none/fleet.csv"], "invalid --csv /none/fleet.csv"),
+        (["--csv", "/dev/full"], "expected a regular file"),
         (["--csv", __file__], "expected the columns node,check,value,better"),
         (
             ["listen", "--address", "127.0.0.1:0", "--secret-file", "/none"],
@@ -498,6 +500,34 @@ def test_checks_append_their_samples(tmp_path: Path, capsys: Any) -> None:
     checks = {one["check"]: one for one in json.loads(capsys.readouterr().out)["checks"]}
     assert checks["loopback bandwidth"]["nodes"] == 3
     assert checks["loopback latency"]["better"] == "less"
+
+
+def test_samples_that_cannot_be_appended_are_shown(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full in the middle of the rows: none of them stays, and the results are shown."""
+    path = tmp_path / "fleet.csv"
+    path.write_text("node,check,value,better\nn1,gemm,1,more")
+    write = os.write
+
+    def full(file: int, data: bytes) -> int:
+        if os.path.samestat(os.fstat(file), path.stat()):
+            if b"loopback" not in data[:40]:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            data = data[:60]
+        return write(file, data)
+
+    line = ["validate", "--check", "loopback", "--csv", str(path), "--node", "n2"]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        assert run_line(line) == 1
+    shown = capsys.readouterr()
+    assert "loopback bandwidth" in shown.out
+    assert f"cannot append the samples to {path}: No space left on device" in shown.err
+    assert path.read_text() == "node,check,value,better\nn1,gemm,1,more"
+    assert run_line(line) == 0
+    assert path.read_text().splitlines()[:2] == ["node,check,value,better", "n1,gemm,1,more"]
+    assert list(fleet.read(path)["loopback latency"].values) == ["n2"]
 
 
 def test_the_list_of_checks(capsys: Any) -> None:

@@ -270,6 +270,9 @@ def test_bad_requests(capsys: Any, line: list[str], message: str) -> None:
 def test_an_observation_shorter_than_the_trace(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "f.csv"
     path.write_text("time,node,class\n0,a,disk\n864000,b,disk\n")
+    for days in ("0", "inf", "nan"):
+        assert run_line(["failures", "report", str(path), "--days", days]) == 2
+        assert "--days" in capsys.readouterr().err
     assert run_line(["failures", "report", str(path), "--days", "3"]) == 1
     assert "lie 10.0 days apart" in capsys.readouterr().err
     assert run_line(["failures", "report", str(path), "--nodes", "1"]) == 1

@@ -1,6 +1,7 @@
 """`fireflyer validate fleet`: what it reads, prints and rejects."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,26 @@ def test_of_several_rounds_two_must_agree(
     assert found["checks"][0]["defective"] == len(named)
 
 
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ([1e100, -1e100, 1e100, 1e100], ""),
+        ([1e-300, 1e-300, 1e100, 1e-300], "the criterion's median is 0"),
+        ([5e-324, 0.0, 5e-324, -1e100], "the criterion's median is 0"),
+    ],
+)
+def test_values_of_any_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], values: list[float], reason: str
+) -> None:
+    """Nothing overflows: a warning would be an error here."""
+    path = written(tmp_path / "f.csv", c=({f"n{at}": [v] for at, v in enumerate(values)}, "more"))
+    assert run_line(["validate", "fleet", path, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["checks"][0]["reason"].startswith(reason)
+    assert [one["node"] for one in found["defective"]] == ([] if reason else ["n1"])
+    assert all(math.isfinite(one["similarity"]) for one in found["defective"])
+
+
 def test_rounds_are_appended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "f.csv"
     line = ["validate", "--check", "clock", "--check", "kernel log", "--csv", str(path)]
@@ -106,6 +127,10 @@ def test_two_nodes_have_no_criterion(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("node,check,value,better\na,b,fast,more\n", "line 2: invalid value 'fast'"),
         ("node,check,value,better\na,b,nan,more\n", "line 2: invalid value 'nan'"),
         ("node,check,value,better\na,b,1e999,more\n", "line 2: invalid value"),
+        ("node,check,value,better\na,b,-2e100,more\n", "at most 1e+100 in size"),
+        ("node,check,value,better\na,b,1,more,x\n", "line 2: the row has more fields"),
+        ("node,check,value,better,node\na,b,1,more,x\n", "two columns 'node'"),
+        ("round,node,check,value,better,round\n1,a,b,1,more,1\n", "two columns 'round'"),
         ("node,check,value,better\na,b,1,bigger\n", "line 2: invalid better 'bigger'"),
         ("node,check,value,better\n,b,1,more\n", "line 2: the row has no node"),
         ("node,check,value,better\na,,1,more\n", "line 2: the row has no check"),

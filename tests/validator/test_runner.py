@@ -1,8 +1,10 @@
 """Checks that hang, crash, write garbage, fill the disk or need root; limits; plug-ins."""
 
 import os
+import tempfile
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from tests import waiting
@@ -115,11 +117,25 @@ def test_failed_hardware(tmp_path: Path) -> None:
     assert (found["time"].status, found["time"].reason) == ("not run", "no clock")
 
 
-def test_a_folder_that_cannot_be_written() -> None:
-    settings = Settings(directory="/proc/none")
-    found = list(runner.run([misbehaving.check("good")], settings))
-    assert {result.status for result in found} == {"not run"}
-    assert "cannot write to /proc/none" in found[0].reason
+def test_a_broken_disk_stops_only_the_checks_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No folder can be written: neither that of the checks nor that of temporary files."""
+    monkeypatch.setattr(runner, "MEMORY", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
+    good = misbehaving.check("good")
+    of_disk = msgspec.structs.replace(good, name="of disk", disk=True)
+    for directory in ("", "/proc/none"):
+        found = list(runner.run([good, of_disk], Settings(directory=directory)))
+        assert [one.status for one in found] == ["passed", "passed", "not run", "not run"]
+        assert "cannot write to /proc/none" in found[2].reason
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_check_that_floods_stderr(tmp_path: Path) -> None:
+    found = ran("scream", tmp_path)
+    assert found["speed"].status == "passed"
+    assert found["time"].reason == "the check wrote garbage: more than 16 MiB to stderr"
 
 
 def test_a_budget_that_is_used_up(tmp_path: Path) -> None:

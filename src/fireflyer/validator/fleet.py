@@ -18,6 +18,9 @@ COLUMNS = ("node", "check", "value", "better")
 ROUND = "round"
 """Optional column: name of the round of measurements that a row belongs to."""
 
+MOST = 1e100
+"""Largest value, so that sums and ratios of values are finite."""
+
 CONFIRMED = 2
 """Rounds that must name a node, if a check has more than one."""
 
@@ -70,11 +73,16 @@ def parse(lines: Iterable[str], name: str) -> dict[str, Measurements]:
     """
     rows = csv.DictReader(lines)
     try:
-        missing = [column for column in COLUMNS if column not in (rows.fieldnames or ())]
-        if missing:
-            raise ValidatorError(
-                f"{name} has no column {missing[0]!r}: expected a header with {', '.join(COLUMNS)}"
-            )
+        head = list(rows.fieldnames or ())
+        for column in COLUMNS:
+            if column not in head:
+                expected = ", ".join(COLUMNS)
+                raise ValidatorError(
+                    f"{name} has no column {column!r}: expected a header with {expected}"
+                )
+        for column in (*COLUMNS, ROUND):
+            if head.count(column) > 1:
+                raise ValidatorError(f"{name} has two columns {column!r}: rename one of them")
         found: dict[str, Measurements] = {}
         for row in rows:
             _add(found, row, f"{name}, line {rows.line_num}")
@@ -86,6 +94,8 @@ def parse(lines: Iterable[str], name: str) -> dict[str, Measurements]:
 
 
 def _add(found: dict[str, Measurements], row: Mapping[str, Any], where: str) -> None:
+    if None in row:
+        raise ValidatorError(f"{where}: the row has more fields than the header has columns")
     node, check, text, better = ((row[column] or "").strip() for column in COLUMNS)
     if not node or not check:
         raise ValidatorError(f"{where}: the row has no {'check' if node else 'node'}")
@@ -95,8 +105,10 @@ def _add(found: dict[str, Measurements], row: Mapping[str, Any], where: str) -> 
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
-        raise ValidatorError(f"{where}: invalid value {text!r}: expected a finite number")
+    if not abs(value) <= MOST:
+        raise ValidatorError(
+            f"{where}: invalid value {text!r}: expected a finite number, at most {MOST:g} in size"
+        )
     of_check = found.setdefault(check, Measurements(cast(Better, better), {}))
     if better != of_check.better:
         raise ValidatorError(

@@ -49,6 +49,9 @@ TAIL_SAMPLES = 10
 LEAST_LOSS = 0.01
 """Loss below which no node is named, however small the fleet's scatter is."""
 
+LEAST_SCALE = 1e-100
+"""Median of a criterion that counts as 0: losses relative to it have no meaning."""
+
 ROUNDS = 20
 """Maximum number of refinements of the criterion."""
 
@@ -131,7 +134,7 @@ def judge(check: str, samples: Mapping[str, Sequence[float]], better: Better) ->
         ]
     )
     scale = float(abs(np.median(medoid(curves))))
-    if scale == 0.0:
+    if scale < LEAST_SCALE:
         return _without(check, samples, better, "the criterion's median is 0: losses have no scale")
     return _judged(check, samples, better, curves, scale)
 

@@ -46,6 +46,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     figures: tuple[Figure, ...]
     needs: str = ""
     """Requirements, for users; empty: any Linux."""
+    disk: bool = False
+    """True if the check measures the disk of `Settings.directory`; other checks run without one."""
     duration_s: float
     """Usual duration in the quick form."""
     function: str

@@ -42,6 +42,15 @@ FILE_BYTES = 4 << 30
 SCRATCH_BYTES = 12 << 30
 """Size of all files of a check, beyond which it is ended."""
 
+PREFIX = "fireflyer-validate-"
+"""Begin of the names of scratch folders."""
+
+ERROR_BYTES = 16 << 20
+"""Text on stderr beyond which a check is ended."""
+
+MEMORY = "/dev/shm"
+"""Scratch folder of checks that measure no disk, if the disk cannot be written."""
+
 REASON = 300
 """Maximum number of characters of a reason."""
 
@@ -87,11 +96,11 @@ def patience(check: Check, settings: Settings) -> float:
 
 
 def _run(check: Check, settings: Settings, stop: Stop, patience_s: float) -> list[Result]:
-    folder = settings.directory or tempfile.gettempdir()
     try:
-        scratch = tempfile.mkdtemp(prefix="fireflyer-validate-", dir=folder)
+        scratch = _scratch(check, settings.directory)
     except OSError as error:
-        return _all_not_run(check, f"cannot write to {folder}: {error.strerror}")
+        where = error.filename or settings.directory or "the folder for temporary files"
+        return _all_not_run(check, f"cannot write to {where}: {error.strerror}")
     try:
         within = msgspec.structs.replace(settings, directory=scratch)
         return _in_process(check, within, stop, patience_s)
@@ -99,10 +108,27 @@ def _run(check: Check, settings: Settings, stop: Stop, patience_s: float) -> lis
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _scratch(check: Check, folder: str) -> str:
+    """Makes the scratch folder of a check. A broken disk is no reason to leave other checks out.
+
+    Raises:
+        OSError: there is no folder that can be written.
+    """
+    try:
+        folder = folder or tempfile.gettempdir()
+        return tempfile.mkdtemp(prefix=PREFIX, dir=folder)
+    except OSError as error:
+        if not check.disk:
+            with contextlib.suppress(OSError):
+                return tempfile.mkdtemp(prefix=PREFIX, dir=MEMORY)
+        raise OSError(error.errno, error.strerror, folder or None) from None
+
+
 def _in_process(check: Check, settings: Settings, stop: Stop, patience_s: float) -> list[Result]:
+    # Both files lie in memory: a disk that is full or cannot be written stops no other check.
+    request = os.fdopen(os.memfd_create("request"), "w+b")
+    errors = os.fdopen(os.memfd_create("errors"), "w+b")
     reading, writing = os.pipe()
-    request = tempfile.TemporaryFile()  # noqa: SIM115  # closed below, with the pipe
-    errors = tempfile.TemporaryFile()  # noqa: SIM115
     try:
         request.write(msgspec.json.encode(Request(check, settings)))
         request.seek(0)
@@ -113,7 +139,8 @@ def _in_process(check: Check, settings: Settings, stop: Stop, patience_s: float)
         )  # fmt: skip
         os.close(writing)
         writing = -1
-        output, why = _collect(process, reading, Path(settings.directory), stop, patience_s)
+        scratch = Path(settings.directory)
+        output, why = _collect(process, reading, errors.fileno(), scratch, stop, patience_s)
         errors.seek(0)
         said = errors.read(OUTPUT_BYTES).decode("utf-8", "replace").strip().splitlines()
     finally:
@@ -143,8 +170,9 @@ def _environment() -> dict[str, str]:
 
 
 def _collect(
-    process: "subprocess.Popen[bytes]", reading: int, scratch: Path, stop: Stop, patience_s: float
-) -> tuple[bytes, str]:
+    process: "subprocess.Popen[bytes]", reading: int, errors: int, scratch: Path, stop: Stop,
+    patience_s: float,
+) -> tuple[bytes, str]:  # fmt: skip
     """Reads the results until the process ends. Returns them and the reason for a kill, or ""."""
     deadline = time.monotonic() + patience_s
     output, why, open_ = b"", "", True
@@ -159,6 +187,8 @@ def _collect(
             why = "stopped during the check"
         elif _size(scratch) > SCRATCH_BYTES:
             why = f"the check filled the disk: more than {SCRATCH_BYTES >> 20} MiB of files"
+        elif os.fstat(errors).st_size > ERROR_BYTES:
+            why = f"the check wrote garbage: more than {ERROR_BYTES >> 20} MiB to stderr"
         elif not open_:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(min(left, 0.1))

@@ -39,7 +39,9 @@ def report(
     days: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Days of observation of single failures; default: first to last failure."
+            min=0.01,
+            max=36_500,
+            help="Days of observation of single failures; default: first to last failure.",
         ),
     ] = None,
     json: JsonOption = False,

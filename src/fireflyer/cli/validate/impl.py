@@ -1,6 +1,7 @@
 """Implementation of `fireflyer validate`."""
 
 import csv
+import io
 import os
 import socket
 import sys
@@ -88,13 +89,13 @@ def check_node(request: Request, *, json: bool) -> int:
         results.append(result)
         _progress(f"{len(results)}/{len(_figures(checks))} {result.name}")
     _progress("")
-    if request.csv is not None:
-        _append(request.csv, columns, request, results)
     if json:
         keys = ("name", "status", "value", "unit", "reason")
         as_json({"checks": [{key: getattr(result, key) for key in keys} for result in results]})
     else:
         table(("CHECK", "STATE", "VALUE", "UNIT", "REASON"), [_row(result) for result in results])
+    if request.csv is not None:
+        _append(request.csv, columns, request, results)
     return 1 if any(result.status == "failed" for result in results) else 0
 
 
@@ -123,6 +124,8 @@ def _check_csv(path: Path, of_round: str) -> tuple[str, ...]:
     with_round = (*fleets.COLUMNS, fleets.ROUND)
     try:
         with path.open("a+", newline="", encoding="utf-8") as file:
+            if not path.is_file():
+                raise ConfigError(f"invalid --csv {path}: expected a regular file")
             file.seek(0)
             new = with_round if of_round else fleets.COLUMNS
             head = tuple(next(csv.reader(file), new))
@@ -135,17 +138,37 @@ def _check_csv(path: Path, of_round: str) -> tuple[str, ...]:
 
 
 def _append(path: Path, columns: tuple[str, ...], request: Request, results: list[Result]) -> None:
-    """Appends the samples of the results that have a value."""
+    """Appends the samples of the results that have a value: all of them, or none.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     node = request.node or socket.gethostname()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if not file.tell():
-            writer.writerow(columns)
-        for result in results:
-            if result.value is not None:
-                for value in result.samples or (result.value,):
-                    row = (node, result.name, repr(value), result.better, request.round)
-                    writer.writerow(row[: len(columns)])
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for result in results:
+        if result.value is not None:
+            for value in result.samples or (result.value,):
+                row = (node, result.name, repr(value), result.better, request.round)
+                writer.writerow(row[: len(columns)])
+    head = f"{','.join(columns)}\n"
+    try:
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            before = os.fstat(file).st_size
+            if before:
+                head = "" if os.pread(file, 1, before - 1) == b"\n" else "\n"
+            data = (head + text.getvalue()).encode()
+            try:
+                while data:
+                    data = data[os.write(file, data) :]
+            except OSError:
+                os.ftruncate(file, before)
+                raise
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise ConfigError(f"cannot append the samples to {path}: {error.strerror}") from None
 
 
 def listen(address: str, secret_file: Path) -> None:

@@ -25,6 +25,7 @@ CHECKS = (
             Figure("fsync latency", "ms", "less"),
         ),
         needs="a folder on a disk (--directory), 5 times the file's size free",
+        disk=True,
         duration_s=7.0,
         function="fireflyer.validator.checks.disk:run",
     ),
