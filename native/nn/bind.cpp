@@ -27,19 +27,16 @@ using Address = std::uintptr_t;
 template <class T>
 T* at(Address address) { return reinterpret_cast<T*>(address); }
 
-// Elements that are worth a thread's time, a multiple of 64 so that no two threads share a word of bits.
+// Elements of a part, worth a thread's time, a multiple of 64 so that no two threads share a word of bits. Parts are
+// many: where other programs hold the cores, the thread that runs takes more of them.
 constexpr std::size_t kGrain = std::size_t{1} << 17;
 
 template <class Part>
 void in_parts(std::size_t count, unsigned threads, Part part) {
-  const std::size_t parts = std::clamp<std::size_t>(count / kGrain, 1, threads);
-  const std::size_t each = (count / parts + 63) / 64 * 64;
   const nb::gil_scoped_release release;
-  if (parts == 1) return part(std::size_t{0}, count);
-  worker_pool::share(threads, parts, [&](std::size_t i) {
-    const std::size_t begin = std::min(count, i * each);
-    part(begin, (i + 1 == parts ? count : std::min(count, begin + each)) - begin);
-  });
+  if (threads == 1 || count < 2 * kGrain) return part(std::size_t{0}, count);
+  const std::size_t parts = (count + kGrain - 1) / kGrain;
+  worker_pool::share(threads, parts, [&](std::size_t i) { part(i * kGrain, std::min(kGrain, count - i * kGrain)); });
 }
 
 void forward(std::uint32_t activation, std::uint32_t type, Address x, Address y, Address bits, std::size_t count,
@@ -67,6 +64,99 @@ void dropout(std::uint32_t type, Address x, Address y, std::size_t count, std::u
   const std::size_t size = size_of(static_cast<Float>(type));
   in_parts(count, threads, [&](std::size_t begin, std::size_t n) {
     kernel(at<const char>(x) + begin * size, at<char>(y) + begin * size, n, seed, begin, threshold, scale);
+  });
+}
+
+// PyTorch's share of one of its threads, and the elements of it that whole pairs of its vectors take.
+class Shares {
+ public:
+  // `unit`: elements of two of PyTorch's vectors.
+  Shares(std::size_t count, unsigned threads, std::size_t unit) : count_(count), unit_(unit) {
+    constexpr std::size_t kLeast = 32768;
+    const std::size_t shares = count < kLeast ? 1 : std::min<std::size_t>(threads, (count + kLeast - 1) / kLeast);
+    each_ = (count + shares - 1) / shares;
+  }
+
+  // Calls part(begin, count, whole) for the pieces of [begin, end), none of which crosses a share's end.
+  template <class Part>
+  void visit(std::size_t begin, std::size_t end, Part part) const {
+    while (begin < end) {
+      const std::size_t share = begin / each_ * each_, next = std::min(share + each_, count_);
+      const std::size_t vectors = share + (next - share) / unit_ * unit_, stop = std::min(end, next);
+      part(begin, stop - begin, std::clamp(vectors, begin, stop) - begin);
+      begin = stop;
+    }
+  }
+
+ private:
+  std::size_t count_, unit_, each_;
+};
+
+void swiglu(std::uint32_t type, Address gate, Address up, Address y, std::size_t count, std::size_t unit,
+            unsigned threads) {
+  const auto kernel = kernels().swiglu[type];
+  const std::size_t size = size_of(static_cast<Float>(type));
+  const Shares shares(count, threads, unit);
+  in_parts(count, threads, [&](std::size_t first, std::size_t n) {
+    shares.visit(first, first + n, [&](std::size_t begin, std::size_t some, std::size_t whole) {
+      const std::size_t to = begin * size;
+      kernel(at<const char>(gate) + to, at<const char>(up) + to, at<char>(y) + to, some, whole);
+    });
+  });
+}
+
+void swiglu_backward(std::uint32_t type, Address g, Address gate, Address up, Address d_gate, Address d_up,
+                     std::size_t count, std::size_t unit, unsigned threads) {
+  const auto kernel = kernels().swiglu_backward[type];
+  const std::size_t size = size_of(static_cast<Float>(type));
+  const Shares shares(count, threads, unit);
+  in_parts(count, threads, [&](std::size_t first, std::size_t n) {
+    shares.visit(first, first + n, [&](std::size_t begin, std::size_t some, std::size_t whole) {
+      const std::size_t to = begin * size;
+      kernel(at<const char>(g) + to, at<const char>(gate) + to, at<const char>(up) + to, at<char>(d_gate) + to,
+             at<char>(d_up) + to, some, whole);
+    });
+  });
+}
+
+// Calls part(first row, rows) for parts of rows.
+template <class Part>
+void in_rows(std::size_t rows, std::size_t width, unsigned threads, Part part) {
+  const std::size_t each = std::max<std::size_t>(1, kGrain / width);
+  const nb::gil_scoped_release release;
+  if (threads == 1 || rows < 2 * each) return part(std::size_t{0}, rows);
+  worker_pool::share(threads, (rows + each - 1) / each,
+                     [&](std::size_t i) { part(i * each, std::min(each, rows - i * each)); });
+}
+
+std::size_t inner_size(std::uint32_t type) { return static_cast<Float>(type) == Float::f64 ? 8 : 4; }
+
+// An address some rows on; null stays null.
+template <class T = void>
+T* on(Address address, std::size_t bytes) { return address == 0 ? nullptr : at<T>(address + bytes); }
+
+void rms_norm(std::uint32_t type, const std::array<Address, 6>& memory, std::size_t rows, std::size_t width, double eps,
+              unsigned threads) {
+  const auto kernel = kernels().rms_norm[type];
+  const std::size_t size = size_of(static_cast<Float>(type)) * width, inner = inner_size(type);
+  const auto [x, residual, weight, h, y, scales] = memory;
+  in_rows(rows, width, threads, [&](std::size_t row, std::size_t n) {
+    const NormForward of{on(x, row * size), on(residual, row * size), on(weight, 0),
+                         on(h, row * size), on(y, row * size),        on(scales, row * inner)};
+    kernel(of, n, width, eps);
+  });
+}
+
+void rms_norm_backward(std::uint32_t type, const std::array<Address, 8>& memory, std::size_t rows, std::size_t width,
+                       unsigned threads) {
+  const auto kernel = kernels().rms_norm_backward[type];
+  const std::size_t size = size_of(static_cast<Float>(type)) * width, inner = inner_size(type);
+  const auto [h, weight, scales, g, gh, dh, apart, products] = memory;
+  in_rows(rows, width, threads, [&](std::size_t row, std::size_t n) {
+    const NormBackward of{on(h, row * size),  on(weight, 0),          on(scales, row * inner),
+                          on(g, row * size),  on(gh, row * size),     on(dh, row * size),
+                          on(apart, row * size), on(products, row * inner * width)};
+    kernel(of, n, width);
   });
 }
 
@@ -108,6 +198,14 @@ void bind(nb::module_ m) {
         "The gradient where its bit is set; elsewhere 0, or the gradient times `slope`.");
   m.def("dropout", &dropout, "type"_a, "x"_a, "y"_a, "count"_a, "seed"_a, "threshold"_a, "scale"_a, "threads"_a,
         "Times 0 where the hash of the seed and the element's number is below `threshold`, times `scale` elsewhere.");
+  m.def("swiglu", &swiglu, "type"_a, "gate"_a, "up"_a, "y"_a, "count"_a, "unit"_a, "threads"_a,
+        "silu(gate) * up. Not for float64. `unit`: elements of two of torch's vectors.");
+  m.def("swiglu_backward", &swiglu_backward, "type"_a, "g"_a, "gate"_a, "up"_a, "d_gate"_a, "d_up"_a, "count"_a,
+        "unit"_a, "threads"_a, "Gradients of gate and up.");
+  m.def("rms_norm", &rms_norm, "type"_a, "memory"_a, "rows"_a, "width"_a, "eps"_a, "threads"_a,
+        "RMS norm of rows; `memory`: addresses of x, residual, weight, h, y, scales (nn/kernels.hpp), 0 for none.");
+  m.def("rms_norm_backward", &rms_norm_backward, "type"_a, "memory"_a, "rows"_a, "width"_a, "threads"_a,
+        "Its gradients; `memory`: addresses of h, weight, scales, g, gh, dh, apart, products, 0 for none.");
   m.def("bit_product", &bit_product, "a"_a, "planes_a"_a, "b"_a, "planes_b"_a, "rows"_a, "panels"_a, "words"_a, "out"_a,
         "threads"_a, "Product of bit planes (nn/kernels.hpp) to int32.");
   m.def("encode_places", &encode, "pooling"_a, "indices"_a, "planes"_a, "codes"_a, "threads"_a,

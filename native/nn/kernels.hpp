@@ -21,6 +21,21 @@ inline std::size_t size_of(Float type) {
 enum class Activation : std::uint32_t { relu, relu6, leaky };
 inline constexpr std::uint32_t kActivations = 3;
 
+// Memory of an RMS norm of rows: h = x + residual, y = h * scale * weight, scale = 1 / sqrt(mean(h^2) + eps). Without
+// `residual` h is x, and not written. `weight` may be null. `scales` are of the accumulators' type.
+struct NormForward {
+  const void *x, *residual, *weight;
+  void *h, *y, *scales;
+};
+
+// Its gradients: dh of h, from `g` of y and, unless null, `gh` of h. If `apart` is not null it gets the summand that
+// goes through the scale, and dh the other one. If `products` are not null they get g * h * scale, of which the
+// weight's gradient is the sum over the rows, in the accumulators' type.
+struct NormBackward {
+  const void *h, *weight, *scales, *g, *gh;
+  void *dh, *apart, *products;
+};
+
 struct Kernels {
   // y[i] = activation(x[i]), and bit i = the gradient passes unchanged. relu keeps -0 and NaN, as PyTorch does on
   // CPUs. `slope` counts for `leaky` alone. y may be x.
@@ -34,6 +49,15 @@ struct Kernels {
   using Dropout = void (*)(const void* x, void* y, std::size_t count, std::uint64_t seed, std::uint64_t first,
                            std::uint32_t threshold, double scale);
   Dropout dropout[kFloats];
+  // y = silu(gate) * up, silu rounded to the type; the exponential of the first `whole` elements is that of PyTorch's
+  // vectors, that of the others the C library's. Not for f64, whose entry is null.
+  using SwiGlu = void (*)(const void* gate, const void* up, void* y, std::size_t count, std::size_t whole);
+  SwiGlu swiglu[kFloats];
+  using SwiGluBackward = void (*)(const void* g, const void* gate, const void* up, void* d_gate, void* d_up,
+                                  std::size_t count, std::size_t whole);
+  SwiGluBackward swiglu_backward[kFloats];
+  void (*rms_norm[kFloats])(const NormForward& of, std::size_t rows, std::size_t width, double eps);
+  void (*rms_norm_backward[kFloats])(const NormBackward& of, std::size_t rows, std::size_t width);
   // out[m][n] = sum over planes i, j of 2^(i + j) times the number of ones in (row m of plane i of a) & (row n of
   // plane j of b), for `rows` rows of a and kPanel * panels of b.
   //   a: [planes_a][stride_rows][words] words of 64 bits, of which the first `rows` rows count;

@@ -3,17 +3,16 @@
 #include "nn/kernels.hpp"
 
 #include "nn/bit_product.inl"
+#include "nn/rms_norm.inl"
+#include "nn/rows.inl"
+#include "nn/swiglu.inl"
 #include "simd/elements.inl"
 #include "simd/noise.inl"
 
 namespace ff::nn {
 namespace {
 
-using simd::F32;
 using simd::F64;
-using simd::I32;
-using simd::kVectors;
-using simd::splat;
 using I64 = simd::Vector<std::int64_t>;
 
 // Masks as wide as the accumulators' lanes, to bits and back.
@@ -45,8 +44,6 @@ inline I mask_of_lanes(std::uint64_t bits) {
 inline I32 mask_of(std::uint64_t bits, F32) { return mask_of_lanes<I32, std::int32_t>(bits); }
 inline I64 mask_of(std::uint64_t bits, F64) { return mask_of_lanes<I64, std::int64_t>(bits); }
 
-inline bool has_nan(const F32 (&v)[kVectors]) { return simd::any_nan(v[0], v[1], v[2], v[3]); }
-
 // The accumulators of one step of T at x, changed by each(v, i), rounded to y.
 template <class T, class Each>
 inline __attribute__((always_inline)) void map_step(const char* x, char* y, std::size_t i,
@@ -54,13 +51,8 @@ inline __attribute__((always_inline)) void map_step(const char* x, char* y, std:
   typename T::Vec v[kVectors];
   T::read(x, v);
   each(v, i);
-  if constexpr (T::size == 2) {
-    if (__builtin_expect(has_nan(v), 0)) {
-      for (auto& part : v) part = part == part ? part : T::quiet();
-    }
-  }
   typename T::Raw raw[T::kRaw];
-  T::round(v, raw);
+  round_step<T>(v, raw);
   for (std::size_t j = 0; j < T::kRaw; ++j) simd::store(y + j * simd::kWidth, raw[j]);
 }
 
@@ -181,6 +173,12 @@ constexpr void add(Kernels& table, Float type) {
   table.select[at] = backward<T, false>;
   table.leak[at] = backward<T, true>;
   table.dropout[at] = dropout<T>;
+  table.rms_norm[at] = rms_norm<T>;
+  table.rms_norm_backward[at] = rms_norm_backward<T>;
+  if constexpr (T::size != 8) {
+    table.swiglu[at] = swiglu<T>;
+    table.swiglu_backward[at] = swiglu_backward<T>;
+  }
 }
 
 constexpr Kernels make_table() {

@@ -126,6 +126,86 @@ void same_bytes(const Kernels& one, const Kernels& other) {
   }
 }
 
+// Rows of kWidth elements: y, h, scales, then the gradients, of one type.
+Bytes norm_bytes(const Kernels& table, std::size_t type, const Bytes& x, const Bytes& residual) {
+  constexpr std::size_t kRows = 3, kWidth = 1103;
+  const std::size_t size = size_of(static_cast<Float>(type)), inner = size < 4 ? 4 : size;
+  const std::size_t bytes = kRows * kWidth * size;
+  Bytes h(bytes), y(bytes), scales(kRows * inner), dh(bytes), apart(bytes), products(kRows * kWidth * inner);
+  table.rms_norm[type]({x.data(), residual.data(), x.data(), h.data(), y.data(), scales.data()}, kRows, kWidth, 1e-5);
+  const NormBackward to{h.data(), x.data(),  scales.data(), residual.data(),
+                        x.data(), dh.data(), nullptr,       products.data()};
+  table.rms_norm_backward[type](to, kRows, kWidth);
+  NormBackward in_two = to;
+  in_two.gh = nullptr, in_two.dh = y.data(), in_two.apart = apart.data();
+  Bytes all(h);
+  all.insert(all.end(), y.begin(), y.end());
+  table.rms_norm_backward[type](in_two, kRows, kWidth);
+  for (const Bytes* part : {&y, &scales, &dh, &apart, &products}) all.insert(all.end(), part->begin(), part->end());
+  return all;
+}
+
+// Small numbers of a type, so that no sum overflows.
+Bytes small(std::size_t count, std::size_t type, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<double> normal(0, 2);
+  const std::size_t size = size_of(static_cast<Float>(type));
+  Bytes found(count * size);
+  for (std::size_t i = 0; i < count; ++i) {
+    const double wide = normal(random);
+    const float narrow = static_cast<float>(wide);
+    if (size == 8) std::memcpy(&found[i * 8], &wide, 8);
+    if (size == 4) std::memcpy(&found[i * 4], &narrow, 4);
+    // The upper half of a float32 is a bfloat16, and as a float16 a number below 2 or so once its exponent is cut.
+    const unsigned mask = type == 2 ? 0xBFFF : 0xFFFF;
+    const auto half = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(narrow) >> 16 & mask);
+    if (size == 2) std::memcpy(&found[i * 2], &half, 2);
+  }
+  return found;
+}
+
+void fused_operators(const Kernels& one, const Kernels& other) {
+  constexpr std::size_t kCount = 3 * 1103, kWhole = 3264;
+  for (std::size_t type = 0; type < kFloats; ++type) {
+    const Bytes x = small(kCount, type, 1), b = small(kCount, type, 2);
+    CHECK(norm_bytes(one, type, x, b) == norm_bytes(other, type, x, b));
+    if (one.swiglu[type] == nullptr) continue;
+    Bytes y[2], da[2], db[2];
+    for (int which = 0; which < 2; ++which) {
+      const Kernels& table = which ? other : one;
+      for (Bytes* each : {&y[which], &da[which], &db[which]}) each->assign(x.size(), 0);
+      table.swiglu[type](x.data(), b.data(), y[which].data(), kCount, kWhole);
+      table.swiglu_backward[type](b.data(), x.data(), y[which].data(), da[which].data(), db[which].data(), kCount,
+                                  kWhole);
+    }
+    CHECK(y[0] == y[1] && da[0] == da[1] && db[0] == db[1]);
+  }
+}
+
+void norm_of_known_rows(const Kernels& table) {
+  const std::vector<float> x{3, 4, 3, 4}, weight{1, 2, 1, 2}, ones(4, 1);
+  std::vector<float> y(4), scales(1), dh(4), products(4);
+  table.rms_norm[0]({x.data(), nullptr, weight.data(), nullptr, y.data(), scales.data()}, 1, 4, 0);
+  CHECK(std::abs(scales[0] - 1 / std::sqrt(12.5f)) < 1e-6f && std::abs(y[1] - 8 * scales[0]) < 1e-6f);
+  const NormBackward to{x.data(), weight.data(), scales.data(), ones.data(),
+                        nullptr,  dh.data(),     nullptr,       products.data()};
+  table.rms_norm_backward[0](to, 1, 4);
+  CHECK(std::abs(products[1] - 4 * scales[0]) < 1e-6f);
+  // The norm does not change with the row's length, so the gradient is orthogonal to the row.
+  CHECK(std::abs(dh[0] * 3 + dh[1] * 4 + dh[2] * 3 + dh[3] * 4) < 1e-5f);
+}
+
+void gated_by_definition(const Kernels& table) {
+  const std::vector<float> x = numbers(1000), up(1000, 2.0f);
+  std::vector<float> y(1000);
+  table.swiglu[0](x.data(), up.data(), y.data(), 1000, 960);
+  for (std::size_t i = 0; i < 1000; ++i) {
+    const double wide = x[i], expected = 2 * wide / (1 + std::exp(-wide));
+    const bool close = std::abs(y[i] - expected) <= 3e-7 * std::abs(expected) + 1e-37;
+    CHECK(std::isnan(expected) ? std::isnan(y[i]) : std::isinf(expected) ? y[i] > 1e38f : close);
+  }
+}
+
 void places() {
   const Pooling pooling{5, 7, 3, 4, 3, 3, 2, 2, 1, 1, 1, 1};
   std::vector<std::int64_t> indices, back(12);
@@ -149,6 +229,9 @@ int main() {
     dropout(*table);
     product(*table);
     same_bytes(base, *table);
+    fused_operators(base, *table);
+    norm_of_known_rows(*table);
+    gated_by_definition(*table);
   }
   places();
 }

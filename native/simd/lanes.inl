@@ -66,6 +66,29 @@ inline F32 with_sign_of(F32 magnitude, F32 v) {
   return as<F32>(as<U32>(magnitude) | (as<U32>(v) & 0x80000000u));
 }
 
+// a * b + c, rounded once.
+inline F32 fused(F32 a, F32 b, F32 c) {
+#if defined(__AVX512BW__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  for (std::size_t lane = 0; lane < kLanes; ++lane) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
+  return c;
+#endif
+}
+
+// The nearest integer, to even; the smallest one where there is none.
+inline I32 to_integer(F32 v) {
+#if defined(__AVX512BW__)
+  return as<I32>(_mm512_maskz_cvtps_epi32(0xFFFF, v));
+#elif defined(__AVX2__)
+  return as<I32>(_mm256_cvtps_epi32(v));
+#else
+  return as<I32>(_mm_cvtps_epi32(v));
+#endif
+}
+
 inline Half16 low_half(U16 v) { return load<Half16>(&v); }
 inline Half16 high_half(U16 v) {
   return load<Half16>(reinterpret_cast<const char*>(&v) + sizeof(Half16));

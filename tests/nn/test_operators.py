@@ -193,12 +193,6 @@ def test_rms_norm(dtype: torch.dtype, rows: int, width: int, scaled: bool, seed:
     both((ours.add_rms_norm, added), x, residual, *weight)
 
 
-def test_rms_norm_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fireflyer.nn.blocks._BLOCK_ELEMENTS", 256)
-    test_rms_norm.hypothesis.inner_test(torch.float32, 100, 24, True, 3)  # type: ignore[attr-defined]
-    test_swiglu.hypothesis.inner_test(torch.float32, 100, 3, 3)  # type: ignore[attr-defined]
-
-
 @given(st.sampled_from(TYPES), st.integers(0, 90), st.integers(1, 5), st.integers(0, 99))
 def test_swiglu(dtype: torch.dtype, rows: int, sixteens: int, seed: int) -> None:
     shape = (rows, 16 * sixteens)
@@ -206,6 +200,80 @@ def test_swiglu(dtype: torch.dtype, rows: int, sixteens: int, seed: int) -> None
     both((ours.swiglu, lambda a, b: theirs.silu(a) * b), *inputs)
     a, b = (x.t() for x in inputs)
     assert same(ours.swiglu(a, b), theirs.silu(a) * b)
+
+
+@pytest.mark.parametrize(
+    ("threads", "dtype"),
+    [
+        (2, torch.float32),
+        *(
+            pytest.param(threads, dtype, marks=pytest.mark.full)
+            for threads in (1, 2, 3)
+            for dtype in TYPES
+        ),
+    ],
+)
+def test_norms_and_gates_have_the_bits_of_each_number_of_threads(
+    threads: int, dtype: torch.dtype
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for count in (32_767, 65_537, 270_001):
+            inputs = normal((count,), dtype, count), normal((count,), dtype, count + 1)
+            both((ours.swiglu, lambda a, b: theirs.silu(a) * b), *inputs)
+        for rows, width in ((1, 40_000), (2, 40_001), (40_000, 7)):
+            pair = tuple(
+                lambda x, w, f=f: f(x, w.shape, w) for f in (ours.rms_norm, theirs.rms_norm)
+            )
+            both(pair, normal((rows, width), dtype), normal((width,), dtype, 1))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_torch_of_other_sums_runs_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fireflyer.nn import native
+
+    x, b = normal((5, 40), torch.float32), normal((5, 40), torch.float32, 1)
+    assert native.agrees()
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "swiglu", lambda a, b: a * b)
+        native.agrees.cache_clear()
+        assert not native.agrees()
+        both((ours.swiglu, lambda a, b: theirs.silu(a) * b), x, b)
+        both(tuple(lambda x, f=f: f(x, (40,)) for f in (ours.rms_norm, theirs.rms_norm)), x)
+    native.agrees.cache_clear()
+    assert native.agrees()
+
+
+def test_unused_outputs_have_no_gradient() -> None:
+    """A norm of a sum of which one output is dropped."""
+    for which in (0, 1):
+
+        def added(x: Tensor, residual: Tensor, which: int = which) -> Tensor:
+            h = x + residual
+            return (h, theirs.rms_norm(h, (24,)))[which]
+
+        pair = (lambda x, r, which=which: ours.add_rms_norm(x, r)[which], added)
+        both(pair, normal((9, 24), torch.float32), normal((9, 24), torch.float32, 1))
+
+
+def test_memory_is_the_cpus_whatever_the_default_device() -> None:
+    with torch.device("meta"):
+        inputs = [normal_on_cpu(4, 24, seed) for seed in range(2)]
+        outputs = [
+            ours.relu(inputs[0]),
+            ours.dropout(inputs[0], 0.3),
+            *ours.add_rms_norm(inputs[0], inputs[1]),
+        ]
+        outputs += [ours.swiglu(*inputs), ours.max_pool2d(inputs[0][None], 2)]
+        torch.stack([y.sum() for y in outputs]).sum().backward()
+    assert all(x.grad is not None and x.grad.device.type == "cpu" for x in inputs)
+
+
+def normal_on_cpu(rows: int, width: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, width, generator=generator, device="cpu").requires_grad_()
 
 
 @pytest.mark.parametrize("dtype", TYPES)

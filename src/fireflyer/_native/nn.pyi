@@ -20,6 +20,24 @@ def dropout(type: int, x: int, y: int, count: int, seed: int, threshold: int, sc
     Times 0 where the hash of the seed and the element's number is below `threshold`, times `scale` elsewhere.
     """
 
+def swiglu(type: int, gate: int, up: int, y: int, count: int, unit: int, threads: int) -> None:
+    """
+    silu(gate) * up. Not for float64. `unit`: elements of two of torch's vectors.
+    """
+
+def swiglu_backward(type: int, g: int, gate: int, up: int, d_gate: int, d_up: int, count: int, unit: int, threads: int) -> None:
+    """Gradients of gate and up."""
+
+def rms_norm(type: int, memory: Sequence[int], rows: int, width: int, eps: float, threads: int) -> None:
+    """
+    RMS norm of rows; `memory`: addresses of x, residual, weight, h, y, scales (nn/kernels.hpp), 0 for none.
+    """
+
+def rms_norm_backward(type: int, memory: Sequence[int], rows: int, width: int, threads: int) -> None:
+    """
+    Its gradients; `memory`: addresses of h, weight, scales, g, gh, dh, apart, products, 0 for none.
+    """
+
 def bit_product(a: int, planes_a: int, b: int, planes_b: int, rows: int, panels: int, words: int, out: int, threads: int) -> None:
     """Product of bit planes (nn/kernels.hpp) to int32."""
 

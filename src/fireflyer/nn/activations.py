@@ -125,7 +125,7 @@ class _Dropout(torch.autograd.Function):
 
 def _drop(x: Tensor, y: Tensor, seed: int, p: float) -> Tensor:
     # torch divides a mask of ones by 1 - p in the element type.
-    scale = torch.ones((), dtype=x.dtype).div_(1 - p).item()
+    scale = torch.ones((), dtype=x.dtype, device="cpu").div_(1 - p).item()
     native.drop(x, y, seed, min(round(p * 2**32), 2**32 - 1), scale)
     return y
 
@@ -153,7 +153,7 @@ def dropout(
         return torch_dropout(input, p, training, inplace)
     if not native.takes("dropout", input, strict):
         return torch_dropout(input, p, training, inplace)
-    seed = int(torch.empty((), dtype=torch.int64).random_().item())
+    seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_().item())
     recipe = recipe_of(input)
     filled = native.dense(input)
     result: Tensor = _Dropout.apply(  # type: ignore[no-untyped-call]

@@ -7,8 +7,9 @@ from torch.nn.functional import conv2d as _conv2d
 from torch.nn.functional import conv3d as _conv3d
 
 from fireflyer.nn.activations import dropout, leaky_relu, relu, relu6
-from fireflyer.nn.blocks import add_rms_norm, rms_norm, swiglu
+from fireflyer.nn.gated import swiglu
 from fireflyer.nn.loss import linear_cross_entropy
+from fireflyer.nn.norms import add_rms_norm, rms_norm
 from fireflyer.nn.pointwise import convolution, gelu, layer_norm, linear, silu
 from fireflyer.nn.pooling import max_pool2d
 

@@ -37,7 +37,7 @@ def once(name: str) -> Callable[[Callable[..., Grads]], Callable[..., Grads]]:
                 found = backward(ctx, *g)
             if not torch.is_grad_enabled():
                 return found
-            anchor = torch.empty(0, requires_grad=True)
+            anchor = torch.empty(0, requires_grad=True, device="cpu")
             return tuple(
                 None if d is None else _Refusal.apply(d, anchor, name)  # type: ignore[no-untyped-call]
                 for d in found

@@ -37,7 +37,7 @@ class _MaxPool(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (codes,) = ctx.saved_tensors
         g = g.contiguous()
-        indices = torch.empty(g.shape, dtype=torch.int64)
+        indices = torch.empty_like(g, dtype=torch.int64)
         native.decode_places(ctx.numbers, codes, indices)
         shaped = g.new_empty(()).expand(ctx.shape)  # torch asks for the input's shape alone
         dx = torch.ops.aten.max_pool2d_with_indices_backward(g, shaped, *ctx.rest, indices)

@@ -1,0 +1,55 @@
+"""SwiGLU: silu(gate) * up, of which only the two inputs are kept."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu as torch_silu
+
+from fireflyer.nn import native
+from fireflyer.nn.native import fills, laid_out_as
+from fireflyer.nn.once import once
+from fireflyer.nn.recipe import Recipe, attach, keep, plain, source
+
+
+class _SwiGlu(torch.autograd.Function):
+    """Inputs fill their memory in one order, so that all are walked as that memory."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return _swiglu(a, b)
+
+    @staticmethod
+    @once("swiglu")
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        g = laid_out_as(g, a.stride())
+        if native.gates(a):
+            return native.swiglu_backward(g, a, b)
+        return torch.ops.aten.silu_backward(g * b, a), torch_silu(a).mul_(g)
+
+
+def _swiglu(a: Tensor, b: Tensor) -> Tensor:
+    return native.swiglu(a, b) if native.gates(a) else torch_silu(a).mul_(b)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Returns silu(gate) * up, of equal shapes and dtypes; keeps the two inputs alone.
+
+    Inputs of different layouts, or with gaps, are torch's own.
+
+    Raises:
+        RuntimeError: from a second backward through the gradient.
+    """
+    if plain() or gate.shape != up.shape or gate.dtype != up.dtype or not gate.numel():
+        return torch_silu(gate) * up
+    stride = gate.stride()
+    if stride != up.stride() or not fills(gate):
+        return torch_silu(gate) * up
+    result: Tensor = keep(_SwiGlu.apply, gate, up)
+
+    def again(a: Tensor, b: Tensor) -> Tensor:
+        return _swiglu(laid_out_as(a, stride), laid_out_as(b, stride))
+
+    return attach(result, Recipe(again, source(gate), source(up)))

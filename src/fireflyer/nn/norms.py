@@ -1,0 +1,139 @@
+"""RMS norm, alone and of a sum, in one pass over memory forward and one backward."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm as torch_rms_norm
+
+from fireflyer.nn import native
+from fireflyer.nn.once import once
+from fireflyer.nn.recipe import Recipe, attach, keep, plain, source
+
+_SPLIT_ROW = 32768
+"""Elements from which torch sums a single row on several threads, in another order."""
+
+
+class _RmsNorm(torch.autograd.Function):
+    """RMS norm of h = x + residual, returned with h; of x alone if `residual` is None.
+
+    `same` is x once more: autograd adds the gradient's two summands one after the other to what x
+    gets elsewhere, as it does for torch's norm.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        same: Tensor | None,
+        residual: Tensor | None,
+        weight: Tensor | None,
+        eps: float | None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        h = x if residual is None else torch.empty_like(x)
+        y = torch.empty_like(x)
+        scales = _rms_norm_into(x, residual, weight, eps, h, y)
+        ctx.save_for_backward(h, weight, scales)
+        ctx.set_materialize_grads(False)
+        return y if residual is None else (h, y)
+
+    @staticmethod
+    @once("rms_norm")
+    def backward(ctx: Any, *g: Tensor | None) -> tuple[Tensor | None, ...]:
+        h, weight, scales = ctx.saved_tensors
+        gh, gy = (None, *g) if len(g) == 1 else g
+        if gy is None:
+            return gh, None, gh, None, None
+        weighed = weight is not None and ctx.needs_input_grad[3]
+        apart = torch.empty_like(h) if len(g) == 1 and scales.dtype == h.dtype else None
+        products = torch.empty_like(h, dtype=scales.dtype) if weighed else None
+        dh = torch.empty_like(h)
+        given = gy.contiguous(), None if gh is None else gh.contiguous()
+        native.rms_norm_backward(h, weight, scales, *given, dh, apart, products)
+        dw = None if products is None else products.view(-1, h.shape[-1]).sum(0).to(weight.dtype)
+        return dh, apart, (dh if len(g) == 2 else None), dw, None
+
+
+def _rms_norm_into(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    eps: float | None,
+    h: Tensor,
+    y: Tensor,
+) -> Tensor:
+    """Writes h = x + residual, and its norm to y; returns the factor of each row."""
+    inner = torch.float32 if x.dtype.itemsize < 4 else x.dtype
+    scales = x.new_empty(x.numel() // x.shape[-1], dtype=inner)
+    least = torch.finfo(inner).eps if eps is None else eps
+    weight = None if weight is None else weight.contiguous()
+    native.rms_norm(x, residual, weight, h, y, scales, least)
+    return scales
+
+
+def rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    strict: bool = False,
+) -> Tensor:
+    """Returns torch's RMS norm over the last dimension; keeps the input alone.
+
+    Norms over several dimensions, and norms under autocast, are torch's own.
+
+    Raises:
+        ConfigError: `strict` is set, and the input is of a dtype or on a device that is torch's own.
+        RuntimeError: from a second backward through the gradient.
+    """
+    if not _fits("rms_norm", input, normalized_shape, weight, strict):
+        return torch_rms_norm(input, list(normalized_shape), weight, eps)
+    x = input.contiguous()
+    result: Tensor = keep(_RmsNorm.apply, x, x, None, weight, eps)
+    return _normed(result, source(x), weight, eps)
+
+
+def add_rms_norm(
+    input: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Returns h = input + residual, of equal shapes and dtypes, and its norm; keeps h alone.
+
+    Raises:
+        RuntimeError: from a second backward through the gradient.
+    """
+    same = input.shape == residual.shape and input.dtype == residual.dtype
+    shape = input.shape[-1:]
+    if not same or not _fits("add_rms_norm", input, shape, weight, False):
+        h = input + residual
+        return h, torch_rms_norm(h, list(shape), weight, eps)
+    h, y = _RmsNorm.apply(  # type: ignore[no-untyped-call]
+        input.contiguous(), None, residual.contiguous(), weight, eps
+    )
+    return h, _normed(y, h, weight, eps)
+
+
+def _fits(name: str, x: Tensor, shape: Sequence[int], weight: Tensor | None, strict: bool) -> bool:
+    if plain() or tuple(shape) != tuple(x.shape[-1:]) or not x.numel():
+        return False
+    if weight is not None and weight.dtype != x.dtype:
+        return False
+    if x.numel() == x.shape[-1] >= _SPLIT_ROW:
+        return False
+    return (
+        native.takes(name, x, strict) and native.agrees() and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def _normed(y: Tensor, kept: Tensor | Recipe, weight: Tensor | None, eps: float | None) -> Tensor:
+    # A copy, a row long: sharding may free the weight's memory before backward.
+    scale = None if weight is None else weight.detach().clone()
+
+    def again(h: Tensor) -> Tensor:
+        h = h.contiguous()
+        y = torch.empty_like(h)
+        _rms_norm_into(h, None, scale, eps, h, y)
+        return y
+
+    return attach(y, Recipe(again, kept))
