@@ -18,6 +18,7 @@ namespace ff::fabric { void bind(nb::module_ m); }
 namespace ff::ffrecord { void bind(nb::module_ m); }
 namespace ff::fs3 { void bind(nb::module_ m); }
 namespace ff::hai { void bind(nb::module_ m); }
+namespace ff::haiprof { void bind(nb::module_ m); }
 namespace ff::hfreduce { void bind(nb::module_ m); }
 namespace ff::kv { void bind(nb::module_ m); }
 namespace ff::nn { void bind(nb::module_ m); }
@@ -110,6 +111,7 @@ NB_MODULE(_native, m) {
   ff::ffrecord::bind(m.def_submodule("ffrecord"));
   ff::fs3::bind(m.def_submodule("fs3"));
   ff::hai::bind(m.def_submodule("hai"));
+  ff::haiprof::bind(m.def_submodule("haiprof"));
   ff::hfreduce::bind(m.def_submodule("hfreduce"));
   ff::kv::bind(m.def_submodule("kv"));
   ff::nn::bind(m.def_submodule("nn"));

@@ -41,6 +41,9 @@ EXPECTED = {
 
 OF_A_RANK = ("cpu", "disk", "network", "lock", "leak")
 SAMPLE_BYTES, BATCH = 64 << 10, 4
+PRIORITY = 10
+"""Priority of ranks over other programs of the machine, whose load is none of the injected faults."""
+
 BLKIO = Path("/sys/fs/cgroup/blkio")
 
 
@@ -124,6 +127,8 @@ def train(rank: int, lab: Lab, fault: Fault, folder: Path) -> None:
         RANK=str(rank), WORLD_SIZE=str(RANKS), GLOO_SOCKET_IFNAME=host.interface
     )  # fmt: skip
     prepare()
+    if fault.kind != "cpu" or not fault.hits(rank):
+        os.setpriority(os.PRIO_PROCESS, 0, -PRIORITY)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     store = dist.FileStore(str(folder / "store"), RANKS)

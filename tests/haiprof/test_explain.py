@@ -1,13 +1,16 @@
 """Findings of synthetic runs: the injected cause is named first, healthy runs have none."""
 
+import msgspec
 import pytest
 from tests.draws import drawn, seeds
 from tests.haiprof.profiles import HEALTHY, rank, stacks, values
 
+from fireflyer.haiprof.events import PHASES
 from fireflyer.haiprof.explain import Finding, explain, verdict
 from fireflyer.haiprof.explain.compare import compare
 from fireflyer.haiprof.explain.measures import growth, line
-from fireflyer.haiprof.records import RankProfile, Sample
+from fireflyer.haiprof.phases import Row
+from fireflyer.haiprof.records import RankProfile, Sample, StepRecord
 
 SLOW, WAITING = 0.04, {**HEALTHY, "communication": HEALTHY["communication"] + 0.04}
 
@@ -37,6 +40,62 @@ def test_a_healthy_run_has_no_finding(seed: int) -> None:
         stacks(one, {("forward", "model.py", False): 97, ("log", "train.py", True): 3})
         profiles.append(one)
     assert explain(profiles) == []
+
+
+def noisy(
+    seed: int, late_s: float = 0.0, burst_s: float = 0.0, network_s: float = 0.0
+) -> list[RankProfile]:
+    """Returns four ranks that wait for the last one in each step, on a machine that is often busy.
+
+    Args:
+        late_s: by how much rank 1 is late in each step.
+        burst_s: by how much rank 1 is late in the first fifth of the session.
+        network_s: time of the transfer.
+    """
+    random = drawn(f"noisy {seed}")
+    steps = [[random.expovariate(1 / 0.05) for _ in range(4)] for _ in range(60)]
+    for number, late in enumerate(steps):
+        late[1] += late_s + (burst_s if number < 12 else 0.0)
+    profiles = []
+    for n in range(4):
+        one = rank(n, steps=0)
+        at = 0
+        for number, late in enumerate(steps):
+            waits = max(late) - late[n] + network_s
+            spent = {**dict.fromkeys(PHASES, 0.0), **HEALTHY, "communication": waits}
+            spent["forward"] += late[n]
+            seconds = sum(spent.values())
+            row = Row(step=number, begin_ns=at, seconds=seconds, phases=spent, between={})
+            one.add(StepRecord(row=row))
+            at += round(seconds * 1e9)
+        profiles.append(one)
+    return profiles
+
+
+@pytest.mark.parametrize("seed", seeds("haiprof noisy", 20))
+def test_a_rank_that_is_late_in_each_step_is_named_in_any_noise(seed: int) -> None:
+    found = explain(noisy(seed, late_s=0.12))
+    assert [(f.kind, f.rank) for f in found] == [("slow-rank-cpu", 1)]
+
+
+@pytest.mark.parametrize("seed", seeds("haiprof busy", 20))
+def test_ranks_that_are_late_in_turn_or_for_a_while_are_not_named(seed: int) -> None:
+    assert explain(noisy(seed)) == []
+    assert explain(noisy(seed, burst_s=1.0)) == []
+
+
+def test_waiting_for_ranks_that_are_late_in_turn_is_no_transfer() -> None:
+    found = explain(noisy(1, network_s=0.2))
+    assert [f.kind for f in found] == ["communication"]
+    assert found[0].gain_s == pytest.approx(0.2, rel=0.01)
+
+
+def test_sessions_at_different_times_are_compared_in_order() -> None:
+    profiles = with_slow("forward")
+    moved = RankProfile(profiles[0].header)
+    for row in profiles[0].steps[:20]:
+        moved.add(StepRecord(row=msgspec.structs.replace(row, begin_ns=row.begin_ns + 10**12)))
+    assert first([moved, *profiles[1:]]).rank == 2
 
 
 def test_too_few_steps_conclude_nothing() -> None:

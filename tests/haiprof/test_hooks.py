@@ -1,6 +1,9 @@
 """Hooks in real torch loops, on a clock that only the script's phases move: times are exact."""
 
+import copy
+import inspect
 import io
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,11 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from fireflyer.haiprof.events import unpacked
+from fireflyer._native.haiprof import Timed
+from fireflyer.haiprof.events import COMMUNICATION, unpacked
 from fireflyer.haiprof.inside import buffer as buffers
 from fireflyer.haiprof.inside import points
 from fireflyer.haiprof.inside.buffer import EventBuffer
-from fireflyer.haiprof.inside.modules import SEARCH_EVERY, Root, RootModules
+from fireflyer.haiprof.inside.modules import SEARCH_EVERY, RootModules
 from fireflyer.haiprof.phases import PhaseAccountant, Row
 
 MS = 1_000_000
@@ -36,7 +40,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(buffers, "monotonic_ns", found)
+    monkeypatch.setattr(buffers, "CLOCK", found)
     return found
 
 
@@ -103,14 +107,12 @@ class Hooks:
         self.roots = RootModules(self.buffer)
         self.undo = [
             self.roots.undo,
-            *(one.undo for one in points.hook_points(self.buffer, self.roots.unhooked)),
+            *(one.undo for one in points.hook_points(self.buffer)),
             points.OptimizerHooks(self.buffer, self.roots.at_step).undo,
         ]
 
     def rows(self) -> list[Row]:
-        words, _ = self.buffer.drain()
-        data = b"".join(word.to_bytes(8, sys.byteorder) for word in words)
-        return list(PhaseAccountant().feed(unpacked(data)))
+        return list(PhaseAccountant().feed(unpacked(self.buffer.drain()[0])))
 
     def end(self) -> None:
         self.buffer.active = False
@@ -268,33 +270,35 @@ def everything() -> list[Any]:
     return found
 
 
+def is_hooked(model: nn.Module) -> bool:
+    return type(model)._compiled_call_impl is not None
+
+
 def test_everything_is_as_it_was_afterwards(clock: Clock) -> None:
     model = Model(clock)
     before = everything()
     with hooked():
         loop(clock, model, Slow(model, clock, 7), 3)
         assert any(a is not b for a, b in zip(before, everything(), strict=True))
-        assert model._forward_hooks
+        assert is_hooked(model)
     assert all(a is b for a, b in zip(before, everything(), strict=True))
-    assert not model._forward_hooks
-    assert not model._forward_pre_hooks
+    assert not is_hooked(model)
     assert not before[-1]
 
 
 def test_a_session_that_ends_while_a_root_gets_its_hooks_leaves_none(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, hooks, put = Model(clock), Hooks(), Root.put
+    model, hooks, put = Model(clock), Hooks(), RootModules._put
 
-    def late(root: Root) -> None:
+    def late(roots: RootModules, module: Any) -> None:
         hooks.end()  # by the agent, between the decision and the act
-        put(root)
+        put(roots, module)
 
-    monkeypatch.setattr(Root, "put", late)
+    monkeypatch.setattr(RootModules, "_put", late)
     model(torch.ones(2, 2))
     assert not hooks.buffer.active
-    assert not model._forward_hooks
-    assert not model._forward_pre_hooks
+    assert not is_hooked(model)
 
 
 def test_hooks_of_others_survive(clock: Clock) -> None:
@@ -343,8 +347,67 @@ def test_a_saved_module_has_no_hook_in_it(clock: Clock) -> None:
         stored = io.BytesIO()
         torch.save(model, stored)
         assert b"haiprof" not in stored.getvalue()
-        assert model._forward_hooks  # back in place
+        assert is_hooked(model)
         assert hooks.roots.modules == [model]
+
+
+def test_copies_of_a_hooked_module_are_modules_of_their_own(clock: Clock) -> None:
+    model = nn.Linear(2, 2)
+    with hooked():
+        for _ in range(3):
+            model(torch.ones(2, 2))
+        assert is_hooked(model)
+        replica = nn.Linear(2, 2)
+        replica.__dict__ = {**vars(model), "_parameters": vars(replica)["_parameters"]}
+        x = torch.ones(2, 2)
+        assert torch.equal(replica(x), nn.functional.linear(x, replica.weight, replica.bias))
+        assert torch.equal(copy.deepcopy(model)(x), model(x))
+
+
+def test_a_module_that_is_hooked_compiles_whole(clock: Clock) -> None:
+    class Hooked(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    module = Hooked()
+    with hooked():
+        for _ in range(3):
+            module(torch.ones(2))
+        assert is_hooked(module)
+        compiled = torch.compile(module, backend="eager", fullgraph=True)
+        outer = torch.compile(nn.Sequential(module, nn.ReLU()), backend="eager", fullgraph=True)
+        assert torch.equal(compiled(torch.ones(2)), outer(torch.ones(2)))
+
+
+def test_a_hook_passes_for_its_function() -> None:
+    def add(a: int, b: int = 2, *, c: int = 3) -> int:
+        """Adds."""
+        return a + b + c
+
+    class Owner:
+        method = points.timed(add, EventBuffer(), 1, "add")
+
+    hook = vars(Owner)["method"]
+    assert (hook.__name__, hook.__doc__, hook.__wrapped__) == ("add", "Adds.", add)
+    assert inspect.signature(hook) == inspect.signature(add)
+    hook.note = 7
+    assert vars(add) == {"note": 7}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'd'"):
+        hook(1, d=4)
+    assert Owner.__dict__["method"].__get__(1, int)(c=4) == 7
+    with hooked():
+        assert isinstance(torch.save, Timed)
+        assert pickle.loads(pickle.dumps(torch.save)) is copy.deepcopy(torch.save) is torch.save
+
+
+def test_a_collective_that_cannot_be_noted_is_called_all_the_same() -> None:
+    buffer = EventBuffer()
+    buffer.active, buffer.collectives = True, []
+    hook = points.timed(lambda *args: len(args), buffer, COMMUNICATION, "all_reduce")
+    assert hook(torch.ones(3)) == 1
+    assert [(name, size) for name, _, size, _ in buffer.collectives] == [("all_reduce", 12)]
+    buffer.collectives = None
+    assert hook(1, 2) == 2
 
 
 def test_an_exception_in_forward_closes_the_phase(clock: Clock) -> None:
@@ -385,9 +448,8 @@ def test_a_buffer_that_is_not_drained_stops_growing(
 ) -> None:
     monkeypatch.setattr(buffers, "MOST_EVENTS", 10)
     buffer = EventBuffer()
-    begin, end = buffer.recorder(1, buffer.label("x", "x"))
     for _ in range(10):
-        begin()
-        end()
-    assert len(buffer.drain()[0]) == 10
+        buffer.log.put(True, 1, 0)
+        buffer.log.put(False, 1, 0)
+    assert len(buffer.drain()[0]) == 8 * 10
     assert buffer.dropped == 10

@@ -7,6 +7,7 @@ from fireflyer._native import (
     ffrecord as ffrecord,
     fs3 as fs3,
     hai as hai,
+    haiprof as haiprof,
     hfreduce as hfreduce,
     kv as kv,
     nn as nn,

@@ -11,6 +11,7 @@ import msgspec
 
 from fireflyer.haiprof.events import PHASES
 from fireflyer.haiprof.explain.measures import RankMeasures, line
+from fireflyer.haiprof.explain.paired import PairedSteps
 from fireflyer.haiprof.records import RankProfile
 
 FEWEST_STEPS = 5
@@ -50,13 +51,14 @@ def explain(profiles: Sequence[RankProfile]) -> list[Finding]:
     if not ranks:
         return []
     locks = list(_locks(ranks))
-    slow = list(_slow_ranks(ranks, {finding.rank for finding in locks}))
-    network = [] if slow or locks else list(_slow_network(ranks))
+    paired = PairedSteps(ranks)
+    slow = list(_slow_ranks(ranks, paired, {finding.rank for finding in locks}))
+    network = [] if slow or locks else list(_slow_network(ranks, paired))
     found = [*locks, *slow, *network, *_memory_growth(ranks), *_gpu_idle(ranks), *_other(ranks)]
     if not any(finding.kind == "slow-rank-data" for finding in slow):
         found += _data(ranks)
     if not (slow or locks or network):
-        found += _communication(ranks)
+        found += _communication(ranks, paired)
     return sorted(found, key=lambda finding: -finding.gain_s)
 
 
@@ -74,19 +76,18 @@ def verdict(profiles: Sequence[RankProfile]) -> str:
     )
 
 
-def _slow_ranks(ranks: list[RankMeasures], locked: set[int | None]) -> Iterator[Finding]:
+def _slow_ranks(
+    ranks: list[RankMeasures], paired: PairedSteps, locked: set[int | None]
+) -> Iterator[Finding]:
     """Yields ranks that make the others wait."""
-    for one in ranks:
+    for index, one in enumerate(ranks):
         others = [m for m in ranks if m is not one]
         if not others or one.rank in locked:
             continue
+        if not paired.is_late(index, SLOW_SHARE * one.step_s):
+            continue
         typical = median(m.own_s for m in others)
-        late = one.own_s - typical
-        noise = 3 * max(median(m.spread() for m in others), 1e-4)
-        if late < SLOW_SHARE * one.step_s or late < noise:
-            continue
-        if one.own_s < max(m.own_s for m in others):
-            continue
+        late = median(paired.lateness(index))
         excess = {
             name: one.phases[name] - median(m.phases[name] for m in others)
             for name in PHASES
@@ -135,7 +136,7 @@ def _cause(one: RankMeasures, others: list[RankMeasures], phase: str) -> tuple[s
     return ("data" if phase == "data" and queue < 0.1 else "cpu"), evidence
 
 
-def _slow_network(ranks: list[RankMeasures]) -> Iterator[Finding]:
+def _slow_network(ranks: list[RankMeasures], paired: PairedSteps) -> Iterator[Finding]:
     """Yields the rank at the end of most connections that hold bytes back, if all ranks wait.
 
     A slow cable holds back what its host sends, and what the others send to it. So the slow rank is at
@@ -143,7 +144,7 @@ def _slow_network(ranks: list[RankMeasures]) -> Iterator[Finding]:
     end of 2 of n.
     """
     step = median(m.step_s for m in ranks)
-    waiting = min(m.phases["communication"] for m in ranks)
+    waiting = paired.waiting()
     if len(ranks) < 3 or waiting < SLOW_SHARE * step:
         return
     blocked = _blocked(ranks)
@@ -234,9 +235,9 @@ def _data(ranks: list[RankMeasures]) -> Iterator[Finding]:
     )
 
 
-def _communication(ranks: list[RankMeasures]) -> Iterator[Finding]:
+def _communication(ranks: list[RankMeasures], paired: PairedSteps) -> Iterator[Finding]:
     step = median(m.step_s for m in ranks)
-    waiting = min(m.phases["communication"] for m in ranks)
+    waiting = paired.waiting()
     if waiting < COMMUNICATION_SHARE * step:
         return
     backward = median(m.phases["backward"] for m in ranks)

@@ -21,15 +21,11 @@ class RankMeasures:
             name: median(row.phases.get(name, 0.0) for row in steps) if steps else 0.0
             for name in PHASES
         }
-        self.own = [row.seconds - row.phases.get("communication", 0.0) for row in steps]
-        self.own_s = median(self.own) if steps else 0.0
+        own = [row.seconds - row.phases.get("communication", 0.0) for row in steps]
+        self.own_s = median(own) if steps else 0.0
         """Time of a step in which this rank did not wait for others."""
         self._first_ns = steps[0].begin_ns if steps else 0
         self.mean_s = sum(row.seconds for row in steps) / len(steps) if steps else 0.0
-
-    def spread(self) -> float:
-        """Returns the median deviation of `own` from its median."""
-        return median(abs(value - self.own_s) for value in self.own) if self.own else 0.0
 
     def rate(self, recorder: str, name: str) -> float:
         """Returns the growth of a counter, per second; 0 without two samples."""

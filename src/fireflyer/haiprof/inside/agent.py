@@ -11,7 +11,6 @@ import socket
 import sys
 import threading
 import time
-from array import array
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ import msgspec
 from fireflyer.haiprof.events import OTHER
 from fireflyer.haiprof.inside import points, prepare
 from fireflyer.haiprof.inside.buffer import EventBuffer
-from fireflyer.haiprof.inside.modules import RootModules
+from fireflyer.haiprof.inside.modules import SEARCH_EVERY, RootModules
 from fireflyer.haiprof.inside.operators import OperatorRecorder
 from fireflyer.haiprof.inside.sampler import StackSampler
 from fireflyer.haiprof.messages import (
@@ -152,21 +151,27 @@ class Session:
         buffer.active = True
         self._roots = RootModules(buffer)
         self._undo.append(self._roots.undo)
-        for replacement in points.hook_points(buffer, self._roots.unhooked):
+        for replacement in points.hook_points(buffer):
             self._undo.append(replacement.undo)
         self._undo.append(points.OptimizerHooks(buffer, self._at_step).undo)
 
-    def _at_step(self) -> None:
-        """Runs in the thread that trains, at the end of an optimizer's step. Never raises."""
+    def _at_step(self, steps: int) -> int:
+        """Runs in the thread that trains, at the end of an optimizer's step. Never raises.
+
+        Returns after how many steps to call it again.
+        """
         try:
             self._training_thread = threading.get_ident()
+            following = SEARCH_EVERY
             if self._roots is not None:
-                self._roots.at_step()
+                following = self._roots.at_step(steps)
                 self._report_reducers(self._roots)
             self._operators.at_step()
+            return 1 if self._reducers or self._operators.wanted else following
         except Exception as error:  # noqa: BLE001  # a fault of ours must not reach the training
             self._failure = f"{type(error).__name__}: {error}"
             self._buffer.active = False
+            return 1
 
     def _report_reducers(self, roots: RootModules) -> None:
         """Reports how long the reducer of torch DDP waited in native code."""
@@ -176,7 +181,7 @@ class Session:
                 "backward_compute_comm_overlap_time", 0
             )
             if exposed > 0:
-                self._buffer.report(OTHER, exposed)
+                self._buffer.log.report(OTHER, exposed)
         if roots.found != self._searched:
             self._searched = roots.found
             self._log_reducers(roots.modules)
@@ -227,22 +232,23 @@ class Session:
         for undo in reversed(self._undo):
             with contextlib.suppress(Exception):
                 undo()
+        self._undo = []  # the hooks refer to this session
         if self._operators.running:  # the thread that trains has not come to the end of a step
             with contextlib.suppress(Exception):
                 self._operators.stop()
 
     def _flush(self) -> None:
-        words, labels = self._buffer.drain()
+        events, labels = self._buffer.drain()
         names = self._sampler.new_names() if self._sampler is not None else {}
         stacks, self._stacks = self._stacks, []
         samples, self._samples = self._samples, []
         collectives = self._buffer.collectives or []
         if self._buffer.collectives:
             self._buffer.collectives = []
-        if words or samples or collectives:
+        if events or samples or collectives:
             self._send(
                 Batch(
-                    events=array("q", words).tobytes(), labels=labels, stacks=stacks,
+                    events=events, labels=labels, stacks=stacks,
                     samples=samples, threads=names, collectives=collectives,
                     training_thread=self._training_thread,
                     main_thread=threading.main_thread().ident or 0,

@@ -1,13 +1,15 @@
 """Buffer of events between the threads that train and the agent."""
 
 from collections.abc import Callable
-from threading import get_ident
-from time import monotonic_ns
 
-from fireflyer.haiprof.events import CODE_BITS, MOST_LABELS, MOST_THREADS, code
+from fireflyer._native.haiprof import EventLog
+from fireflyer.haiprof.events import MOST_LABELS
 
 MOST_EVENTS = 1 << 20
 """Events to keep for a profiler that does not read; 8 MB as they travel."""
+
+CLOCK: Callable[[], int] | None = None
+"""Clock of new buffers in nanoseconds; None: the monotonic one, read without a call of Python."""
 
 
 class EventBuffer:
@@ -18,14 +20,26 @@ class EventBuffer:
     """
 
     def __init__(self) -> None:
-        self.base_ns = monotonic_ns()
-        self.active = False
+        self.log = EventLog(MOST_EVENTS, CLOCK)
+        """Log that hooks record in."""
+        self.base_ns = self.log.base_ns
         self.collectives: list[tuple[str, int, int, list[int]]] | None = None
-        self.dropped = 0
-        self._events: list[int] = []
-        self._slots: dict[int, int] = {}
         self._labels: dict[object, int] = {}
         self._new_labels: dict[int, str] = {}
+
+    @property
+    def active(self) -> bool:
+        """True while hooks record."""
+        return self.log.active
+
+    @active.setter
+    def active(self, value: bool) -> None:
+        self.log.active = value
+
+    @property
+    def dropped(self) -> int:
+        """Returns how many events found no room."""
+        return self.log.dropped
 
     def label(self, key: object, name: str) -> int:
         """Returns the number of a label; `key` identifies it, `name` is for people."""
@@ -36,53 +50,8 @@ class EventBuffer:
             self._labels[key] = number
         return number
 
-    def known(self, key: object) -> int | None:
-        """Returns the number of a label that exists."""
-        return self._labels.get(key)
-
-    def put(self, begin: bool, phase: int, label: int) -> None:
-        """Records that a phase begins or ends now in this thread."""
-        self._put((monotonic_ns() - self.base_ns) << CODE_BITS | code(begin, phase, 0, label))
-
-    def report(self, phase: int, nanoseconds: int) -> None:
-        """Records a duration instead of a moment."""
-        self._put(nanoseconds << CODE_BITS | code(True, phase))
-
-    def _put(self, word: int) -> None:
-        ident = get_ident()
-        slot = self._slots.get(ident)
-        if slot is None:
-            slot = self._slots.setdefault(ident, min(len(self._slots), MOST_THREADS))
-        if len(self._events) < MOST_EVENTS:
-            self._events.append(word | slot << 4)
-        else:
-            self.dropped += 1
-
-    def recorder(self, phase: int, label: int) -> tuple[Callable[[], None], Callable[[], None]]:
-        """Returns functions that record the beginning and the end of a phase; as `put`, faster."""
-        base, events, slots = self.base_ns, self._events, self._slots
-        first, last = code(True, phase, 0, label), code(False, phase, 0, label)
-
-        def begin() -> None:
-            slot = slots.get(get_ident())
-            if slot is None or len(events) >= MOST_EVENTS:
-                self.put(True, phase, label)
-            else:
-                events.append((monotonic_ns() - base) << CODE_BITS | first | slot << 4)
-
-        def end() -> None:
-            slot = slots.get(get_ident())
-            if slot is None or len(events) >= MOST_EVENTS:
-                self.put(False, phase, label)
-            else:
-                events.append((monotonic_ns() - base) << CODE_BITS | last | slot << 4)
-
-        return begin, end
-
-    def drain(self) -> tuple[list[int], dict[int, str]]:
+    def drain(self) -> tuple[bytes, dict[int, str]]:
         """Takes all events and new labels so far."""
-        count = len(self._events)
-        events = self._events[:count]
-        del self._events[:count]
+        events = self.log.drain()
         labels, self._new_labels = self._new_labels, {}
         return events, labels

@@ -11,11 +11,14 @@ _INPUTS = ("tensor", "tensors", "input", "input_tensor", "tensor_list", "input_l
 _MOST = 100_000
 
 
-def note(buffer: EventBuffer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def note(
+    buffer: EventBuffer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> None:
     """Records a call; a wait for an earlier call is not one."""
     into = buffer.collectives
     if into is None or name.endswith(".wait") or len(into) >= _MOST:
         return
+    kwargs = kwargs or {}
     values = [*args, *kwargs.values()]
     named = [kwargs[key] for key in _INPUTS if key in kwargs]
     size = max((_bytes(value) for value in named or values), default=0)

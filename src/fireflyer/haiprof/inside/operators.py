@@ -52,6 +52,11 @@ class OperatorRecorder:
             self._done = profiler
 
     @property
+    def wanted(self) -> bool:
+        """True until the recording has ended."""
+        return self._left > 0
+
+    @property
     def running(self) -> bool:
         """True while torch records."""
         return self._profiler is not None

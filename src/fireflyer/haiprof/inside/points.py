@@ -11,9 +11,9 @@ import inspect
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
+from fireflyer._native import haiprof
 from fireflyer.haiprof.events import (
     BACKWARD,
     CHECKPOINT,
@@ -109,26 +109,13 @@ def owner_of(point: Point) -> tuple[Any, str] | None:
 
 
 def timed(original: Callable[..., Any], buffer: EventBuffer, phase: int, name: str) -> Any:
-    """Returns a function that calls `original` and records when."""
-    begin, end = buffer.recorder(phase, buffer.label((phase, name), name))
-    peers = phase == COMMUNICATION
+    """Returns what stands for `original` and records when it is called."""
+    noted = None
+    if phase == COMMUNICATION and buffer.collectives is not None:
+        from fireflyer.haiprof.inside.collectives import note
 
-    @functools.wraps(original)
-    def hook(*args: Any, **kwargs: Any) -> Any:
-        if not buffer.active:
-            return original(*args, **kwargs)
-        if peers and buffer.collectives is not None:
-            from fireflyer.haiprof.inside.collectives import note
-
-            note(buffer, name, args, kwargs)
-        begin()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            end()
-
-    keep_from_compiler(hook)
-    return hook
+        noted = functools.partial(note, buffer, name)
+    return haiprof.timed(buffer.log, original, phase, buffer.label((phase, name), name), noted)
 
 
 def keep_from_compiler(function: Any) -> None:
@@ -141,14 +128,8 @@ def keep_from_compiler(function: Any) -> None:
         compiler.set_code_exec_strategy(function.__code__, only_itself)
 
 
-def hook_points(
-    buffer: EventBuffer, unhooked: Callable[[], AbstractContextManager[None]]
-) -> Iterator[Replacement]:
-    """Puts a hook on each point that is loaded; yields what undoes it.
-
-    Args:
-        unhooked: removes hooks of modules for a while; used around `torch.save`.
-    """
+def hook_points(buffer: EventBuffer) -> Iterator[Replacement]:
+    """Puts a hook on each point that is loaded; yields what undoes it."""
     wrapped: dict[int, Any] = {}  # one hook for a function that has several names
     for point in POINTS:
         found = owner_of(point)
@@ -158,9 +139,7 @@ def hook_points(
         original = getattr(owner, name)
         hook = wrapped.get(id(original))
         if hook is None:
-            saves = point[1:] == ("torch", "save")
-            whole = _without_hooks(original, unhooked) if saves else original
-            hook = timed(whole, buffer, point.phase, point.attribute)
+            hook = timed(original, buffer, point.phase, point.attribute)
             wrapped[id(original)] = wrapped[id(hook)] = hook
         if original is not hook:
             try:
@@ -169,31 +148,25 @@ def hook_points(
                 continue
 
 
-def _without_hooks(
-    save: Callable[..., Any], unhooked: Callable[[], AbstractContextManager[None]]
-) -> Callable[..., Any]:
-    @functools.wraps(save)
-    def clean(*args: Any, **kwargs: Any) -> Any:
-        with unhooked():
-            return save(*args, **kwargs)
-
-    return clean
-
-
 class OptimizerHooks:
     """Hooks around the step of every optimizer.
 
     Args:
-        at_step: called in the thread that trains, after an optimizer has stepped.
+        at_step: called in the thread that trains, after an optimizer has stepped, with the number of
+            steps since its last call; returns after how many steps to call it again.
     """
 
-    def __init__(self, buffer: EventBuffer, at_step: Callable[[], None]) -> None:
-        self._buffer, self._at_step = buffer, at_step
+    def __init__(self, buffer: EventBuffer, at_step: Callable[[int], int]) -> None:
         self._module = sys.modules["torch.optim.optimizer"]
         self._id = -id(self)  # torch numbers hooks from 0
+
+        def label_of(optimizer: object) -> int:
+            return buffer.label(id(optimizer), type(optimizer).__name__)
+
+        updates = haiprof.Updates(buffer.log, UPDATE, label_of, at_step)
         self._restore = [
-            self._insert("_global_optimizer_pre_hooks", self._before, first=True),
-            self._insert("_global_optimizer_post_hooks", self._after, first=False),
+            self._insert("_global_optimizer_pre_hooks", updates.before, first=True),
+            self._insert("_global_optimizer_post_hooks", updates.after, first=False),
         ]
 
     def _insert(self, name: str, hook: Any, first: bool) -> Callable[[], None]:
@@ -218,17 +191,3 @@ class OptimizerHooks:
         """Removes the hooks."""
         for restore in self._restore:
             restore()
-
-    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        buffer = self._buffer
-        if buffer.active:
-            number = buffer.known(id(optimizer))
-            if number is None:
-                number = buffer.label(id(optimizer), type(optimizer).__name__)
-            buffer.put(True, UPDATE, number)
-
-    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        buffer = self._buffer
-        if buffer.active:
-            self._at_step()
-            buffer.put(False, UPDATE, buffer.known(id(optimizer)) or 0)

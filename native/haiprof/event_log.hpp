@@ -1,0 +1,68 @@
+// Events of one profiling session, as the words that travel to the profiler. The caller serialises all calls (the GIL).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace ff::haiprof {
+
+// A word is `time << 16 | label << 8 | thread << 4 | phase << 1 | begin`, as in fireflyer/haiprof/events.py.
+class EventLog {
+ public:
+  static constexpr int kCodeBits = 16;
+  static constexpr std::size_t kMostThreads = 15;
+
+  // Memory for `most` words is reserved here and used as it fills, so that `put` never fails.
+  explicit EventLog(std::size_t most) : most_(most) {
+    words_.reserve(most);
+    threads_.reserve(kMostThreads);
+  }
+
+  static std::uint64_t code(bool begin, unsigned phase, unsigned label) {
+    return static_cast<std::uint64_t>(begin) | phase << 1 | label << 8;
+  }
+
+  // Drops the event, and counts it, if the log is full. `code` names no thread.
+  void put(std::int64_t time, std::uint64_t code, std::uint64_t thread) noexcept {
+    if (words_.size() >= most_) {
+      ++dropped_;
+      return;
+    }
+    words_.push_back(static_cast<std::uint64_t>(time) << kCodeBits | code | slot(thread) << 4);
+  }
+
+  // Notes that a thread is inside an outermost call, or has left it. Threads that share a number are never inside.
+  void enter(std::uint64_t thread, bool inside) noexcept {
+    if (const std::uint64_t number = slot(thread); number < kMostThreads) inside_[number] = inside;
+  }
+  bool inside(std::uint64_t thread) noexcept { return inside_[slot(thread)]; }
+
+  const std::vector<std::uint64_t>& words() const { return words_; }
+  void clear() { words_.clear(); }
+  std::uint64_t dropped() const { return dropped_; }
+
+ private:
+  // Threads after the first fifteen share the last number.
+  std::uint64_t slot(std::uint64_t thread) noexcept {
+    if (thread == last_thread_ && !threads_.empty()) return last_slot_;
+    const auto found = std::find(threads_.begin(), threads_.end(), thread);
+    const auto number = static_cast<std::uint64_t>(found - threads_.begin());
+    if (found == threads_.end() && threads_.size() < kMostThreads) threads_.push_back(thread);
+    last_thread_ = thread;
+    last_slot_ = number;
+    return number;
+  }
+
+  std::size_t most_;
+  std::vector<std::uint64_t> words_;
+  std::vector<std::uint64_t> threads_;
+  std::array<bool, kMostThreads + 1> inside_{};
+  std::uint64_t last_thread_ = 0;
+  std::uint64_t last_slot_ = 0;
+  std::uint64_t dropped_ = 0;
+};
+
+}  // namespace ff::haiprof
