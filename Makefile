@@ -23,7 +23,7 @@ test: setup  ## the tests for each change, as CI runs them; ARGS=tests/hfreduce 
 
 test-all: setup  ## all tests, by hand: real services, sanitizers, demo, benchmarks, all random cases, newly drawn
 	@scripts/setup.sh --all-test-packages
-	@$(TESTS) -n $(or $(JOBS),4) --full $(ARGS)
+	@$(TESTS) -n $(or $(JOBS),4) --full --deadline 600 --run-limit 14400 $(ARGS)
 
 rehearse:  ## what CI does, to HEAD: in a fresh clone, without compiler cache; build/rehearsed names what passed
 	@scripts/rehearse.sh

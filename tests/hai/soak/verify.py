@@ -13,7 +13,7 @@ from fireflyer.hai.model import TERMINAL, Event, TaskView
 
 HOME = {
     "hai.sqlite", "hai.sqlite-wal", "hai.sqlite-shm", "server.lock", "start.lock", "server.json", "token",
-    "engine.json", "policy", "database.json", "tasks", "workspaces", "server.log",
+    "engine.json", "policy", "database.json", "tasks", "workspaces", "server.log", "validator.jsonl",
 }  # fmt: skip
 
 
