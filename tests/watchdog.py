@@ -15,6 +15,8 @@ from pathlib import Path
 
 PRINTING_S = 1.0
 """For processes to print their stacks before they are killed."""
+GUARD = str(Path(__file__).with_name("guard.py"))
+"""Command of the guard, which ends what the test's process detached; a child of pytest without workers."""
 
 
 def descendants(pid: int) -> list[int]:
@@ -56,9 +58,14 @@ def _print_stacks(pid: int) -> None:
 def end(worker: int) -> None:
     """Prints the stacks of a process and all below it (Python's where they can), and kills them.
 
-    The process itself is the last: its end may end the run, and the run's end ends this one.
+    The process itself is the last: its end may end the run, and the run's end ends this one. The run's guard
+    goes on: it ends what is no longer below the process.
     """
-    family = [pid for pid in descendants(worker) if pid != os.getpid()]
+    family = [
+        pid
+        for pid in descendants(worker)
+        if pid != os.getpid() and GUARD not in _read(pid, "cmdline")
+    ]
     for pid in family:
         _print_stacks(pid)
     for pid in family:

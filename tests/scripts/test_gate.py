@@ -39,6 +39,12 @@ def run(folder: Path, script: str, *options: str) -> "subprocess.CompletedProces
     )
 
 
+def until_ended(pid: str) -> None:
+    """Waits for the guard, which ends processes after pytest."""
+    command = Path("/proc", pid, "cmdline")
+    until(lambda: not command.exists() or not command.read_text())  # empty: not reaped yet
+
+
 def test_a_test_that_fails_twice_fails_the_run(tmp_path: Path) -> None:
     done = run(tmp_path, "def test_bad():\n    assert 1 == 2\ndef test_good():\n    pass\n")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
@@ -123,8 +129,20 @@ def test_a_test_that_hangs_ends_by_its_deadline_with_the_stacks_of_its_processes
     assert "in name_of_a_child" in done.stderr
     assert "FAILED test_it.py::test_hang" in done.stdout
     assert "1 failed, 20 passed" in done.stdout
-    child = Path("/proc", (tmp_path / "child").read_text(), "cmdline")
-    until(lambda: not child.exists() or not child.read_text())  # nobody reaped it: empty
+    until_ended((tmp_path / "child").read_text())
+
+
+DETACHES_AND_HANGS = """
+import subprocess, time
+def test_it():
+    subprocess.run(["sh", "-c", "setsid sleep 1000 & echo $! > child"], check=True)
+    time.sleep(1000)
+"""
+
+
+def test_a_hanging_run_without_workers_leaves_no_detached_process(tmp_path: Path) -> None:
+    run(tmp_path, DETACHES_AND_HANGS, "--deadline=2", "-n", "0")
+    until_ended((tmp_path / "child").read_text().strip())
 
 
 DEATHS = """
@@ -178,13 +196,23 @@ def test_a_load_group_stays_on_one_worker(tmp_path: Path) -> None:
 
 def test_a_child_that_a_test_leaves_is_ended(tmp_path: Path) -> None:
     assert run(tmp_path, CHILD).returncode == 0
-    stat = Path("/proc", (tmp_path / "child").read_text(), "stat")
-    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
-        os.sched_yield()  # the guard ends it after pytest; the deadline of this test guards the wait
+    until_ended((tmp_path / "child").read_text())
+
+
+LONG = """
+import pytest, signal
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logstart(nodeid):  # pytest itself knows now that the test runs: its limit passes
+    left_s, _ = signal.getitimer(signal.ITIMER_REAL)
+    if left_s:
+        assert 900 < left_s <= 1000
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+"""
 
 
 def test_a_run_past_its_limit_names_what_runs_and_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "limit.py").write_text(LONG)
     hang = "import time\ndef test_long():\n    time.sleep(1000)\n"
-    done = run(tmp_path, hang, "--run-limit=4")
+    done = run(tmp_path, hang, "--run-limit=1000", "-p", "limit")
     assert done.returncode == 1
     assert "the run is past its limit; these tests run:\n  test_it.py::test_long" in done.stdout
