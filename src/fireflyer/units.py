@@ -41,15 +41,15 @@ def parse_seconds(text: str, option: str) -> float:
     return value
 
 
-def parse_mib(text: str) -> int:
+def parse_mib(text: str, option: str) -> int:
     """Returns the MiB of e.g. "512MiB", "64GiB", "64G"; a number without a unit is MiB.
 
     Raises:
-        ConfigError: the text is not a size.
+        ConfigError: the text is not a size; the message names the option.
     """
     factors = {"TiB": 1 << 20, "T": 1 << 20, "GiB": 1 << 10, "G": 1 << 10, "MiB": 1, "M": 1, "": 1}
     unit = next(unit for unit in factors if text.endswith(unit))
     number = text[: len(text) - len(unit)]
     if not number.isdecimal() or len(number) > 12:
-        raise ConfigError(f"invalid size {text!r}: expected e.g. 512MiB or 64GiB")
+        raise ConfigError(f"invalid {option} {text!r}: expected e.g. 512MiB or 64GiB")
     return int(number) * factors[unit]

@@ -85,6 +85,7 @@ def test_what_a_request_cannot_have_is_refused() -> None:
         (b'script = "a"\nnodes = "2"', r"Expected `int`, got `str` - at `\$.nodes`"),
         (b'script = "/a"\nworkspace = "."', "a request cannot ship workspace: use `fireflyer run`"),
         (b'script = "/a"\nexpect = "soon"', "invalid --expect 'soon': expected e.g. 90s"),
+        (b'script = "/a"\nmemory = "lots"', "invalid --memory 'lots': expected e.g. 512MiB"),
         (b'script = "/a"\ngpus = "a100:x"', "invalid --gpus 'a100:x'"),
         (b'script = "/a"\nstart = "spoon"', "invalid --start 'spoon'"),
         (b'script = "/a"\npriority = "top"', "invalid --priority 'top'"),

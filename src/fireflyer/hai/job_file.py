@@ -141,7 +141,7 @@ def to_spec(job: Job) -> TaskSpec:
         watchdog_s=parse_seconds(str(job.watchdog), "--watchdog"),
         gpus=gpus,
         gpu_type=gpu_type,
-        memory_mib=parse_mib(str(job.memory)) if job.memory else 0,
+        memory_mib=parse_mib(str(job.memory), "--memory") if job.memory else 0,
         priority=cast(Priority, priority),
         group=job.group,
         labels={name: str(value) for name, value in job.labels.items()},

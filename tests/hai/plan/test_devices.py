@@ -129,7 +129,10 @@ def test_only_nodes_of_the_type_are_used() -> None:
         bench.submit({"gpus": 4, "gpu_type": "a100"}, {"gpus": 4, "gpu_type": "v100"})
     ) == [("t3", ("n0",))], "a task that waits for one type holds back no task of another"
     found = why(bench, "t2")
-    assert (found.rule, found.text) == ("busy", "waits for 1 node with 4 a100 GPUs; 0 free")
+    assert (found.rule, found.text) == (
+        "busy",
+        "waits for 1 node with 4 a100 GPUs; 0 free (at most 2 GPUs on one)",
+    )
     bench.submit({"gpus": 1, "gpu_type": "h100"})
     found = why(bench, "t4")
     assert (found.rule, found.earliest) == ("size", None)

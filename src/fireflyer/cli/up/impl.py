@@ -89,7 +89,7 @@ def limit_mib(text: str | None) -> int | None:
     """
     if text is None:
         return None
-    found = parse_mib(text)
+    found = parse_mib(text, "--log-limit")
     if found << 20 < 2 * HEAD_BYTES:
         raise ConfigError(f"--log-limit must be at least {2 * HEAD_BYTES >> 20}MiB")
     return found

@@ -154,6 +154,11 @@ class Capacity:
                     found ^= 1 << place
         return found
 
+    def most_free(self, among: int) -> int:
+        """Returns the largest number of GPUs that are free on one of these nodes."""
+        counts = range(len(self._at_least) - 1, 0, -1)
+        return next((gpus for gpus in counts if self._at_least[gpus] & among), 0)
+
     def lacks(self, place: int, gpus: int, memory_mib: int) -> tuple[int, int] | None:
         """Returns the GPUs and MiB that a node lacks for a member; negative: it has them to spare.
         None: the node is too small."""

@@ -138,6 +138,9 @@ def _for_room(cluster: Cluster, job: Job, now: float, allowed: int, *, expect: b
         text = f"waits for {_demand(job)}; {free} free, reserved for {kept_for.task}, {kept_for.reason}"
         return _Hold("reserved", text, now)
     text = f"waits for {_demand(job)}; {free} free"
+    most = cluster.capacity.most_free(allowed)
+    if not free and 0 < most < job.gpus:
+        text += f" (at most {count(most, 'GPU')} on one)"
     fits = cluster.capacity.fitting(
         job.gpus, job.memory_mib, large_enough(cluster, job) & (cluster.ready | cluster.suspect)
     )

@@ -340,7 +340,8 @@ class Dispatch:
             each += f" and {spec.memory_mib} MiB" if spec.memory_mib else ""
             raise TaskError(
                 f"the task asks for {lifecycle.count(spec.nodes, 'node')} with {each} each; this server "
-                f"has {large.bit_count()} (`fireflyer nodes`); ask for less{self._known_types(spec)}"
+                f"has {lifecycle.count(large.bit_count(), 'such node')} (`fireflyer nodes`); ask for "
+                f"less{self._known_types(spec)}"
             )
         if job.priority != AUTO and self.cluster.forbidden(job):
             job.level = job.priority
