@@ -105,11 +105,15 @@ class Browser:
         return int(found)
 
     def wide(self) -> list[str]:
-        """Elements that reach beyond the right edge of the window."""
+        """Elements that reach beyond the right edge of the window, and drawings beyond that of what
+        they are in; but for what scrolls."""
         found = self.run(
-            "return [...document.querySelectorAll('body *')].filter((e) => e.getBoundingClientRect()"
-            ".right > document.documentElement.clientWidth + 1 && !e.closest('svg, .skip'))"
-            ".map((e) => `${e.tagName}#${e.id}.${e.className}`)"
+            "const right = (e) => e.getBoundingClientRect().right;"
+            "const edge = (e) => e.tagName == 'svg' ? right(e.parentElement)"
+            " : document.documentElement.clientWidth;"
+            "return [...document.querySelectorAll('body *')].filter((e) => right(e) > edge(e) + 1"
+            " && !e.parentElement.closest('svg, .scroll') && !e.closest('.skip'))"
+            ".map((e) => `${e.tagName}#${e.id}.${e.className.baseVal ?? e.className}`)"
         )
         return list(found)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.hai.dashboard.browser import DESKTOP, PHONE, Browser, missing
 from tests.hai.dashboard.test_pages import HOSTILE, RIGHT_TO_LEFT
+from tests.hai.dashboard.test_use import record
 from tests.hai.dashboard.test_validation_pages import seed
 from tests.hai.server.conftest import Server
 from tests.hai.server.test_access import Somebody
@@ -14,6 +15,7 @@ from tests.waiting import LIMIT_S
 
 from fireflyer.hai.administration import Administration
 from fireflyer.hai.model import TaskSpec
+from fireflyer.hai.sampling.series import point
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(bool(missing()), reason=missing())]
 
@@ -343,6 +345,20 @@ def test_nothing_is_wider_than_the_window(
         assert (browser.overhang(), browser.wide()) == (0, []), page
         missing = [text for text in browser.complaints() if "404" not in text]
         assert missing == [], page
+
+
+@pytest.mark.parametrize(("size", "dark"), [(PHONE, True), (DESKTOP, False)])
+def test_charts_fit_their_columns(
+    browser: Browser, server: Server, root: str, size: tuple[int, int], dark: bool
+) -> None:
+    enter(browser, server)
+    used = [point(held=1.0 + at, capacity=96.0, cpu=0.5) for at in range(60)]
+    record(server.home, {"cluster": used, "node:n0": used})
+    browser.look(size, dark=dark)
+    for page in ("", "/use", "/use?scope=node:n0", "/nodes/n0"):
+        browser.open(root + page)
+        assert browser.run("return document.querySelectorAll('.charts svg').length"), page
+        assert (browser.overhang(), browser.wide()) == (0, []), page
 
 
 @pytest.mark.parametrize(("size", "dark"), [(PHONE, True), (DESKTOP, False)])
