@@ -111,7 +111,8 @@ def test_every_state_has_a_page(server: Server, visitor: MakeVisitor, spec: Make
     assert "rank 0: exit 1" in overview
     ledger = Tags(owner.get("/dashboard/ledger?window=1h").text).text
     assert "Cluster" in ledger
-    assert "By user" in ledger
+    by_user = ledger.partition("By user")[2]
+    assert re.search(r"starting\s+[<\d]", by_user), "shares are told without colour"
     for state, tasks in (
         ("over", ["t1"]),
         ("suspended", ["t2"]),
@@ -120,6 +121,19 @@ def test_every_state_has_a_page(server: Server, visitor: MakeVisitor, spec: Make
     ):
         listed = owner.get(f"/dashboard/tasks?state={state}").text
         assert re.findall(r'href="/dashboard/tasks/(t\d+)"', listed) == tasks
+
+
+def test_tasks_that_share_a_node_are_told_apart(
+    server: Server, visitor: MakeVisitor, spec: MakeSpec
+) -> None:
+    server.start(nodes=1, gpus="4:a100")
+    owner = visitor()
+    for gpus in (1, 2):
+        server.client.wait(server.client.submit(spec("hold", gpus=gpus)).id, {"running"}, LIMIT_S)
+    assert "t1 t2" in Tags(owner.get("/dashboard/nodes").text).text
+    tasks = Tags(owner.get("/dashboard/tasks").text).text
+    assert "1 × 1, 1 GPU each" in tasks
+    assert "1 × 1, 2 GPUs each" in tasks
 
 
 def test_the_history_is_told_in_words(server: Server, visitor: MakeVisitor, spec: MakeSpec) -> None:
