@@ -15,7 +15,7 @@ from fireflyer.validator.sampling import best_of
 
 RANKS = 2
 ELEMENTS = 4 << 20
-ROUNDS = 16
+ROUNDS = 8
 FULL_ROUNDS = 100
 BEST_OF = 4
 """Rounds of which the best is a sample: other processes only slow a rank down."""

@@ -18,17 +18,19 @@ GROUP = "fireflyer.validator"
 """Entry points of this group name further tuples of checks, as "package.module:CHECKS"."""
 
 BUILT_IN = (
+    "fireflyer.validator.checks.system:CHECKS",
+    "fireflyer.validator.checks.devices:CHECKS",
+    "fireflyer.validator.checks.nvidia:CHECKS",
     "fireflyer.validator.checks.cpu:CHECKS",
     "fireflyer.validator.checks.gemm:CHECKS",
     "fireflyer.validator.checks.memory:CHECKS",
     "fireflyer.validator.checks.disk:CHECKS",
     "fireflyer.validator.checks.network:CHECKS",
-    "fireflyer.validator.checks.collectives:CHECKS",
     "fireflyer.validator.checks.filesystem:CHECKS",
-    "fireflyer.validator.checks.system:CHECKS",
-    "fireflyer.validator.checks.devices:CHECKS",
-    "fireflyer.validator.checks.nvidia:CHECKS",
+    "fireflyer.validator.checks.collectives:CHECKS",
 )
+"""Checks in the order in which they run: those that only read logs and counters come first, so that
+they are run if the time of a quick validation is used up."""
 
 
 class Figure(msgspec.Struct, frozen=True):
