@@ -177,6 +177,9 @@ def test_fixed_thresholds(tmp_path: Path) -> None:
         ("[speed]\nmin = 'a'\n", "Expected `float"),
         ("[speed", "Expected"),
         ("speed = 3\n", "Expected `object`"),
+        ("[speed]\n", "has neither min nor max"),
+        ("[speed]\nmin = nan\n", "min not above max"),
+        ("[speed]\nmin = 3\nmax = 2\n", "min not above max"),
     ],
 )
 def test_bad_limits(tmp_path: Path, text: str, message: str) -> None:

@@ -1,6 +1,8 @@
 """Fixed thresholds of a site: the least or the most that a figure may be."""
 
+import math
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -50,9 +52,24 @@ def read(path: Path, known: set[str]) -> Limits:
         raise ValidatorError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise ValidatorError(f"{path}: {error}") from None
-    for name in bounds:
-        if name not in known:
-            raise ValidatorError(
-                f"{path}: unknown figure {name!r}; `fireflyer validate --list` shows all"
-            )
+    try:
+        verify(bounds, known)
+    except ValidatorError as error:
+        raise ValidatorError(f"{path}: {error}") from None
     return Limits(bounds)
+
+
+def verify(bounds: Mapping[str, Bound], known: set[str]) -> None:
+    """Refuses limits of unknown figures, and limits that no value, or every value, meets.
+
+    Raises:
+        ValidatorError: names the figure.
+    """
+    for name, bound in bounds.items():
+        if name not in known:
+            raise ValidatorError(f"unknown figure {name!r}; `fireflyer validate --list` shows all")
+        least, most = bound.min, bound.max
+        if least is None and most is None:
+            raise ValidatorError(f"the limit of {name!r} has neither min nor max")
+        if not (-math.inf if least is None else least) <= (math.inf if most is None else most):
+            raise ValidatorError(f"invalid limit of {name!r}: expected numbers, min not above max")

@@ -275,6 +275,8 @@ def test_settings(tmp_path: Path) -> None:
         ("every_s = -1", "every_s must be 0 or more"),
         ("retest_s = inf", "retest_s must be 0 or more"),
         ("[", "validator.toml"),
+        ("[limits.gemm]\nmax = nan", "min not above max"),
+        ('[limits."disk wirte"]\nmin = 5', "unknown figure 'disk wirte'"),
         ('[peers]\nn0 = "h:1"', "invalid secret_file ''"),
         ('secret_file = "/s"\n[peers]\nn0 = "h"', "peer of 'n0': invalid address 'h'"),
     ):

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from fireflyer.errors import ConfigError, ValidatorError
-from fireflyer.validator.limits import Bound
+from fireflyer.validator.limits import Bound, verify
 from fireflyer.validator.model import all_checks, chosen
 from fireflyer.validator.pairs import parse_address
 
@@ -49,7 +49,9 @@ def load(home: Path) -> ValidationSettings:
     try:
         text = path.read_text(encoding="utf-8")
         found = msgspec.convert(tomllib.loads(text), ValidationSettings)
-        chosen(all_checks(), found.checks)
+        checks = all_checks()
+        chosen(checks, found.checks)
+        verify(found.limits, {figure.name for each in checks for figure in each.figures})
     except FileNotFoundError:
         return REQUESTED_ONLY
     except (OSError, UnicodeDecodeError) as error:
