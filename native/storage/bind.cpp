@@ -94,7 +94,7 @@ class Writer {
   std::uint64_t end_ = 0;
 };
 
-void read(const std::vector<std::string>& paths, const Rows& rows, const Crcs& crcs, unsigned threads) {
+void read(const std::vector<std::string>& paths, const Rows& rows, const Crcs& crcs, unsigned threads, bool in_place) {
   if (crcs.shape(0) != rows.shape(0))
     throw Error(Code::invalid, std::to_string(rows.shape(0)) + " segments and " + std::to_string(crcs.shape(0)) + " CRCs");
   std::vector<Segment> segments;
@@ -106,7 +106,7 @@ void read(const std::vector<std::string>& paths, const Rows& rows, const Crcs& c
   }
   try {
     const nb::gil_scoped_release release;
-    read_checked(paths, segments, {.threads = threads});
+    read_checked(paths, segments, {.threads = threads, .in_place = in_place});
   } catch (const SegmentError& error) {
     const char* const name = error.code() == Code::corrupted   ? "Corrupted"
                              : error.code() == Code::no_space ? "NoSpace"
@@ -152,10 +152,11 @@ void bind(nb::module_ m) {
       "path"_a, "offset"_a, "bytes"_a, "address"_a, "start"_a,
       "Fills memory, which must stay alive, from a file and returns the CRC32C of the bytes, continuing `start`. Raises "
       "Corrupted for a file that ends too early, StorageError for one that cannot be read.");
-  m.def("read_checked", &read, "paths"_a, "segments"_a, "crcs"_a, "threads"_a = 0,
+  m.def("read_checked", &read, "paths"_a, "segments"_a, "crcs"_a, "threads"_a = 0, "in_place"_a = false,
         "Reads segments, int64[n, 4] of (index of the path, offset, bytes <= 4 MiB, address), and compares their CRC32 "
         "with crcs, uint32[n]. The memory must stay alive. Raises Corrupted for a mismatch or a file that ends too "
-        "early, StorageError for one that cannot be read, whose `segment` is the segment's index.");
+        "early, StorageError for one that cannot be read, whose `segment` is the segment's index. in_place: the disk may "
+        "write to the memory itself, which must be shared, or the process must not fork meanwhile.");
 }
 
 }  // namespace ff::storage

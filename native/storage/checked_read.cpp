@@ -94,7 +94,7 @@ void read_checked(const std::vector<std::string>& paths, const std::vector<Segme
   const std::vector<Run> runs = runs_of(rest);
   std::atomic<std::size_t> next = 0;
   const auto readers = static_cast<unsigned>(std::min<std::size_t>({threads, kDirectThreads, runs.size()}));
-  worker_pool::share(readers, readers, [&](std::size_t) { read_runs(rest, runs, next, kBlocks / readers, options.make); });
+  worker_pool::share(readers, readers, [&](std::size_t) { read_runs(rest, runs, next, kBlocks / readers, options); });
 }
 
 }  // namespace ff::storage

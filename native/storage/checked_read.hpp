@@ -4,6 +4,7 @@
 //   in a tmpfs:         mapped, 16 KiB at a time: stored past the caches | crc32 while they are in the core's cache
 //   not cached:         runs of neighbours -> O_DIRECT reads of 1 MiB, many in flight -> own blocks
 //                       -> crc32 and copy, 256 KiB at a time -> their places
+//                       or, in_place: -> segments of whole pages at their places -> crc32
 //
 // Thread contract: any thread, any number of calls at once. A call leaves nothing behind except threads of
 // base/process/worker_pool.hpp.
@@ -43,6 +44,9 @@ class SegmentError : public Error {
 struct ReadOptions {
   unsigned threads = 0;  // 0: one per core, at most worker_pool::kMost
   bool direct = true;    // allows reads past the page cache
+  // The disk may write to the targets. REQUIRES: they are shared memory, or the process does not fork meanwhile, because
+  // copy-on-write could move a page away.
+  bool in_place = false;
   MakeQueue make = make_queue;
 };
 

@@ -3,6 +3,7 @@
 #include "storage/checked_read.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 
 #include "base/testing/check.hpp"
@@ -103,6 +104,30 @@ std::vector<Segment> tiled(const std::vector<char>& bytes, std::size_t size, std
                         ff::crc32(0, bytes.data() + at, step)});
   }
   return segments;
+}
+
+// Pages of a file as segments that the disk may write to, up to a last one that is no multiple of a page.
+void straight(const TemporaryFile& file, const std::vector<char>& bytes) {
+  std::vector<char> memory(bytes.size() + 4096);
+  char* const begin = memory.data() + (4096 - reinterpret_cast<std::uintptr_t>(memory.data()) % 4096) % 4096;
+  for (const MakeQueue& make : {MakeQueue(ff::storage::make_queue), MakeQueue(threads), MakeQueue(rough)}) {
+    const ReadOptions options{.threads = 2, .in_place = true, .make = make};
+    for (const std::size_t skew : {std::size_t{0}, std::size_t{8}}) {
+      std::fill(memory.begin(), memory.end(), 0);
+      std::vector<Segment> segments;
+      for (std::size_t at = 0; at < bytes.size() - skew; at += static_cast<std::size_t>(kMostSegment)) {
+        const std::size_t step = std::min(bytes.size() - skew - at, static_cast<std::size_t>(kMostSegment));
+        segments.push_back({0, static_cast<std::int64_t>(at), static_cast<std::int64_t>(step), begin + skew + at,
+                            ff::crc32(0, bytes.data() + at, step)});
+      }
+      forget(file);
+      ff::storage::read_checked({file.path()}, segments, options);
+      CHECK(std::memcmp(begin + skew, bytes.data(), bytes.size() - skew) == 0);
+      segments[1].crc ^= 1;
+      forget(file);
+      CHECK(blamed({file.path()}, segments, options, ff::Code::corrupted) == 1);
+    }
+  }
 }
 
 void damage(const TemporaryFile& file, const std::vector<char>& bytes) {
@@ -214,6 +239,7 @@ int main() {
     const TemporaryFile file(directory);
     write_file(file, bytes);
     arrives(file, bytes);
+    straight(file, bytes);
     if (!FF_THREAD_SANITIZER) {  // other data, the same threading
       damage(file, bytes);
       truncated(directory, bytes);

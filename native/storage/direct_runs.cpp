@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <new>
 
@@ -46,8 +47,13 @@ class Blocks {
 // The reads of one thread.
 class Reader {
  public:
-  Reader(const std::vector<Job>& jobs, const std::vector<Run>& runs, unsigned blocks, const MakeQueue& make)
-      : jobs_(jobs), runs_(runs), memory_(blocks), slots_(blocks), queue_(make(blocks * kParts)) {}
+  Reader(const std::vector<Job>& jobs, const std::vector<Run>& runs, unsigned blocks, const ReadOptions& options)
+      : jobs_(jobs),
+        runs_(runs),
+        in_place_(options.in_place),
+        memory_(blocks),
+        slots_(blocks),
+        queue_(options.make(blocks * kParts)) {}
   // Waits for the reads in flight, because their memory is about to be freed.
   ~Reader() {
     try {
@@ -79,12 +85,20 @@ class Reader {
  private:
   struct Slot {
     const Run* run = nullptr;
+    char* memory = nullptr;         // that the disk writes to: a block, or the segment's own place
     std::int64_t begin = 0;         // of the block's first byte in the file
     std::int64_t at[kParts] = {};   // next position of each part
     std::int64_t stop[kParts] = {};
     unsigned parts = 0;             // parts that have not arrived
   };
 
+  // The disk can write the run, which is one segment, to its place.
+  bool straight(const Run& run) const {
+    const Segment& segment = *jobs_[run.first].segment;
+    const auto address = reinterpret_cast<std::uintptr_t>(segment.target);
+    return run.last == run.first + 1 && segment.offset % kAlign == 0 && segment.bytes % kAlign == 0 &&
+           address % static_cast<std::uintptr_t>(kAlign) == 0;
+  }
   const Job& first_of(const Slot& slot) const { return jobs_[slot.run->first]; }
 
   void begin(unsigned number, std::atomic<std::size_t>& next) {
@@ -93,6 +107,7 @@ class Reader {
     Slot& slot = slots_[number];
     slot.run = &runs_[found];
     slot.begin = down(slot.run->offset);
+    slot.memory = in_place_ && straight(*slot.run) ? first_of(slot).segment->target : memory_.block(number);
     const std::int64_t end = up(slot.run->end);
     for (std::int64_t at = slot.begin; at < end; at += kRequest) {
       slot.at[slot.parts] = at;
@@ -105,7 +120,7 @@ class Reader {
   void start(unsigned number, unsigned part) {
     const Slot& slot = slots_[number];
     const std::int64_t at = slot.at[part];
-    queue_->read(first_of(slot).file->direct(), memory_.block(number) + (at - slot.begin),
+    queue_->read(first_of(slot).file->direct(), slot.memory + (at - slot.begin),
                  static_cast<std::size_t>(slot.stop[part] - at), at, number * kParts + part);
     ++flying_;
   }
@@ -140,12 +155,12 @@ class Reader {
     const Slot& slot = slots_[number];
     for (std::size_t i = slot.run->first; i < slot.run->last; ++i) {
       const Segment& segment = *jobs_[i].segment;
-      const char* const from = memory_.block(number) + (segment.offset - slot.begin);
+      const char* const from = slot.memory + (segment.offset - slot.begin);
       std::uint32_t crc = 0;
       for (std::int64_t at = 0; at < segment.bytes; at += kSumStep) {
         const auto step = static_cast<std::size_t>(std::min(kSumStep, segment.bytes - at));
         crc = crc32(crc, from + at, step);
-        std::memcpy(segment.target + at, from + at, step);
+        if (from != segment.target) std::memcpy(segment.target + at, from + at, step);
       }
       jobs_[i].compare(crc);
     }
@@ -153,6 +168,7 @@ class Reader {
 
   const std::vector<Job>& jobs_;
   const std::vector<Run>& runs_;
+  const bool in_place_;
   const Blocks memory_;
   std::vector<Slot> slots_;
   const std::unique_ptr<IoQueue> queue_;
@@ -176,8 +192,8 @@ std::vector<Run> runs_of(const std::vector<Job>& jobs) {
 }
 
 void read_runs(const std::vector<Job>& jobs, const std::vector<Run>& runs, std::atomic<std::size_t>& next,
-               unsigned blocks, const MakeQueue& make) {
-  Reader reader(jobs, runs, blocks, make);
+               unsigned blocks, const ReadOptions& options) {
+  Reader reader(jobs, runs, blocks, options);
   try {
     reader.run(next);
   } catch (...) {

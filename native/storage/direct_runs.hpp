@@ -25,8 +25,9 @@ struct Run {
 // REQUIRES: jobs sorted by file and place.
 std::vector<Run> runs_of(const std::vector<Job>& jobs);
 
-// Reads runs, from `next` on until none is left, through `blocks` blocks of memory. Throws SegmentError.
+// Reads runs, from `next` on until none is left, through `blocks` blocks of memory or, if `in_place`,
+// straight to whole segments at aligned places. Throws SegmentError.
 void read_runs(const std::vector<Job>& jobs, const std::vector<Run>& runs, std::atomic<std::size_t>& next,
-               unsigned blocks, const MakeQueue& make);
+               unsigned blocks, const ReadOptions& options);
 
 }  // namespace ff::storage

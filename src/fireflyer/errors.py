@@ -34,6 +34,11 @@
     │   ├── Unauthenticated    the token is missing, wrong, expired or revoked
     │   ├── Throttled          too many requests without a valid token
     │   └── PermissionDenied   the token's scope or the user's groups do not allow the request
+    ├── ExpertError            the store of experts rejects or cannot serve a request
+    │   ├── NoSuchExpert       the store has no expert of this name
+    │   ├── ExpertInUse        the expert is in use and can neither move nor be removed
+    │   ├── ExpertTooLarge     the expert is larger than a tier
+    │   └── DamagedExpert      its bytes do not match its manifest; also Corrupted
     ├── WorkspaceError         a workspace or environment cannot be shipped, received or created
     ├── TraceError             a job trace that cannot be read or replayed
     ├── FabricError            a network that cannot be planned, read, routed or priced
@@ -336,6 +341,39 @@ class Throttled(AuthError):
 
 class PermissionDenied(AuthError):
     """The token's scope, or the user's groups, do not allow it."""
+
+
+class ExpertError(FireflyerError):
+    """The store of experts rejects or cannot serve a request.
+
+    Attributes:
+        expert: name of the expert, or "".
+    """
+
+    def __init__(self, message: str, expert: str = "") -> None:
+        super().__init__(message)
+        self.expert = expert
+
+    def __reduce__(self) -> tuple[type["ExpertError"], tuple[str, str]]:
+        return type(self), (str(self), self.expert)
+
+
+class NoSuchExpert(ExpertError):
+    """The store has no expert of this name."""
+
+
+class ExpertInUse(ExpertError):
+    """The expert is in use, so it can neither leave memory nor be removed."""
+
+    retryable = True
+
+
+class ExpertTooLarge(ExpertError):
+    """The expert is larger than a tier of the store."""
+
+
+class DamagedExpert(ExpertError, Corrupted):
+    """The bytes of an expert do not match its manifest."""
 
 
 class WorkspaceError(FireflyerError):

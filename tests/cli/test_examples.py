@@ -285,3 +285,14 @@ def test_a_hugging_face_model_trains_to_the_same_losses(shell: Any, model: str) 
     [share] = re.findall(r"after to_hfai \(([0-9.]+)x\)$", printed, re.MULTILINE)
     assert float(share) < 0.85
     assert printed.endswith("the losses are equal\n")
+
+
+@pytest.mark.full
+def test_prompts_are_answered_by_the_experts_that_they_name(shell: Any) -> None:
+    if not PACKAGES.exists():
+        pytest.skip("no transformers: scripts/setup.sh --all-test-packages")
+    printed = run_alone(
+        shell, PACKAGES, "serve_experts.py", "--prompts", "12", "--tokens", "3", "--check"
+    )
+    assert len(re.findall(r"^expert-\d: waited", printed, re.MULTILINE)) == 12
+    assert "0 answers differ from those of the models themselves" in printed

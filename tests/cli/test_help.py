@@ -23,7 +23,7 @@ HANDED_OVER = {
 }
 GROUPS = [
     "user", "group", "token", "quota", "window", "record", "ckpt", "fs", "config", "net", "validate",
-    "failures", "prof", "kv", "workspace",
+    "failures", "prof", "kv", "experts", "workspace",
 ]  # fmt: skip
 HEAVY = ["torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "rich", "asyncio"]
 

@@ -43,7 +43,7 @@ def read_summed(path: str, offset: int, bytes: int, address: int, start: int) ->
     Fills memory, which must stay alive, from a file and returns the CRC32C of the bytes, continuing `start`. Raises Corrupted for a file that ends too early, StorageError for one that cannot be read.
     """
 
-def read_checked(paths: Sequence[str], segments: Annotated[NDArray[numpy.int64], dict(shape=(None, 4), order='C', device='cpu', writable=False)], crcs: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int = 0) -> None:
+def read_checked(paths: Sequence[str], segments: Annotated[NDArray[numpy.int64], dict(shape=(None, 4), order='C', device='cpu', writable=False)], crcs: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int = 0, in_place: bool = False) -> None:
     """
-    Reads segments, int64[n, 4] of (index of the path, offset, bytes <= 4 MiB, address), and compares their CRC32 with crcs, uint32[n]. The memory must stay alive. Raises Corrupted for a mismatch or a file that ends too early, StorageError for one that cannot be read, whose `segment` is the segment's index.
+    Reads segments, int64[n, 4] of (index of the path, offset, bytes <= 4 MiB, address), and compares their CRC32 with crcs, uint32[n]. The memory must stay alive. Raises Corrupted for a mismatch or a file that ends too early, StorageError for one that cannot be read, whose `segment` is the segment's index. in_place: the disk may write to the memory itself, which must be shared, or the process must not fork meanwhile.
     """

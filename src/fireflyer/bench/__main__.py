@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fireflyer.bench.envs import commands as envs_commands
+from fireflyer.bench.experts import commands as experts_commands
 from fireflyer.bench.harness import options
 from fireflyer.bench.harness.command_line import (
     FileSystemsAt,
@@ -558,6 +559,7 @@ for _command_of_training in (
     kv_commands.kv,
     network_commands.net,
     envs_commands.envs,
+    experts_commands.experts_store,
     validator_commands.validator,
     nn_commands.nn,
     mount_commands.mount,

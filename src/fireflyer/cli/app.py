@@ -13,6 +13,7 @@ from fireflyer.cli.accounts import commands as accounts
 from fireflyer.cli.ckpt.commands import ckpt
 from fireflyer.cli.cluster.commands import cluster_verbs, window
 from fireflyer.cli.config.commands import config
+from fireflyer.cli.experts.commands import experts
 from fireflyer.cli.failures.commands import failures
 from fireflyer.cli.fs.commands import fs
 from fireflyer.cli.kv.commands import kv
@@ -438,6 +439,7 @@ app.add_typer(validate)
 app.add_typer(failures)
 app.add_typer(prof)
 app.add_typer(kv)
+app.add_typer(experts)
 app.add_typer(workspaces)
 
 hand_over(app, "demo", "Train a model, lose a worker, carry on.", "fireflyer.demo")

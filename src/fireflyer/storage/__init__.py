@@ -11,6 +11,7 @@ from fireflyer.storage.protocol import (
     Storage,
     creates_exclusively,
     read_each,
+    read_shared,
     read_summed,
 )
 from fireflyer.storage.urls import FsspecStorage, open_storage, split_url, storage_at
@@ -25,6 +26,7 @@ __all__ = [
     "creates_exclusively",
     "open_storage",
     "read_each",
+    "read_shared",
     "read_summed",
     "split_url",
     "storage_at",

@@ -100,6 +100,13 @@ class DirectoryStorage:
     ) -> None:
         read_checked([str(self.root / checked_name(name)) for name in names], segments, crcs)
 
+    def read_shared(
+        self, names: Sequence[str], segments: "NDArray[np.int64]", crcs: "NDArray[np.uint32]"
+    ) -> None:
+        """Implements `fireflyer.storage.read_shared`: whole pages without a copy."""
+        paths = [str(self.root / checked_name(name)) for name in names]
+        read_checked(paths, segments, crcs, in_place=True)
+
     def read_summed(
         self, names: Sequence[str], rows: "NDArray[np.int64]", starts: Sequence[int]
     ) -> "list[int]":

@@ -151,6 +151,21 @@ def read_summed(
     return crcs
 
 
+def read_shared(
+    storage: Storage,
+    names: Sequence[str],
+    segments: "NDArray[np.int64]",
+    crcs: "NDArray[np.uint32]",
+) -> None:
+    """Reads like `read_checked`, into memory that the disk may write to itself.
+
+    An implementation that has use for that has a method of this name. The memory must be shared (a
+    mapping of a file), or the process must not fork meanwhile.
+    """
+    own = getattr(storage, "read_shared", None)
+    (storage.read_checked if own is None else own)(names, segments, crcs)
+
+
 def read_each(storage: Storage, ranges: Sequence[Range]) -> list[bytes | StorageError]:
     """Implements `read_many` for a store without multi-range requests."""
     answers: list[bytes | StorageError] = []

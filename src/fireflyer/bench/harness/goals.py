@@ -242,6 +242,14 @@ ENVS = {
 }
 """Steps of environments, by whether they are games of Atari: ours against others."""
 
+EXPERTS = {
+    "raw": (0.85, 0.95),
+    "torch.load": (1.8, 2.5),
+    "safetensors": (1.3, 1.6),
+    "warm": (10.0, 15.0),
+}
+"""Switches between experts: to a cold one against others, to a warm one against torch.load."""
+
 PROF_FIRST_ROW_S = (1.0, 0.3)
 """Allowed seconds from attaching to the first step's row, and the aim."""
 PROF_PHASES_US = (50.0, 20.0)

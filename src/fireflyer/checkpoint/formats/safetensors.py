@@ -58,7 +58,7 @@ _NUMPY = {
 _PLAIN_NAME = re.compile(r"[^/\\\0]+")
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True):
     """Entry of a tensor in a header."""
 
     dtype: str
@@ -211,6 +211,17 @@ def _stored(node: Tensor) -> tuple[str, tuple[int, ...]]:
     return (found, node.shape) if found is not None else ("U8", (*node.shape, itemsize_of(node)))
 
 
+def stream(contents: Contents) -> Iterator[bytes | memoryview]:
+    """Yields the bytes of one file with any contents.
+
+    Raises:
+        CheckpointError: if two tensors have one name, or the header becomes too large.
+        StorageError: if the contents cannot be read.
+    """
+    metadata = {"format": "pt", KEY: _text(contents)}
+    return _file(contents, _names(contents), contents.tensors, metadata, lambda _: None)
+
+
 def _file(
     contents: Contents,
     names: Mapping[Any, str],
@@ -241,10 +252,51 @@ def _file(
             advance(len(part))
 
 
+def header_bytes(where: str, head: bytes | memoryview, size: int) -> int:
+    """Returns the length of a header from the first 8 bytes of a file.
+
+    Args:
+        where: the file, for messages.
+        size: bytes of the file.
+
+    Raises:
+        Corrupted: the file cannot have such a header.
+    """
+    length = int.from_bytes(head, "little")
+    if len(head) < 8 or length > min(MOST_HEADER_BYTES, size - 8):
+        raise Corrupted(f"{where}: a header of {length} bytes in a file of {size}")
+    return length
+
+
+def parse_header(
+    where: str, data: bytes | memoryview, size: int
+) -> tuple[dict[str, str], dict[str, Entry]]:
+    """Returns the metadata and the tensors of a header, which fill the file without gaps.
+
+    Raises:
+        Corrupted: naming the flaw.
+    """
+    try:
+        text = bytes(data)
+        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        json.loads(text, object_pairs_hook=_unique)
+        metadata = msgspec.json.decode(raw.pop("__metadata__", b"{}"), type=dict[str, str])
+        entries = {name: msgspec.json.decode(each, type=Entry) for name, each in raw.items()}
+    except (ValueError, RecursionError) as error:  # ValueError includes msgspec's errors
+        raise Corrupted(f"{where}: invalid header: {error}") from error
+    _check_entries(where, entries, size - 8 - len(text))
+    return metadata, entries
+
+
+def dtype_name(entry: Entry) -> str:
+    """Returns torch's name of the dtype of a checked entry."""
+    return _DTYPES[entry.dtype]
+
+
 class _Place(NamedTuple):
     file: str
     offset: int
-    entry: _Entry
+    entry: Entry
 
 
 class SafetensorsFiles(Contents):
@@ -314,19 +366,8 @@ class SafetensorsFiles(Contents):
         size = self._storage.size(file)
         if size is None:
             raise Corrupted(f"{where} is missing")
-        head = self._storage.read(file, 0, 8)
-        length = int.from_bytes(head, "little")
-        if len(head) < 8 or length > min(MOST_HEADER_BYTES, size - 8):
-            raise Corrupted(f"{where}: a header of {length} bytes in a file of {size}")
-        try:
-            data = self._storage.read(file, 8, length)
-            raw = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-            json.loads(data, object_pairs_hook=_unique)
-            metadata = msgspec.json.decode(raw.pop("__metadata__", b"{}"), type=dict[str, str])
-            entries = {name: msgspec.json.decode(text, type=_Entry) for name, text in raw.items()}
-        except (ValueError, RecursionError) as error:  # ValueError includes msgspec's errors
-            raise Corrupted(f"{where}: invalid header: {error}") from error
-        _check_entries(where, entries, size - 8 - length)
+        length = header_bytes(where, self._storage.read(file, 0, 8), size)
+        metadata, entries = parse_header(where, self._storage.read(file, 8, length), size)
         places = {name: _Place(file, 8 + length, entry) for name, entry in entries.items()}
         return metadata.get(KEY), places
 
@@ -388,7 +429,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check_entries(where: str, entries: Mapping[str, _Entry], data_bytes: int) -> None:
+def _check_entries(where: str, entries: Mapping[str, Entry], data_bytes: int) -> None:
     """Checks the dtypes and shapes of a header, and that its tensors fill the data without gaps.
 
     Raises:

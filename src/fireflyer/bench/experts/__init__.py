@@ -1,0 +1,1 @@
+"""Benchmark of experts served from tiers."""

@@ -1,0 +1,37 @@
+"""Command of `fireflyer bench` for experts served from tiers."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fireflyer.bench.harness.command_line import JsonTo, Rounds, report, sizes_of, teller
+from fireflyer.bench.harness.report import Machine
+
+
+def experts_store(
+    size: Annotated[
+        str, typer.Option("--bytes", metavar="SIZE", help="Bytes of an expert, at least 8M.")
+    ] = "256M",
+    work: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for the files; removed afterwards.")
+    ] = Path("bench-experts"),
+    rounds: Rounds = 9,
+    json_to: JsonTo = None,
+) -> None:
+    """Measure switches between experts against raw reads, torch.load and safetensors.
+
+    A switch ends with a usable model: built on the meta device, its tensors in place, every page
+    touched. Cold: not in the page cache, and the warm tier is full. Needs eight experts of disk and
+    five of shared memory. Hit rates are those of `fireflyer experts sim`.
+
+    \b
+    fireflyer bench experts-store --bytes 256M --json experts.json
+    """
+    machine = Machine.here()
+    (parsed,) = sizes_of(size)
+    if parsed < 8 << 20:
+        raise typer.BadParameter("--bytes: expected at least 8M")
+    from fireflyer.bench.experts import switches
+
+    report("experts-store", machine, switches.run(parsed, work, rounds, teller()), [], json_to)

@@ -1,0 +1,1 @@
+"""`fireflyer experts`."""

@@ -1,0 +1,144 @@
+"""Folder of experts, the cold tier: adds, packs, checks, reads and removes them.
+
+A folder is a directory or any other storage (fs3:///experts).
+"""
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fireflyer.errors import Corrupted, DamagedExpert, ExpertError, NoSuchExpert
+from fireflyer.experts import manifest
+from fireflyer.experts.manifest import FILE_SUFFIX, PIECE, SUFFIX, Manifest, Summed
+from fireflyer.storage import Storage, read_shared
+
+if TYPE_CHECKING:
+    from fireflyer.checkpoint.state.contents import Contents
+
+
+def add(storage: Storage, name: str, source: Any) -> Manifest:
+    """Adds an expert; it exists once this returns.
+
+    Args:
+        source: a state (a dict of tensors), or the path of a safetensors file, of a Hugging Face
+            folder of shards, of a DCP folder or of a torch.save file of plain data.
+
+    Raises:
+        ExpertError: an expert of this name exists.
+        ConfigError: the name or the path cannot be used. CheckpointError: the state cannot.
+        StorageError: it cannot be read or written.
+    """
+    from fireflyer.checkpoint.formats import safetensors
+
+    if storage.size(manifest.checked_name(name) + SUFFIX) is not None:
+        raise ExpertError(f"{storage} has an expert {name} already: remove it first")
+    passed = Summed(safetensors.stream(_contents(source)))
+    storage.write(name + FILE_SUFFIX, passed)
+    found = passed.manifest(name + FILE_SUFFIX)
+    storage.write(name + SUFFIX, [found.encode()])
+    return found
+
+
+def _contents(source: Any) -> "Contents":
+    from fireflyer.checkpoint.formats import safetensors
+    from fireflyer.checkpoint.state.contents import InMemory
+
+    if not isinstance(source, str | os.PathLike):
+        return InMemory(source)
+    if os.fspath(source).endswith(FILE_SUFFIX):
+        return safetensors.SafetensorsFiles(os.fspath(source))
+    from fireflyer.checkpoint.formats import interchange  # takes seconds: torch's own formats
+
+    return interchange.open_foreign(source)
+
+
+def pack(storage: Storage) -> Iterator[tuple[str, Manifest]]:
+    """Makes experts of the folder's safetensors files that are none yet; changes no file.
+
+    Raises:
+        Corrupted: a file is no safetensors file. StorageError: it cannot be read.
+        ConfigError: its name cannot be an expert's.
+    """
+    known = set(manifest.names(storage))
+    for file in storage.list():
+        name = file.removesuffix(FILE_SUFFIX)
+        if not file.endswith(FILE_SUFFIX) or name in known:
+            continue
+        manifest.checked_name(name)
+        check_header(storage, file)
+        passed = Summed(manifest.pieces(storage, file))
+        for _ in passed:
+            pass
+        found = passed.manifest(file)
+        storage.write(name + SUFFIX, [found.encode()])
+        yield name, found
+
+
+def check_header(storage: Storage, file: str) -> None:
+    """Checks that a file is a safetensors file.
+
+    Raises:
+        Corrupted: it is not.
+    """
+    from fireflyer.checkpoint.formats import safetensors
+
+    size = storage.size(file) or 0
+    where = f"{storage}/{file}"
+    head = storage.read(file, 0, 8)
+    length = safetensors.header_bytes(where, head, size)
+    safetensors.parse_header(where, storage.read(file, 8, length), size)
+
+
+def check(storage: Storage, name: str) -> Manifest:
+    """Reads an expert whole and compares its checksums.
+
+    Raises:
+        NoSuchExpert, DamagedExpert, StorageError.
+    """
+    found = manifest.read(storage, name)
+    memory = bytearray(found.size)
+    read_into(storage, name, found, memoryview(memory))
+    return found
+
+
+def read_into(storage: Storage, name: str, known: Manifest, memory: memoryview) -> None:
+    """Reads an expert and compares its checksums.
+
+    Args:
+        memory: writable, contiguous, as many bytes as the expert, shared or of a process that does
+            not fork meanwhile. After an error its content is undefined.
+
+    Raises:
+        NoSuchExpert: it was removed. DamagedExpert: naming the expert and the place.
+        StorageError: it cannot be read.
+    """
+    whole = np.frombuffer(memory, np.uint8)
+    rows = np.zeros((len(known.crc32), 4), np.int64)
+    rows[:, 1] = np.arange(len(rows)) * PIECE
+    rows[:, 2] = np.minimum(PIECE, known.size - rows[:, 1])
+    rows[:, 3] = whole.ctypes.data + rows[:, 1]
+    try:
+        size = storage.size(known.file)
+        if size is None and storage.size(name + SUFFIX) is None:
+            raise NoSuchExpert(f"{storage} has no expert {name} any more", name)
+        if size != known.size:
+            raise Corrupted(f"{storage}/{known.file} has {size} bytes, not {known.size}")
+        read_shared(storage, [known.file], rows, np.array(known.crc32, np.uint32))
+    except Corrupted as error:
+        raise DamagedExpert(f"expert {name} is damaged: {error}; add it again", name) from error
+
+
+def remove(storage: Storage, name: str) -> None:
+    """Removes an expert: first its manifest, then its file.
+
+    Raises:
+        NoSuchExpert: there is none. StorageError: it cannot be removed.
+    """
+    try:
+        file = manifest.read(storage, name).file
+    except DamagedExpert:
+        file = name + FILE_SUFFIX
+    storage.delete(name + SUFFIX)
+    storage.delete(file)

@@ -1,0 +1,594 @@
+"""Store of experts: the tiers of one process, with a thread that loads beside the callers."""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import msgspec
+import torch
+
+from fireflyer.errors import (
+    ConfigError,
+    Corrupted,
+    DamagedExpert,
+    DeadlineExceeded,
+    ExpertError,
+    ExpertInUse,
+    ExpertTooLarge,
+    FireflyerError,
+    NoSpace,
+    NoSuchExpert,
+)
+from fireflyer.experts import events, folder, manifest
+from fireflyer.experts.events import Action, Event, Place, Reason
+from fireflyer.experts.manifest import Manifest
+from fireflyer.experts.tensors import Expert, views
+from fireflyer.experts.tiers import IN_WARM, UNDER_WAY, Counts, Tiers
+from fireflyer.experts.warm import Blank, WarmFolder
+from fireflyer.storage import open_storage
+from fireflyer.units import parse_size
+
+LOOK_S = 0.05
+"""Seconds after which a caller that waits looks at what other processes did."""
+
+TMPFS = Path("/dev/shm")
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """Numbers of a store since it was opened."""
+
+    hot_hits: int
+    warm_hits: int
+    late: int
+    misses: int
+    loads: int
+    prefetches: int
+    evictions: int
+    read_bytes: int
+    """Bytes read from the folder."""
+    read_s: float
+    """Seconds that this took."""
+    warm_bytes: int
+    """Bytes of warm memory in use, those of other stores and what is being loaded included."""
+    hot_bytes: int
+
+
+class _Ticket:
+    """A caller that waits for an expert."""
+
+    def __init__(self) -> None:
+        self.expert: Expert | None = None
+        self.error: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.expert is not None or self.error is not None
+
+
+class _Job(NamedTuple):
+    """Work of the loader."""
+
+    name: str
+    run: Callable[[], Event]
+    blank: Blank | None = None
+
+
+class Store:
+    """Experts of a folder, served from tiers. Thread-safe; of the process that made it."""
+
+    def __init__(
+        self,
+        place: str | os.PathLike[str],
+        *,
+        warm_bytes: int | str,
+        hot_bytes: int | str | None = None,
+        device: str | torch.device = "cpu",
+        warm_folder: str | os.PathLike[str] | None = None,
+        ahead: int = 8,
+    ) -> None:
+        """Opens a folder, a path or a URL (fs3:///experts), which is made if it is missing.
+
+        Args:
+            warm_bytes: budget of warm memory, e.g. "8G", counted over all stores that share it.
+            hot_bytes: budget of the hot tier; default: warm_bytes.
+            device: where the tensors are. "cpu": views on warm memory, so the hot tier takes no
+                memory of its own. Else a copy on that device.
+            warm_folder: folder in a tmpfs. Stores with the same one share warm memory; default: one
+                in /dev/shm for each user and place.
+            ahead: how many experts of a hint to load ahead at most.
+
+        Raises:
+            ConfigError: an argument cannot work. DamagedExpert: a manifest is damaged.
+            StorageError: the folder or warm memory cannot be used.
+        """
+        warm, hot = _bytes(warm_bytes), _bytes(warm_bytes if hot_bytes is None else hot_bytes)
+        self._storage = open_storage(place)
+        self._device = torch.device(device)
+        self._tiers = Tiers(warm, hot, ahead)
+        self._known: dict[str, tuple[Manifest, str]] = {}
+        self._hot: dict[str, Expert] = {}
+        self._errors: dict[str, Exception] = {}
+        self._tickets: dict[str, list[_Ticket]] = {}
+        self._jobs: deque[_Job] = deque()
+        self._broken: Exception | None = None
+        self._changed = threading.Condition()
+        self._closed = False
+        self._pid = os.getpid()
+        self._read_bytes, self._read_s = 0, 0.0
+        self._learn(self._manifests())
+        where = Path(warm_folder) if warm_folder is not None else _default_folder(place)
+        self._warm = WarmFolder(where)
+        self._leave = weakref.finalize(self, self._warm.close)
+        self._loader = threading.Thread(target=_work, args=(weakref.ref(self),), daemon=True)
+        self._loader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the loader and leaves warm memory. Tensors that were served stay valid."""
+        if os.getpid() != self._pid or not self._leave.alive:
+            return
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._loader.join()
+        with self._changed:
+            for name, tickets in self._tickets.items():
+                for ticket in tickets:
+                    ticket.error = ExpertError("the store was closed", name)
+            self._tickets.clear()
+            self._hot.clear()
+            with self._warm.locked():
+                for job in self._jobs:
+                    if job.blank is not None:
+                        self._warm.forget(job.blank)
+            self._jobs.clear()
+            self._changed.notify_all()
+        self._leave()
+
+    # Requests ------------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """Returns the names of the known experts."""
+        with self._locked():
+            return sorted(self._known)
+
+    def states(self) -> dict[str, Place]:
+        """Returns the place of each expert, as this process sees it."""
+        with self._locked():
+            return {name: entry.place for name, entry in sorted(self._tiers.entries.items())}
+
+    @contextlib.contextmanager
+    def get(self, name: str, *, timeout_s: float = 600.0) -> Iterator[Expert]:
+        """Hands out an expert, which stays in the hot tier until the end of the block.
+
+        Tensors that outlive the block stay valid, and keep their bytes in warm memory.
+
+        Raises:
+            NoSuchExpert, ExpertTooLarge, DamagedExpert (it stays so until it is added again).
+            NoSpace: others hold all room until the timeout, or the tmpfs is full.
+            DeadlineExceeded: it was not loaded before the timeout; a read that this caller began
+            itself is not cut short.
+            StorageError: it cannot be read.
+        """
+        if name not in self._known:  # perhaps another process added it
+            found = manifest.read(self._storage, name)
+            with self._open():
+                self._learn({name: found})
+        expert = self._served(name, time.monotonic() + timeout_s)
+        try:
+            yield Expert(name, expert.tensors)
+        finally:
+            if os.getpid() == self._pid:
+                with self._changed:
+                    if not self._closed:
+                        self._feed(events.Released(name))
+
+    def hint(self, names: Iterable[str]) -> None:
+        """Says which experts are expected next, in this order; replaces the hint before.
+
+        They are loaded ahead, one at a time, and leave memory after all others. Each expert that is
+        served leaves the hint once. Unknown names are ignored.
+        """
+        with self._open():
+            self._feed(events.Hinted(tuple(names)))
+
+    def wait_idle(self, timeout_s: float = 600.0) -> None:
+        """Waits until nothing is being loaded.
+
+        Raises:
+            DeadlineExceeded: something still is.
+        """
+        with self._open():
+            if not self._changed.wait_for(lambda: self._idle() or self._closed, timeout_s):
+                raise DeadlineExceeded(f"experts are still being loaded after {timeout_s} s")
+
+    def add(self, name: str, source: Any) -> None:
+        """Adds an expert to the folder; see `fireflyer.experts.folder.add`."""
+        with self._open():
+            pass
+        found = folder.add(self._storage, name, source)
+        with self._open():
+            self._learn({name: found})
+
+    def remove(self, name: str) -> None:
+        """Removes an expert from memory and from the folder.
+
+        Raises:
+            NoSuchExpert. ExpertInUse: a caller, a tensor or another process of this node uses it, or
+                it is being loaded; nothing has changed then.
+            StorageError: it cannot be removed.
+        """
+        with self._open():
+            for action in self._feed(events.Dropped(name)):
+                if isinstance(action, events.Refuse) and action.name == name:
+                    if action.reason is Reason.UNKNOWN:
+                        raise NoSuchExpert(f"{self._storage} has no expert {name}", name)
+                    raise ExpertInUse(f"expert {name} is in use: remove it later", name)
+        folder.remove(self._storage, name)
+
+    def refresh(self) -> None:
+        """Learns of experts that others added to the folder."""
+        found = self._manifests()
+        with self._open():
+            self._learn(found)
+
+    def stats(self) -> Stats:
+        with self._locked():
+            counts: Counts = self._tiers.counts
+            warm = self._tiers.foreign_bytes + self._sum(IN_WARM)
+            hot = self._sum(frozenset((Place.HOT, Place.HEATING)))
+            return Stats(
+                **vars(counts), read_bytes=self._read_bytes, read_s=self._read_s, warm_bytes=warm,
+                hot_bytes=hot,
+            )  # fmt: skip
+
+    # Under the lock of the condition -------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        if os.getpid() != self._pid:  # the lock may be held for ever there
+            raise ExpertError("a store belongs to the process that made it: open another one")
+        with self._changed:
+            yield
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[None]:
+        with self._locked():
+            if self._closed:
+                raise ExpertError("the store is closed")
+            if self._broken is not None:
+                raise self._end_of_loader("")
+            yield
+
+    def _served(self, name: str, deadline: float) -> Expert:
+        ticket = _Ticket()
+        try:
+            with self._open():
+                self._tickets.setdefault(name, []).append(ticket)
+                self._feed(events.Wanted(name, time.time_ns()))
+                own = self._take_job(name)
+            if own is not None:  # saves two changes of threads
+                self._run_here(own)
+            with self._open():
+                self._wait(ticket, deadline)
+                if ticket.error is not None:
+                    raise ticket.error
+                if ticket.expert is None:
+                    raise self._timeout(name)
+                return ticket.expert
+        except BaseException:
+            if os.getpid() == self._pid:
+                with self._changed:
+                    self._give_up(name, ticket)
+            raise
+
+    def _wait(self, ticket: _Ticket, deadline: float) -> None:
+        while not ticket.done and (left := deadline - time.monotonic()) > 0:
+            self._changed.wait(min(left, LOOK_S))
+            waits = not ticket.done and not self._closed and self._broken is None
+            if waits and self._idle():
+                self._look()
+
+    def _give_up(self, name: str, ticket: _Ticket) -> None:
+        """Ends the wait of a caller; a caller that was served in vain releases the expert."""
+        if self._closed or self._broken is not None:
+            return
+        if ticket in self._tickets.get(name, ()):
+            self._tickets[name].remove(ticket)
+            self._feed(events.Withdrawn(name))
+        elif ticket.expert is not None:
+            self._feed(events.Released(name))
+
+    def _take_job(self, name: str) -> _Job | None:
+        """Returns the read of an expert that no thread has begun, and takes it."""
+        reads = (job for job in self._jobs if job.name == name and job.blank is not None)
+        found = next(reads, None)
+        if found is not None:
+            self._jobs.remove(found)
+        return found
+
+    def _run_here(self, job: _Job) -> None:
+        """Runs a job in the thread of a caller, which may be interrupted."""
+        try:
+            event = job.run()
+        except BaseException:
+            with self._changed:
+                if job.blank is not None:
+                    self._warm.forget(job.blank)
+            self._errors[job.name] = ExpertError(f"loading {job.name} was interrupted", job.name)
+            self._finish(events.Failed(job.name, False))
+            raise
+        self._finish(event)
+
+    def _timeout(self, name: str) -> FireflyerError:
+        entry = self._tiers.entries[name]
+        held = [other for other in self._tiers.blocking() if other != name]
+        if entry.place not in UNDER_WAY and held:
+            return NoSpace(
+                f"no room for expert {name}: {', '.join(held[:5])} in use; "
+                "release one or enlarge warm_bytes and hot_bytes"
+            )
+        if entry.place not in UNDER_WAY:
+            return NoSpace(
+                f"no room for expert {name}: other stores, or tensors that outlived their block, "
+                f"use warm memory {self._warm.path}"
+            )
+        return DeadlineExceeded(f"expert {name} was not loaded in time; it is {entry.place.value}")
+
+    def _idle(self) -> bool:
+        return not any(entry.place in UNDER_WAY for entry in self._tiers.entries.values())
+
+    def _sum(self, places: frozenset[Place]) -> int:
+        return sum(entry.bytes for entry in self._tiers.entries.values() if entry.place in places)
+
+    def _manifests(self) -> dict[str, Manifest]:
+        return {name: manifest.read(self._storage, name) for name in manifest.names(self._storage)}
+
+    def _learn(self, found: dict[str, Manifest]) -> None:
+        for name, each in found.items():
+            self._tiers.step(events.Known(name, each.size))
+            if self._tiers.entries[name].place is Place.COLD:
+                self._known[name] = (each, each.digest(name))
+
+    def _look(self) -> None:
+        with self._warm.locked():
+            self._run([self._seen()])
+
+    def _feed(self, event: Event) -> list[Action]:
+        """Lets the tiers react to an event; returns what was done."""
+        entry = self._tiers.entries.get(getattr(event, "name", ""))
+        quick = isinstance(event, events.Released) or (
+            isinstance(event, events.Wanted) and entry is not None and entry.place is Place.HOT
+        )
+        with self._warm.locked():
+            return self._run([event] if quick else [self._seen(), event])
+
+    def _run(self, given: list[Event]) -> list[Action]:
+        queue, done = deque(given), []
+        while queue:
+            for action in self._tiers.step(queue.popleft()):
+                done.append(action)
+                queue.extend(self._act(action))
+        self._warm.drop_spare()  # of an eviction that made room for nothing
+        self._changed.notify_all()
+        return done
+
+    def _seen(self) -> events.Seen:
+        found = self._warm.found()
+        images, foreign = {}, 0
+        digests = {digest: name for name, (_, digest) in self._known.items()}
+        for digest, (size, used) in found.images.items():
+            name = digests.get(digest)
+            if name is not None and self._tiers.entries[name].place is not Place.DAMAGED:
+                images[name] = used
+            else:
+                foreign += size
+        for file, size in found.loading.items():
+            owner = self._tiers.entries.get(digests.get(file.partition(".")[0], ""))
+            foreign += size if owner is None or owner.place is not Place.LOADING else 0
+        return events.Seen(images, foreign)
+
+    def _act(self, action: Action) -> list[Event]:
+        name = action.name
+        if isinstance(action, events.Refuse | events.Delete):
+            if isinstance(action, events.Delete):
+                self._known.pop(name)
+            for ticket in self._tickets.pop(name, []):
+                ticket.error = self._refusal(action)
+            return []
+        digest = self._known[name][1]
+        if isinstance(action, events.Serve):
+            self._warm.touch(digest, self._tiers.entries[name].used)
+            for ticket in self._tickets.pop(name):
+                ticket.expert = self._hot[name]
+        elif isinstance(action, events.Cool):
+            del self._hot[name]
+        elif isinstance(action, events.Evict):
+            gone = self._warm.evict(digest)
+            return [events.Evicted(name) if gone else events.Kept(name)]
+        elif isinstance(action, events.Load):
+            return self._start_load(name, action.bytes, digest)
+        else:
+            return self._start_heat(name, digest)
+        return []
+
+    def _refusal(self, action: events.Refuse | events.Delete) -> Exception:
+        name = action.name
+        reason = action.reason if isinstance(action, events.Refuse) else Reason.UNKNOWN
+        if reason in (Reason.DAMAGED, Reason.FAILED):
+            return self._errors[name]
+        if reason is Reason.TOO_LARGE:
+            size = self._tiers.entries[name].bytes
+            return ExpertTooLarge(
+                f"expert {name} has {size} bytes, the tiers {self._tiers.warm_bytes} (warm) and "
+                f"{self._tiers.hot_bytes} (hot): enlarge warm_bytes and hot_bytes",
+                name,
+            )
+        return NoSuchExpert(f"{self._storage} has no expert {name}", name)
+
+    def _start_load(self, name: str, size: int, digest: str) -> list[Event]:
+        if self._warm.has(digest):  # another process loaded it while this one waited
+            return [events.Loaded(name)]
+        if self._warm.is_loading(digest):
+            self._jobs.append(_Job(name, lambda: self._await_other(name, digest)))
+            return []
+        try:
+            blank = self._warm.blank(digest, size)
+        except FireflyerError as error:
+            self._errors[name] = error
+            return [events.Failed(name, False)]
+        known = self._known[name][0]
+        self._jobs.append(_Job(name, lambda: self._load(name, known, digest, blank), blank))
+        return []
+
+    def _start_heat(self, name: str, digest: str) -> list[Event]:
+        mapping = self._warm.attach(digest)
+        if mapping is None:
+            return [events.Lost(name)]
+        if self._device.type == "cpu":
+            return [self._heat(name, mapping)]
+        self._jobs.append(_Job(name, lambda: self._heat(name, mapping)))
+        return []
+
+    # By the loader -------------------------------------------------------------------------------
+
+    def _heat(self, name: str, mapping: Any) -> Event:
+        where = f"{self._storage}/{self._known[name][0].file}"
+        try:
+            self._hot[name] = Expert(name, views(mapping, where, self._device))
+        except Corrupted as error:
+            self._errors[name] = DamagedExpert(f"expert {name} is damaged: {error}", name)
+            return events.Failed(name, True)
+        except Exception as error:  # noqa: BLE001  # a device's driver raises its own
+            self._errors[name] = error
+            return events.Failed(name, False)
+        return events.Heated(name)
+
+    def _load(self, name: str, known: Manifest, digest: str, blank: Blank) -> Event:
+        begin = time.monotonic()
+        try:
+            memory = blank.memory()
+            try:
+                folder.read_into(self._storage, name, known, memory)
+            finally:
+                memory.release()
+        except Exception as error:  # noqa: BLE001  # a caller waits for it
+            return self._not_loaded(name, known, blank, error)
+        with self._changed:
+            if self._closed:  # a caller's read that outlives the store
+                self._warm.forget(blank)
+                return events.Failed(name, False)
+            self._read_bytes += known.size
+            self._read_s += time.monotonic() - begin
+            with self._warm.locked():
+                self._warm.publish(blank, digest)
+                self._warm.touch(digest, time.time_ns())
+        return events.Loaded(name)
+
+    def _not_loaded(self, name: str, known: Manifest, blank: Blank, error: Exception) -> Event:
+        with self._changed:
+            self._warm.forget(blank)
+        if isinstance(error, DamagedExpert | NoSuchExpert):
+            try:
+                now = manifest.read(self._storage, name)
+            except FireflyerError as other:
+                error = other
+            else:
+                if now != known:  # removed and added again meanwhile
+                    with self._changed:
+                        self._known[name] = (now, now.digest(name))
+                    return events.Again(name, now.size)
+        self._errors[name] = error
+        return events.Failed(name, isinstance(error, DamagedExpert))
+
+    def _await_other(self, name: str, digest: str) -> Event:
+        """Waits while another process reads the same expert."""
+        with self._changed:
+            while not self._closed:
+                with self._warm.locked():
+                    if not self._warm.is_loading(digest):
+                        break
+                self._changed.wait(LOOK_S / 5)
+        # Again asks for it anew; what was published in between is seen first.
+        return events.Again(name, self._known[name][0].size)
+
+    def _next_job(self) -> _Job | None:
+        """Returns a job, one that a caller waits for before others; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._closed, LOOK_S * 100)
+            if not self._jobs or self._closed:
+                return None
+            waited = (job for job in self._jobs if self._tiers.entries[job.name].waiting)
+            chosen = next(waited, self._jobs[0])
+            self._jobs.remove(chosen)
+            return chosen
+
+    def _finish(self, event: Event) -> None:
+        with self._changed:
+            if not self._closed:
+                self._feed(event)
+
+    def _break(self, error: Exception) -> None:
+        """Refuses all callers, because the loader met an error that it does not know."""
+        with self._changed:
+            self._broken = error
+            for name, tickets in self._tickets.items():
+                for ticket in tickets:
+                    ticket.error = self._end_of_loader(name)
+            self._tickets.clear()
+            self._changed.notify_all()
+
+    def _end_of_loader(self, name: str) -> ExpertError:
+        why = f"the store's loader ended: {self._broken!r}; open another store"
+        failed = ExpertError(why, name)
+        failed.__cause__ = self._broken
+        return failed
+
+
+def _work(reference: "weakref.ref[Store]") -> None:
+    """Runs the jobs of a store until it is closed or forgotten."""
+    while (store := reference()) is not None and not store._closed and store._broken is None:
+        if (job := store._next_job()) is not None:
+            try:
+                store._finish(job.run())
+            except Exception as error:  # noqa: BLE001  # callers wait for this thread
+                store._break(error)
+        del store, job
+
+
+def _bytes(size: int | str) -> int:
+    try:
+        found = parse_size(size) if isinstance(size, str) else size
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if found < 1:
+        raise ConfigError(f"invalid size {size}: expected a number of bytes above zero")
+    return found
+
+
+def _default_folder(place: str | os.PathLike[str]) -> Path:
+    text = os.fspath(place)
+    if "://" not in text:
+        text = os.path.realpath(text)
+    key = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    root = TMPFS if TMPFS.is_dir() else Path(tempfile.gettempdir())
+    return root / f"fireflyer-experts-{os.geteuid()}-{key}"

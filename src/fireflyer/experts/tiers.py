@@ -1,0 +1,353 @@
+"""Tiers of a store as a function from state and event to actions: no I/O, no clock, no thread.
+
+        Wanted, Hinted          Loaded               Wanted, Hinted       Heated
+    COLD --------> LOADING -------------> WARM -----------------> HEATING -----> HOT
+     ^                | Failed             ^ Kept |                               |
+     |                v                    |      v    room for another           |
+     |             DAMAGED             EVICTING <-+-------------------------------+
+     +-------------------------------------+ Evicted
+
+Invariants, after each event:
+
+- The bytes of LOADING, WARM, HEATING, HOT and EVICTING, and foreign ones, exceed `warm_bytes` only
+  if others put them there; those of HEATING and HOT never exceed `hot_bytes`.
+- An expert that a caller holds is HOT. An expert that is held or waited for is not evicted.
+- At most one expert that no caller waits for is on its way, so a caller waits for at most one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from fireflyer.experts.events import (
+    Action,
+    Again,
+    Cool,
+    Delete,
+    Dropped,
+    Event,
+    Evict,
+    Evicted,
+    Failed,
+    Heat,
+    Heated,
+    Hinted,
+    Kept,
+    Known,
+    Load,
+    Loaded,
+    Lost,
+    Place,
+    Reason,
+    Refuse,
+    Released,
+    Seen,
+    Serve,
+    Wanted,
+    Withdrawn,
+)
+
+IN_WARM = frozenset((Place.LOADING, Place.WARM, Place.HEATING, Place.HOT, Place.EVICTING))
+IN_HOT = frozenset((Place.HEATING, Place.HOT))
+UNDER_WAY = frozenset((Place.LOADING, Place.HEATING))
+
+
+@dataclass(slots=True)
+class Entry:
+    """Knowledge of the tiers about one expert."""
+
+    bytes: int
+    place: Place = Place.COLD
+    used: int = 0
+    """Time of the last use."""
+    holders: int = 0
+    waiting: int = 0
+    stuck: bool = False
+    """Could not be evicted at the last attempt; tried again when warm memory has changed."""
+    dropped: bool = False
+    """Is to be deleted once it has left warm memory."""
+
+
+@dataclass
+class Counts:
+    """Numbers since the store was opened."""
+
+    hot_hits: int = 0
+    """Requests for an expert that was hot."""
+    warm_hits: int = 0
+    """Requests for an expert that was in warm memory."""
+    late: int = 0
+    """Requests for an expert that was on its way to warm memory."""
+    misses: int = 0
+    """Requests for an expert that was cold."""
+    loads: int = 0
+    prefetches: int = 0
+    """Loads that no caller waited for when they began."""
+    evictions: int = 0
+
+
+@dataclass
+class Tiers:
+    """State of all experts in one process. `step` changes it and returns what is to be done."""
+
+    warm_bytes: int
+    hot_bytes: int
+    ahead: int = 8
+    """Number of expected experts to load ahead; the hint beyond orders evictions only."""
+    entries: dict[str, Entry] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+    foreign_bytes: int = 0
+    expected: list[str] = field(default_factory=list)
+    """Rest of the hint: a served expert leaves it once."""
+    hints: dict[str, int] = field(default_factory=dict)
+    """First place of each expert in `expected`."""
+    queue: dict[str, None] = field(default_factory=dict)
+    """Experts that callers wait for, in the order of arrival."""
+
+    def step(self, event: Event) -> list[Action]:
+        actions: list[Action] = []
+        getattr(self, f"_{type(event).__name__.lower()}")(event, actions)
+        self._plan(actions)
+        return actions
+
+    def blocking(self) -> list[str]:
+        """Returns the experts that callers hold, which cannot make room."""
+        return [name for name, entry in self.entries.items() if entry.holders]
+
+    # Events --------------------------------------------------------------------------------------
+
+    def _known(self, event: Known, actions: list[Action]) -> None:
+        entry = self.entries.setdefault(event.name, Entry(event.bytes))
+        if entry.place in (Place.COLD, Place.DAMAGED):
+            entry.place, entry.bytes = Place.COLD, event.bytes
+
+    def _wanted(self, event: Wanted, actions: list[Action]) -> None:
+        entry = self.entries.get(event.name)
+        if entry is None:
+            actions.append(Refuse(event.name, Reason.UNKNOWN))
+            return
+        self._count(entry)
+        entry.used = event.now
+        entry.waiting += 1
+        self.queue.setdefault(event.name)
+
+    def _count(self, entry: Entry) -> None:
+        if entry.place is Place.HOT:
+            self.counts.hot_hits += 1
+        elif entry.place in (Place.WARM, Place.HEATING):
+            self.counts.warm_hits += 1
+        elif entry.place is Place.LOADING:
+            self.counts.late += 1
+        else:
+            self.counts.misses += 1
+
+    def _withdrawn(self, event: Withdrawn, actions: list[Action]) -> None:
+        entry = self.entries.get(event.name)
+        if entry is not None and entry.waiting:
+            entry.waiting -= 1
+            if not entry.waiting:
+                del self.queue[event.name]
+
+    def _released(self, event: Released, actions: list[Action]) -> None:
+        self.entries[event.name].holders -= 1
+
+    def _hinted(self, event: Hinted, actions: list[Action]) -> None:
+        self.expected = list(event.names)
+        self._number_hints()
+
+    def _number_hints(self) -> None:
+        self.hints = {}
+        for name in self.expected:
+            self.hints.setdefault(name, len(self.hints))
+
+    def _expect_no_more(self, name: str) -> None:
+        if name in self.hints:
+            self.expected = [other for other in self.expected if other != name]
+            self._number_hints()
+
+    def _seen(self, event: Seen, actions: list[Action]) -> None:
+        self.foreign_bytes = event.foreign_bytes
+        for name, entry in self.entries.items():
+            entry.stuck = False
+            there = event.images.get(name)
+            if there is None and entry.place is Place.WARM:
+                entry.place = Place.COLD
+            elif there is not None and entry.place is Place.COLD:
+                entry.place = Place.WARM
+            entry.used = max(entry.used, there or 0)
+
+    def _loaded(self, event: Loaded, actions: list[Action]) -> None:
+        self.entries[event.name].place = Place.WARM
+
+    def _failed(self, event: Failed, actions: list[Action]) -> None:
+        entry = self.entries[event.name]
+        entry.place = Place.DAMAGED if event.damaged else Place.COLD
+        self._expect_no_more(event.name)  # or it would be tried again at once
+        if not event.damaged:
+            self._refuse(event.name, Reason.FAILED, actions)
+
+    def _again(self, event: Again, actions: list[Action]) -> None:
+        entry = self.entries[event.name]
+        entry.place, entry.bytes = Place.COLD, event.bytes
+
+    def _heated(self, event: Heated, actions: list[Action]) -> None:
+        self.entries[event.name].place = Place.HOT
+
+    def _lost(self, event: Lost, actions: list[Action]) -> None:
+        self.entries[event.name].place = Place.COLD
+
+    def _evicted(self, event: Evicted, actions: list[Action]) -> None:
+        entry = self.entries[event.name]
+        entry.place = Place.COLD
+        self.counts.evictions += 1
+        if entry.dropped:
+            self._delete(event.name, actions)
+
+    def _kept(self, event: Kept, actions: list[Action]) -> None:
+        entry = self.entries[event.name]
+        entry.place, entry.stuck = Place.WARM, True
+        if entry.dropped:
+            entry.dropped = False
+            actions.append(Refuse(event.name, Reason.IN_USE))
+
+    def _dropped(self, event: Dropped, actions: list[Action]) -> None:
+        entry = self.entries.get(event.name)
+        if entry is None:
+            actions.append(Refuse(event.name, Reason.UNKNOWN))
+            return
+        busy = entry.place in UNDER_WAY or entry.place is Place.EVICTING
+        if busy or entry.holders or entry.waiting:
+            actions.append(Refuse(event.name, Reason.IN_USE))
+        elif entry.place in (Place.COLD, Place.DAMAGED):
+            self._delete(event.name, actions)
+        else:
+            entry.dropped = True
+            self._evict(event.name, actions)
+
+    def _delete(self, name: str, actions: list[Action]) -> None:
+        del self.entries[name]
+        self._expect_no_more(name)
+        actions.append(Delete(name))
+
+    # Plan ----------------------------------------------------------------------------------------
+
+    def _plan(self, actions: list[Action]) -> None:
+        for name in list(self.queue):
+            self._advance(name, actions)
+        if not self.queue and self.hints:
+            self._prefetch(actions)
+
+    def _advance(self, name: str, actions: list[Action]) -> None:
+        entry = self.entries[name]
+        if entry.place is Place.DAMAGED:
+            self._refuse(name, Reason.DAMAGED, actions)
+        elif entry.bytes > min(self.warm_bytes, self.hot_bytes):
+            self._refuse(name, Reason.TOO_LARGE, actions)
+        elif entry.place is Place.HOT:
+            entry.holders += entry.waiting
+            actions.append(Serve(name, entry.waiting))
+            entry.waiting = 0
+            del self.queue[name]
+            if name in self.hints:
+                self.expected.remove(name)
+                self._number_hints()
+        elif entry.place is Place.WARM:
+            self._heat(name, self._victims(name), actions)
+        elif entry.place is Place.COLD:
+            self._load(name, self._victims(name), actions)
+
+    def _prefetch(self, actions: list[Action]) -> None:
+        """Brings the first hinted expert that is cold to warm memory, and the very first one on."""
+        if any(entry.place in UNDER_WAY for entry in self.entries.values()):
+            return
+        for name, turn in self.hints.items():
+            if turn >= self.ahead:
+                return
+            entry = self.entries.get(name)
+            if entry is None or entry.bytes > min(self.warm_bytes, self.hot_bytes):
+                continue
+            first = turn == 0 and entry.place is Place.WARM and not entry.dropped
+            if first and self._heat(name, self._victims(name, last=0), actions):
+                return
+            if entry.place is Place.EVICTING:
+                return
+            if entry.place is Place.COLD:
+                self._load(name, self._victims(name, last=turn), actions)
+                return
+
+    def _victims(self, name: str, last: int | None = None) -> list[str]:
+        """Returns who may make room for an expert, the first one first.
+
+        Those that no hint names go first, the least recently used before others; then those that
+        are hinted for the latest.
+
+        Args:
+            last: place in the hint; experts hinted up to here stay. None: the expert is waited for.
+        """
+        found = []
+        for other, entry in self.entries.items():
+            turn = self.hints.get(other)
+            if other == name or entry.holders or entry.waiting or entry.stuck or entry.dropped:
+                continue
+            if entry.place not in (Place.WARM, Place.HOT):
+                continue
+            if last is not None and turn is not None and turn <= last:
+                continue
+            found.append(((turn is not None, -(turn or 0), entry.used), other))
+        return [other for _, other in sorted(found)]
+
+    def _heat(self, name: str, victims: list[str], actions: list[Action]) -> bool:
+        """Begins to bring an expert to the hot tier; False without room for it."""
+        entry = self.entries[name]
+        needed = self._bytes(IN_HOT) + entry.bytes - self.hot_bytes
+        hot = [other for other in victims if self.entries[other].place is Place.HOT]
+        chosen = list(self._enough(hot, needed))
+        if needed > sum(self.entries[other].bytes for other in chosen):
+            return False
+        for other in chosen:
+            self._cool(other, actions)
+        entry.place = Place.HEATING
+        actions.append(Heat(name))
+        return True
+
+    def _load(self, name: str, victims: list[str], actions: list[Action]) -> None:
+        entry = self.entries[name]
+        leaving = self._bytes(frozenset((Place.EVICTING,)))
+        needed = self._bytes(IN_WARM) + self.foreign_bytes + entry.bytes - self.warm_bytes
+        if needed <= 0:
+            entry.place = Place.LOADING
+            self.counts.loads += 1
+            self.counts.prefetches += not entry.waiting
+            actions.append(Load(name, entry.bytes))
+            return
+        chosen = list(self._enough(victims, needed - leaving))
+        if needed - leaving > sum(self.entries[other].bytes for other in chosen):
+            return
+        for other in chosen:
+            self._evict(other, actions)
+
+    def _enough(self, victims: list[str], needed: int) -> Iterator[str]:
+        for name in victims:
+            if needed <= 0:
+                return
+            needed -= self.entries[name].bytes
+            yield name
+
+    def _cool(self, name: str, actions: list[Action]) -> None:
+        self.entries[name].place = Place.WARM
+        actions.append(Cool(name))
+
+    def _evict(self, name: str, actions: list[Action]) -> None:
+        if self.entries[name].place is Place.HOT:
+            self._cool(name, actions)
+        self.entries[name].place = Place.EVICTING
+        actions.append(Evict(name))
+
+    def _refuse(self, name: str, reason: Reason, actions: list[Action]) -> None:
+        entry = self.entries[name]
+        entry.waiting = 0
+        if name in self.queue:
+            del self.queue[name]
+            actions.append(Refuse(name, reason))
+
+    def _bytes(self, places: frozenset[Place]) -> int:
+        return sum(entry.bytes for entry in self.entries.values() if entry.place in places)

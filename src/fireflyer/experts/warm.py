@@ -1,0 +1,343 @@
+"""Warm memory: verified images of experts in a folder of a tmpfs, shared by the stores of a node.
+
+    lock                     held (flock) around each change of the folder
+    stores                   held shared by each open store; the last one removes the folder
+    DIGEST                   an image: the bytes of an expert's file. Never written to
+    DIGEST.PID-N.loading     bytes that are being read, or pages to be used again
+
+A process that maps an image holds it shared (flock), as long as any view on the mapping lives: a
+mapping duplicates the descriptor. A process that loads holds its file exclusively. Locks go with
+their process, so a file `.loading` without a lock was left by a killed process, and is removed. An
+image gets its name after its checksums matched, so no process ever sees an incomplete one.
+
+Thread contract: `locked` by one thread of a process at a time; all else within it, except for the
+methods of a Blank, which belongs to one thread.
+"""
+
+import contextlib
+import fcntl
+import itertools
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fireflyer.errors import ConfigError, StorageError
+from fireflyer.storage.protocol import failure_of
+
+LOADING = ".loading"
+_RESERVED = ("lock", "stores")
+_counter = itertools.count()
+
+
+class Found(NamedTuple):
+    """Content of the folder."""
+
+    images: dict[str, tuple[int, int]]
+    """Bytes, and time of the last use in ns, by digest."""
+    loading: dict[str, int]
+    """Bytes that live processes are reading, by file name, without those of this object."""
+
+
+class Blank:
+    """Memory of an image that is being made: writable, shared, and without a name that others look for."""
+
+    def __init__(self, path: Path, fd: int, mapping: mmap.mmap | None, present: int) -> None:
+        """Takes over the descriptor, which holds its file exclusively.
+
+        Args:
+            present: bytes whose pages exist.
+        """
+        self.path, self._fd, self._present = path, fd, present
+        self._mapping = mapping
+        self.bytes = 0
+
+    def resize(self, size: int) -> None:
+        """Reserves this size for the folder's sum. No page is allocated yet."""
+        os.ftruncate(self._fd, size)
+        self._present = min(self._present, size)
+        self.bytes = size
+
+    def memory(self) -> memoryview:
+        """Allocates all pages and returns them.
+
+        Raises:
+            NoSpace: the tmpfs is full. StorageError: it cannot be mapped.
+        """
+        try:
+            if self.bytes > self._present:
+                os.posix_fallocate(self._fd, self._present, self.bytes - self._present)
+                self._present = self.bytes
+            if self._mapping is None or len(self._mapping) < self.bytes:
+                self._mapping = mmap.mmap(self._fd, self.bytes)
+        except OSError as error:
+            raise failure_of("make warm memory", self.path, error) from error
+        return memoryview(self._mapping)[: self.bytes]
+
+    def discard(self) -> None:
+        """Removes the file. Its pages go with the last mapping."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the file; it stays."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self._mapping = None
+
+    def hold(self) -> bool:
+        """Holds the file exclusively again; False if a process maps it."""
+        return _flock(self._fd, fcntl.LOCK_EX)
+
+    def share(self) -> None:
+        """Lets others hold the file."""
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    @property
+    def mapped(self) -> bool:
+        return self._mapping is not None
+
+    def is_at(self, path: Path) -> bool:
+        """Returns whether this is the name of the file."""
+        return _is_at(self._fd, path)
+
+
+class WarmFolder:
+    """One store's access to warm memory."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the folder, and makes it if it is missing.
+
+        Raises:
+            ConfigError: it belongs to another user, or others may write to it.
+            StorageError: it cannot be made.
+        """
+        self.path = path
+        self._pid = os.getpid()
+        self._own: dict[str, Blank] = {}
+        """Images that this object made: their mappings are used again after their eviction."""
+        self._spare: Blank | None = None
+        self._making: set[str] = set()
+        try:
+            while not self._opened():
+                pass  # the last store of before removed the folder meanwhile
+        except OSError as error:
+            raise failure_of("make warm memory", path, error) from error
+
+    def _opened(self) -> bool:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.ExitStack() as undo, contextlib.suppress(FileNotFoundError):
+            _check(self.path)
+            self._lock = os.open(self.path / "lock", _CREATE, 0o600)
+            undo.callback(os.close, self._lock)
+            self._stores = os.open(self.path / "stores", _CREATE, 0o600)
+            undo.callback(os.close, self._stores)
+            fcntl.flock(self._stores, fcntl.LOCK_SH)
+            if _is_at(self._lock, self.path / "lock") and _is_at(
+                self._stores, self.path / "stores"
+            ):
+                undo.pop_all()
+                return True
+        return False
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from changing the folder."""
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def found(self) -> Found:
+        """Looks at the folder, and removes what killed processes left."""
+        images: dict[str, tuple[int, int]] = {}
+        loading: dict[str, int] = {}
+        for entry in os.scandir(self.path):
+            if entry.name in _RESERVED:
+                continue
+            status = entry.stat()
+            if not entry.name.endswith(LOADING):
+                images[entry.name] = (status.st_size, status.st_mtime_ns)
+            elif entry.name not in self._making and not self._swept(entry.name):
+                loading[entry.name] = status.st_size
+        for digest in self._own.keys() - images.keys():
+            self._own.pop(digest).close()  # evicted by another process
+        return Found(images, loading)
+
+    def _swept(self, name: str) -> bool:
+        """Removes a file that no process holds.
+
+        Its pages are not used again: a request of the killed process may still write to them.
+        """
+        try:
+            fd = os.open(self.path / name, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        try:
+            if not _flock(fd, fcntl.LOCK_EX):
+                return False
+            os.unlink(self.path / name)
+            return True
+        finally:
+            os.close(fd)
+
+    def has(self, digest: str) -> bool:
+        """Returns whether an image is there."""
+        return (self.path / digest).exists()
+
+    def is_loading(self, digest: str) -> bool:
+        """Returns whether another process is reading this image."""
+        return any(name.startswith(digest + ".") for name in self.found().loading)
+
+    def blank(self, digest: str, size: int) -> Blank:
+        """Returns memory for an image; pages of an evicted one, if there are any.
+
+        Raises:
+            StorageError: the file cannot be made.
+        """
+        name = f"{digest}.{os.getpid()}-{next(_counter)}{LOADING}"
+        path = self.path / name
+        try:
+            if self._spare is not None:
+                made, self._spare = self._spare, None
+                os.rename(made.path, path)
+                self._making.discard(made.path.name)
+                made.path = path
+            else:
+                fd = os.open(path, _CREATE | os.O_EXCL, 0o600)
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                made = Blank(path, fd, None, 0)
+            made.resize(size)
+        except OSError as error:
+            raise failure_of("make warm memory", path, error) from error
+        self._making.add(name)
+        return made
+
+    def publish(self, blank: Blank, digest: str) -> None:
+        """Gives verified memory its name."""
+        if self.has(digest):  # another process was faster
+            self.forget(blank)
+            return
+        os.rename(blank.path, self.path / digest)
+        self._making.discard(blank.path.name)
+        blank.path = self.path / digest
+        blank.share()
+        self._own[digest] = blank
+
+    def forget(self, blank: Blank) -> None:
+        """Removes memory that does not become an image."""
+        self._making.discard(blank.path.name)
+        blank.discard()
+
+    def drop_spare(self) -> None:
+        """Removes pages of an evicted image that no new one has used."""
+        if self._spare is not None:
+            self.forget(self._spare)
+            self._spare = None
+
+    def attach(self, digest: str) -> mmap.mmap | None:
+        """Maps an image, which stays as long as a view on the mapping lives; None without it.
+
+        The mapping is private: bytes written to it stay in this process.
+        """
+        try:
+            fd = os.open(self.path / digest, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            return mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+        finally:
+            os.close(fd)
+
+    def touch(self, digest: str, now: int) -> None:
+        """Notes a use, for all stores."""
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(self.path / digest, ns=(now, now))
+
+    def evict(self, digest: str) -> bool:
+        """Removes an image; False if a mapping of it lives in some process."""
+        path = self.path / digest
+        blank = self._own.pop(digest, None)
+        if blank is None or not blank.is_at(path):
+            if blank is not None:
+                blank.close()
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return True
+            blank = Blank(path, fd, None, os.fstat(fd).st_size)
+        if not blank.hold():
+            if blank.mapped:
+                self._own[digest] = blank
+            else:
+                blank.close()
+            return False
+        if blank.mapped and self._spare is None:
+            spare = self.path / f"spare.{os.getpid()}-{next(_counter)}{LOADING}"
+            os.rename(path, spare)
+            blank.path = spare
+            self._making.add(spare.name)
+            self._spare = blank
+        else:
+            blank.discard()
+        return True
+
+    def close(self) -> None:
+        """Leaves the folder; the last store removes it. Mappings of images stay valid."""
+        if os.getpid() != self._pid:  # a forked child shares the locks with its parent
+            return
+        with self.locked():
+            self.drop_spare()
+            for blank in self._own.values():
+                blank.close()
+            self._own.clear()
+            if _flock(self._stores, fcntl.LOCK_EX):
+                self._remove()
+        self._close()
+
+    def _remove(self) -> None:
+        for name in (*self.found().images, *_RESERVED):
+            os.unlink(self.path / name)
+        with contextlib.suppress(OSError):  # a file of another program
+            os.rmdir(self.path)
+
+    def _close(self) -> None:
+        os.close(self._stores)
+        os.close(self._lock)
+
+
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def _flock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Returns whether the path is still the name of the open file."""
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    here = os.fstat(fd)
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _check(path: Path) -> None:
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        raise StorageError(f"cannot use {path} as warm memory: it is no folder")
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise ConfigError(
+            f"cannot use {path} as warm memory: it must be yours, and others must not write to it"
+        )
