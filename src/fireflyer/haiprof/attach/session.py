@@ -142,6 +142,10 @@ class Session:
             raise ProfileError(f"{folder} is not a private folder of this user: remove it")
         self.target.signal_number()
         path = socket_path(self.target.pid, uid)
+        if _is_connected(path):
+            raise ProfileError(
+                f"process {self.target.pid} is being profiled by another haiprof: wait for its end"
+            )
         with socket.socket(socket.AF_UNIX) as listener:
             _bind(listener, path, self.target.pid)
             try:
@@ -243,6 +247,17 @@ class Session:
                 stacks=stacks,
                 weights=weights,
             )
+
+
+def _is_connected(path: Path) -> bool:
+    """Returns whether a session with the process of this meeting socket is in progress."""
+    connected, number = "03", 5
+    with contextlib.suppress(OSError), open("/proc/net/unix") as file:
+        for line in file:
+            words = line.split(maxsplit=7)
+            if len(words) == 8 and words[number] == connected and words[7].rstrip() == str(path):
+                return True
+    return False
 
 
 def _bind(listener: socket.socket, path: Path, pid: int) -> None:
