@@ -379,6 +379,26 @@ def test_a_module_that_is_hooked_compiles_whole(clock: Clock) -> None:
         assert torch.equal(compiled(torch.ones(2)), outer(torch.ones(2)))
 
 
+def test_scripted_traced_and_closed_modules_are_called_as_ever(clock: Clock) -> None:
+    class Closed(type):
+        def __setattr__(cls, name: str, value: Any) -> None:
+            raise TypeError("closed")
+
+    class Root(nn.Linear, metaclass=Closed):
+        pass
+
+    closed, x = Root(2, 2), torch.ones(2, 2)
+    with pytest.warns(DeprecationWarning):
+        scripted = torch.jit.script(nn.Linear(2, 2))
+    modules = [torch.fx.symbolic_trace(nn.Linear(2, 2)), scripted, closed]
+    before = [module(x) for module in modules]
+    with hooked() as hooks:
+        for _ in range(3):
+            assert all(torch.equal(m(x), y) for m, y in zip(modules, before, strict=True))
+        assert hooks.roots.modules == modules
+    assert all(torch.equal(m(x), y) for m, y in zip(modules, before, strict=True))
+
+
 def test_a_hook_passes_for_its_function() -> None:
     def add(a: int, b: int = 2, *, c: int = 3) -> int:
         """Adds."""

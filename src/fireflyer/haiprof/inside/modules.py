@@ -139,6 +139,9 @@ class RootModules:
             return
         function = vars(module)["_compiled_call_impl"] if owner is module else owner._call_impl
         hook = timed(self._buffer.log, function, FORWARD, self._label(module), outermost=True)
-        placed = self._hooks[id(owner)] = Replacement(owner, "_compiled_call_impl", hook)
+        try:
+            placed = self._hooks[id(owner)] = Replacement(owner, "_compiled_call_impl", hook)
+        except (AttributeError, TypeError):  # a class that takes no attributes
+            return
         if not self._buffer.active:
             placed.undo()
