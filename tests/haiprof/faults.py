@@ -42,7 +42,7 @@ EXPECTED = {
 OF_A_RANK = ("cpu", "disk", "network", "lock", "leak")
 SAMPLE_BYTES, BATCH = 64 << 10, 4
 PRIORITY = 10
-"""Priority of ranks over other programs of the machine, whose load is none of the injected faults."""
+"""Priority of ranks, and of what competes with them, over other programs of the machine."""
 
 BLKIO = Path("/sys/fs/cgroup/blkio")
 
@@ -127,8 +127,7 @@ def train(rank: int, lab: Lab, fault: Fault, folder: Path) -> None:
         RANK=str(rank), WORLD_SIZE=str(RANKS), GLOO_SOCKET_IFNAME=host.interface
     )  # fmt: skip
     prepare()
-    if fault.kind != "cpu" or not fault.hits(rank):
-        os.setpriority(os.PRIO_PROCESS, 0, -PRIORITY)
+    os.setpriority(os.PRIO_PROCESS, 0, -PRIORITY)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     store = dist.FileStore(str(folder / "store"), RANKS)
@@ -174,6 +173,7 @@ def _fork(body: Any) -> Iterator[int]:
 
 
 def _spin() -> None:
+    os.setpriority(os.PRIO_PROCESS, 0, -PRIORITY)
     while True:
         pass
 
@@ -230,8 +230,8 @@ def run(fault: Fault, seconds: float) -> list[Finding]:
         for rank in range(RANKS):
             body = lambda rank=rank: train(rank, lab, fault, folder)  # noqa: E731
             pids.append(stack.enter_context(_fork(body)))
-        inject(stack, fault, lab, pids)
         until(lambda: all(is_prepared(pid) for pid in pids))
+        inject(stack, fault, lab, pids)
         attached = collect(pids, Options(seconds=seconds, from_first_step=True, timeout_s=60))
         for one in attached:
             if one.session.failure:

@@ -388,7 +388,7 @@ def test_scripted_traced_and_closed_modules_are_called_as_ever(clock: Clock) -> 
         pass
 
     closed, x = Root(2, 2), torch.ones(2, 2)
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match=r"jit\.script"):
         scripted = torch.jit.script(nn.Linear(2, 2))
     modules = [torch.fx.symbolic_trace(nn.Linear(2, 2)), scripted, closed]
     before = [module(x) for module in modules]
