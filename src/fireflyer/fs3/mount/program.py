@@ -56,7 +56,9 @@ def mounted_at(directory: str) -> MountPoint | None:
 
 
 def real(directory: str) -> str:
-    """Returns the absolute path; does not look at the directory itself, which may be a dead mount."""
+    """Returns the absolute path without symbolic links; the directory may be a dead mount."""
+    if os.path.islink(directory):
+        return os.path.realpath(directory)
     parent, name = os.path.split(os.path.abspath(directory))
     return os.path.join(os.path.realpath(parent), name)
 
