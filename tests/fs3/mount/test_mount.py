@@ -52,6 +52,13 @@ def test_programs_see_what_the_client_wrote_and_the_other_way(place: Path, fs: C
     assert [f.name for _, _, names in os.walk(place) for f in map(Path, names)] == ["other", "file"]
 
 
+def test_a_mount_goes_before_the_programs_that_wait_for_it(mounted: Mounted) -> None:
+    threads = os.listdir(f"/proc/{mounted.process.pid}/task")
+    assert len(threads) > program.THREADS
+    niceness = [os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in threads]
+    assert set(niceness) == {program.NICENESS}
+
+
 def test_names_links_and_attributes(place: Path) -> None:
     (place / "a").write_bytes(b"one")
     os.link(place / "a", place / "b")
