@@ -30,7 +30,7 @@ DEADLINE_S = 300.0
 READ_AHEAD_KIB = 4096
 """Bytes that the kernel reads before a program asks for them; its default of 128 KiB is small."""
 NICENESS = -10
-"""Of the mount's threads: a program waits for them, so they go before other programs."""
+"""Priority of the mount's threads: programs wait for them."""
 MNT_DETACH = 2
 MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 2, 4, 32, 4096
 
