@@ -286,6 +286,41 @@ def test_functorch_gets_torchs_operators() -> None:
     assert torch.equal(torch.vmap(mine[0].act)(x), model[0].act(x))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_traces_have_torchs_operators() -> None:
+    model, x = images()
+    mine = hn.to_hfai(copy.deepcopy(model)).eval()
+    expected = model.eval()(x)
+    assert torch.equal(torch.jit.trace(mine, x)(x), expected)
+    layers: Any = hn.to_hfai(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.RMSNorm(4)))
+    its = hn.to_torch(copy.deepcopy(layers))
+    tangents = []
+    for each in (layers, its):
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(torch.ones(3, 4), torch.ones(3, 4))
+            tangents.append(torch.autograd.forward_ad.unpack_dual(each(dual)).tangent)
+    assert torch.equal(*tangents)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_inference_mode(name: str) -> None:
+    model, x = MODELS[name][0]()
+    mine = hn.to_hfai(copy.deepcopy(model))
+    with torch.inference_mode():
+        assert torch.equal(mine(x), model(x))
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_modules_that_have_seen_no_input_are_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    model = hn.to_hfai(nn.Sequential(nn.ReLU(), nn.LazyLinear(3)), verbose=True)
+    assert "left alone, it has seen no input yet: 1 (LazyLinear)" in capsys.readouterr().err
+    x = torch.randn(5, 4)
+    y = model(x)
+    assert y.shape == (5, 3)
+    assert torch.equal(hn.to_hfai(model)(x), y)
+    assert type(model[1]) is not nn.Linear
+
+
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 def test_a_compiled_model_has_no_graph_break() -> None:

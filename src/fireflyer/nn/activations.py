@@ -9,18 +9,24 @@ from torch.nn.functional import leaky_relu as torch_leaky_relu
 from torch.nn.functional import relu as torch_relu
 from torch.nn.functional import relu6 as torch_relu6
 
-from fireflyer.nn import native
+from fireflyer.nn.backend import bits_for, dense, fills, kernels, laid_out_as, takes
 from fireflyer.nn.recipe import Recipe, attach, plain, recipe_of
 
 _RELU, _RELU6, _LEAKY = 0, 1, 2
 
 
+def _kernels(x: Tensor) -> Any:
+    found = kernels("relu", x)  # those of all operators here
+    assert found is not None
+    return found
+
+
 class _Activation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, kind: int, slope: float, inplace: bool) -> Tensor:
-        bits = native.bits_for(x)
+        bits = bits_for(x)
         y = x if inplace else torch.empty_like(x)
-        native.activate(kind, x, y, bits, slope)
+        _kernels(x).activate(kind, x, y, bits, slope)
         ctx.save_for_backward(bits)
         ctx.leaking, ctx.slope, ctx.stride = kind == _LEAKY, slope, y.stride()
         if inplace:
@@ -30,7 +36,7 @@ class _Activation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
         (bits,) = ctx.saved_tensors
-        g = native.laid_out_as(g, ctx.stride)
+        g = laid_out_as(g, ctx.stride)
         dx = _Selection.apply(g, bits, ctx.leaking, ctx.slope)  # type: ignore[no-untyped-call]
         return dx, None, None, None
 
@@ -42,19 +48,20 @@ class _Selection(torch.autograd.Function):
     def forward(ctx: Any, g: Tensor, bits: Tensor, leaking: bool, slope: float) -> Tensor:
         ctx.save_for_backward(bits)
         ctx.leaking, ctx.slope, ctx.stride = leaking, slope, g.stride()
-        return native.select(leaking, g, bits, slope)
+        dx: Tensor = _kernels(g).select(leaking, g, bits, slope)
+        return dx
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
         (bits,) = ctx.saved_tensors
-        g = native.laid_out_as(g, ctx.stride)
+        g = laid_out_as(g, ctx.stride)
         dg = _Selection.apply(g, bits, ctx.leaking, ctx.slope)  # type: ignore[no-untyped-call]
         return dg, None, None, None
 
 
 def _activated(kind: int, x: Tensor, slope: float, inplace: bool) -> Tensor:
     recipe = recipe_of(x)
-    filled = native.dense(x)
+    filled = dense(x)
     result: Tensor = _Activation.apply(  # type: ignore[no-untyped-call]
         filled, kind, slope, inplace and filled is x
     )
@@ -72,9 +79,9 @@ def _packs(name: str, x: Tensor, inplace: bool, strict: bool) -> bool:
     """Tells whether bits are worth keeping: a gradient will be asked for, and kernels exist."""
     if plain() or not (torch.is_grad_enabled() and x.requires_grad):
         return False
-    if inplace and (x.is_leaf or not native.fills(x)):
+    if inplace and (x.is_leaf or not fills(x)):
         return False  # a leaf is torch's own error
-    return native.takes(name, x, strict)
+    return takes(name, x, strict)
 
 
 def relu(input: Tensor, inplace: bool = False, *, strict: bool = False) -> Tensor:
@@ -118,7 +125,7 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
-        g = native.laid_out_as(g, ctx.stride)
+        g = laid_out_as(g, ctx.stride)
         dx = _Dropout.apply(g, ctx.seed, ctx.p, False)  # type: ignore[no-untyped-call]
         return dx, None, None, None
 
@@ -126,7 +133,7 @@ class _Dropout(torch.autograd.Function):
 def _drop(x: Tensor, y: Tensor, seed: int, p: float) -> Tensor:
     # torch divides a mask of ones by 1 - p in the element type.
     scale = torch.ones((), dtype=x.dtype, device="cpu").div_(1 - p).item()
-    native.drop(x, y, seed, min(round(p * 2**32), 2**32 - 1), scale)
+    _kernels(x).drop(x, y, seed, min(round(p * 2**32), 2**32 - 1), scale)
     return y
 
 
@@ -148,14 +155,14 @@ def dropout(
         ValueError: `p` is not between 0 and 1.
         ConfigError: `strict` is set, and there is no kernel for the dtype or the device.
     """
-    own = training and 0 < p < 1 and not (inplace and not native.fills(input))
+    own = training and 0 < p < 1 and not (inplace and not fills(input))
     if plain() or not own or (inplace and input.is_leaf and input.requires_grad):
         return torch_dropout(input, p, training, inplace)
-    if not native.takes("dropout", input, strict):
+    if not takes("dropout", input, strict):
         return torch_dropout(input, p, training, inplace)
     seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_().item())
     recipe = recipe_of(input)
-    filled = native.dense(input)
+    filled = dense(input)
     result: Tensor = _Dropout.apply(  # type: ignore[no-untyped-call]
         filled, seed, p, inplace and filled is input
     )
@@ -165,7 +172,7 @@ def dropout(
     stride = filled.stride()
 
     def again(value: Tensor) -> Tensor:
-        value = native.laid_out_as(value, stride)
+        value = laid_out_as(value, stride)
         return _drop(value, torch.empty_like(value), seed, p)
 
     return attach(result, Recipe(again, recipe))

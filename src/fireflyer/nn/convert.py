@@ -25,12 +25,14 @@ class Replaced:
     Attributes:
         counts: number of replaced modules by class.
         left: names of modules that were left alone, because their forward is their own.
+        lazy: names of modules that were left alone, because they have seen no input yet.
         before: bytes kept for backward by torch's modules; None without example inputs.
         after: bytes kept for backward by ours; None without example inputs.
     """
 
     counts: Counter[str]
     left: tuple[str, ...]
+    lazy: tuple[str, ...] = ()
     before: Saved | None = None
     after: Saved | None = None
 
@@ -38,6 +40,7 @@ class Replaced:
         count = ", ".join(f"{number} {name}" for name, number in sorted(self.counts.items()))
         lines = [f"to_hfai: replaced {count or 'nothing'}"]
         lines += [f"to_hfai: left alone, its forward is its own: {name}" for name in self.left]
+        lines += [f"to_hfai: left alone, it has seen no input yet: {name}" for name in self.lazy]
         if self.before and self.after:
             was, now = self.before.bytes, self.after.bytes
             share = f" ({now / was:.2f}x)" if was else ""
@@ -78,7 +81,7 @@ def to_hfai(
     """
     before = saved(model, *example) if verbose and example else None
     counts: Counter[str] = Counter()
-    left = []
+    left, lazy = [], []
     for name, module in model.named_modules():
         if modules.is_ours(module):
             continue
@@ -88,11 +91,13 @@ def to_hfai(
             counts[type(module).__name__] += 1
             module.__class__ = ours
             module.__dict__.update(zip(modules.MARKS, (strict, recompute_linear), strict=True))
+        elif modules.uninitialized(module):
+            lazy.append(f"{name} ({type(module).__name__})")
         elif modules.overrides(module):
             left.append(f"{name} ({type(module).__name__})")
     if verbose:
         after = saved(model, *example) if example else None
-        print(Replaced(counts, tuple(left), before, after), file=sys.stderr)  # noqa: T201
+        print(Replaced(counts, tuple(left), tuple(lazy), before, after), file=sys.stderr)  # noqa: T201
     return model
 
 

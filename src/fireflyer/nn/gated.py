@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu as torch_silu
 
-from fireflyer.nn import native
-from fireflyer.nn.native import fills, laid_out_as
+from fireflyer.nn.backend import agreeing, fills, laid_out_as
 from fireflyer.nn.once import once
 from fireflyer.nn.recipe import Recipe, attach, keep, plain, source
 
@@ -25,13 +24,16 @@ class _SwiGlu(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
         a, b = ctx.saved_tensors
         g = laid_out_as(g, a.stride())
-        if native.gates(a):
-            return native.swiglu_backward(g, a, b)
+        if (kernels := agreeing("swiglu", a)) is not None:
+            found: tuple[Tensor, Tensor] = kernels.swiglu_backward(g, a, b)
+            return found
         return torch.ops.aten.silu_backward(g * b, a), torch_silu(a).mul_(g)
 
 
 def _swiglu(a: Tensor, b: Tensor) -> Tensor:
-    return native.swiglu(a, b) if native.gates(a) else torch_silu(a).mul_(b)
+    kernels = agreeing("swiglu", a)
+    y: Tensor = torch_silu(a).mul_(b) if kernels is None else kernels.swiglu(a, b)
+    return y
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:

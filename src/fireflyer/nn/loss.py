@@ -12,7 +12,7 @@ from torch.nn.functional import linear as torch_linear
 from torch.nn.functional import linear_cross_entropy as torch_linear_cross_entropy
 from torch.nn.functional import nll_loss as torch_nll_loss
 
-from fireflyer.nn.native import refuse
+from fireflyer.nn.backend import kernels, refuse
 from fireflyer.nn.once import once
 from fireflyer.nn.recipe import plain
 
@@ -49,7 +49,7 @@ class _Blocks:
         product, soft = types
         self.x, self.weight = x.to(product), weight.to(product)
         self.bias = None if bias is None else bias.to(product)
-        self.target, self.valid = target, target != ignored
+        self.target, self.valid, self.ignored = target, target != ignored, ignored
         self.dx = torch.empty_like(x) if needed[0] else None
         sums = torch.float32 if product.itemsize < 4 else product
         dw = torch.zeros(weight.shape, dtype=sums, device=x.device) if needed[1] else None
@@ -76,16 +76,13 @@ class _Blocks:
     ) -> None:  # fmt: skip
         x = self.x[span]
         logits = torch_linear(x, self.weight, self.bias).to(soft)
-        logs = torch.log_softmax(logits, -1)
-        valid = self.valid[span, None]
-        places = self.target[span, None].where(valid, 0)
-        picked[span] = logs.gather(1, places)[:, 0]
+        if (twin := kernels("linear_cross_entropy", logits)) is not None:
+            some = self.target[span].contiguous()
+            twin.cross_entropy(logits, some, picked[span], self.ignored, self.share, g is not None)
+        else:
+            self._softmax(span, logits, picked, g)
         if g is None:
             return
-        given = g[: len(x)]
-        given.scatter_(1, places, valid.to(soft) * self.share)
-        torch.ops.aten._log_softmax_backward_data.out(given, logs, -1, soft, out=logits)
-        given.scatter_(1, places, 0)
         d = logits.to(x.dtype)
         if self.dx is not None:
             self.dx[span] = d @ self.weight
@@ -96,6 +93,19 @@ class _Blocks:
                 dw += d.t() @ x
         if db is not None:
             db += d.sum(0)
+
+    def _softmax(self, span: slice, logits: Tensor, picked: Tensor, g: Tensor | None) -> None:
+        """Writes the targets' log-probabilities to `picked`; logits become their own gradients."""
+        logs = torch.log_softmax(logits, -1)
+        valid = self.valid[span, None]
+        places = self.target[span, None].where(valid, 0)
+        picked[span] = logs.gather(1, places)[:, 0]
+        if g is None:
+            return
+        given, soft = g[: len(logits)], logits.dtype
+        given.scatter_(1, places, valid.to(soft) * self.share)
+        torch.ops.aten._log_softmax_backward_data.out(given, logs, -1, soft, out=logits)
+        given.scatter_(1, places, 0)
 
 
 def linear_cross_entropy(

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, autocast, float32, nn
 from torch.nn.functional import batch_norm as torch_batch_norm
 from torch.nn.functional import linear as torch_linear
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from fireflyer.nn import functional
 from fireflyer.nn.pointwise import lowered, run_again
@@ -225,6 +226,8 @@ _MIXED: dict[type[nn.Module], type[nn.Module]] = {}
 def counterpart(module: nn.Module) -> type[nn.Module] | None:
     """Returns our class for a module; None if there is none, or if its forward is not torch's."""
     theirs = type(module)
+    if uninitialized(module):
+        return None
     if theirs in CLASSES:
         return CLASSES[theirs]
     name = f"{theirs.__module__}.{theirs.__qualname__}"
@@ -234,6 +237,11 @@ def counterpart(module: nn.Module) -> type[nn.Module] | None:
         if isinstance(module, base) and theirs.forward is base.forward:
             return _mixed(ours, theirs)
     return None
+
+
+def uninitialized(module: nn.Module) -> bool:
+    """Returns whether a module changes its class when it sees its first input."""
+    return isinstance(module, LazyModuleMixin)
 
 
 def overrides(module: nn.Module) -> bool:

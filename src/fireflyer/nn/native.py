@@ -1,4 +1,4 @@
-"""Calls of the native kernels on tensors: which tensors they take, layouts, threads."""
+"""Calls of the native kernels on tensors of CPUs."""
 
 import functools
 
@@ -8,72 +8,20 @@ from torch.nn.functional import rms_norm as torch_rms_norm
 from torch.nn.functional import silu as torch_silu
 
 from fireflyer._native import nn as _native
-from fireflyer.errors import ConfigError
-from fireflyer.log import get_logger
+from fireflyer.nn.backend import refuse
 
 TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 """Numbers of the element types that the kernels take."""
 
-_said: set[tuple[str, str]] = set()
+OPERATORS = {
+    **dict.fromkeys(("relu", "relu6", "leaky_relu", "dropout", "max_pool2d"), TYPES),
+    **dict.fromkeys(("rms_norm", "add_rms_norm"), TYPES),
+    "swiglu": tuple(TYPES.keys() - {torch.float64}),
+}
+"""Element types by operator."""
 
-
-def takes(name: str, tensor: Tensor, strict: bool) -> bool:
-    """Returns whether the kernels of operator `name` take a tensor; says once why not.
-
-    Raises:
-        ConfigError: they do not, and `strict` is set.
-    """
-    if tensor.device.type == "cpu" and tensor.dtype in TYPES and type(tensor) in _PLAIN:
-        return True
-    if tensor.device.type != "cpu":
-        reason = f"device {tensor.device.type}"
-    elif tensor.dtype not in TYPES:
-        reason = f"dtype {str(tensor.dtype).removeprefix('torch.')}"
-    else:
-        reason = f"tensor class {type(tensor).__name__}"
-    refuse(name, f"{reason} has no kernel", strict)
-    return False
-
-
-_PLAIN = (Tensor, torch.nn.Parameter)
-
-
-def refuse(name: str, reason: str, strict: bool) -> None:
-    """Says once for each operator and reason that torch's operator is used.
-
-    Raises:
-        ConfigError: `strict` is set.
-    """
-    if strict:
-        raise ConfigError(f"{name}: {reason}; without strict=True torch's operator is used")
-    if (name, reason) not in _said:
-        _said.add((name, reason))
-        get_logger("nn").warning("%s: %s: torch's operator is used", name, reason)
-
-
-def fills(tensor: Tensor) -> bool:
-    """Returns whether the elements fill their memory, in whatever order of dimensions."""
-    return tensor.is_contiguous() or (
-        torch.empty_like(tensor, device="meta").stride() == tensor.stride()
-    )
-
-
-def dense(tensor: Tensor) -> Tensor:
-    """Returns the tensor itself if its elements fill their memory, a contiguous copy otherwise."""
-    return tensor if fills(tensor) else tensor.contiguous()
-
-
-def laid_out_as(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """Returns the tensor with the given strides, copied if it has others."""
-    if tensor.stride() == stride:
-        return tensor
-    found = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
-    return found.copy_(tensor)
-
-
-def bits_for(tensor: Tensor) -> Tensor:
-    """Returns uninitialized bits, one an element, in whole words."""
-    return torch.empty((tensor.numel() + 63) // 64 * 8, dtype=torch.uint8, device="cpu")
+MOST_WIDTH = None
+"""Elements of a normalized row, at most."""
 
 
 def activate(kind: int, x: Tensor, y: Tensor, bits: Tensor, slope: float) -> None:
@@ -100,12 +48,6 @@ def drop(x: Tensor, y: Tensor, seed: int, threshold: int, scale: float) -> None:
         TYPES[x.dtype], x.data_ptr(), y.data_ptr(), x.numel(), seed, threshold, scale,
         torch.get_num_threads(),
     )  # fmt: skip
-
-
-def gates(x: Tensor) -> bool:
-    """Returns whether the kernels of SwiGLU take a tensor."""
-    kinds = x.device.type == "cpu" and x.dtype in TYPES and x.dtype != torch.float64
-    return kinds and type(x) in _PLAIN and agrees()
 
 
 def swiglu(a: Tensor, b: Tensor) -> Tensor:
@@ -135,30 +77,38 @@ def _unit(x: Tensor) -> int:
 
 
 def rms_norm(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, h: Tensor, y: Tensor,
-    scales: Tensor, eps: float,
-) -> None:  # fmt: skip
-    """Writes x + residual to `h`, its norm to `y`, the factor of each row to `scales`.
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, h: Tensor, y: Tensor, eps: float
+) -> Tensor:
+    """Writes x + residual to `h`, its norm to `y`; returns the factor of each row.
 
     Without `residual` nothing is written to `h`. All are contiguous.
     """
     width = x.shape[-1]
+    rows = x.numel() // width
+    scales = x.new_empty(rows, dtype=torch.float32 if x.dtype.itemsize < 4 else x.dtype)
     _native.rms_norm(
-        TYPES[x.dtype], _addresses(x, residual, weight, h, y, scales), x.numel() // width, width,
-        eps, torch.get_num_threads(),
+        TYPES[x.dtype], _addresses(x, residual, weight, h, y, scales), rows, width, eps,
+        torch.get_num_threads(),
     )  # fmt: skip
+    return scales
 
 
 def rms_norm_backward(
     h: Tensor, weight: Tensor | None, scales: Tensor, g: Tensor, gh: Tensor | None,
-    dh: Tensor, apart: Tensor | None, products: Tensor | None,
-) -> None:  # fmt: skip
-    """Writes the gradients that `NormBackward` of nn/kernels.hpp describes."""
-    width = h.shape[-1]
+    weighed: bool, in_two: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """Returns the gradients of h, a second summand of it if `in_two`, and of the weight if `weighed`.
+
+    `gh` is the gradient that h gets elsewhere. Two summands serve types that are not cast.
+    """
+    width, dh = h.shape[-1], torch.empty_like(h)
+    apart = torch.empty_like(h) if in_two and scales.dtype == h.dtype else None
+    products = torch.empty_like(h, dtype=scales.dtype) if weighed else None
     _native.rms_norm_backward(
         TYPES[h.dtype], _addresses(h, weight, scales, g, gh, dh, apart, products),
         h.numel() // width, width, torch.get_num_threads(),
     )  # fmt: skip
+    return dh, apart, None if products is None else products.view(-1, width).sum(0)
 
 
 def _addresses(*tensors: Tensor | None) -> list[int]:
@@ -173,9 +123,9 @@ def agrees() -> bool:
     """
     generator = torch.Generator().manual_seed(0)
     x, b = torch.randn(2, 5, 1003, generator=generator, device="cpu").unbind()
-    y, scales = torch.empty_like(x), torch.empty(5, device="cpu")
+    y = torch.empty_like(x)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        rms_norm(x, None, None, x, y, scales, 1e-5)
+        rms_norm(x, None, None, x, y, 1e-5)
         norms = torch.equal(y, torch_rms_norm(x, [1003], None, 1e-5))
         da, _ = swiglu_backward(b, x, b)
         gated = torch.equal(swiglu(x, b), torch_silu(x) * b)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm as torch_rms_norm
 
-from fireflyer.nn import native
+from fireflyer.nn.backend import agreeing, kernels, takes
 from fireflyer.nn.once import once
 from fireflyer.nn.recipe import Recipe, attach, keep, plain, source
 
@@ -46,13 +46,17 @@ class _RmsNorm(torch.autograd.Function):
         if gy is None:
             return gh, None, gh, None, None
         weighed = weight is not None and ctx.needs_input_grad[3]
-        apart = torch.empty_like(h) if len(g) == 1 and scales.dtype == h.dtype else None
-        products = torch.empty_like(h, dtype=scales.dtype) if weighed else None
-        dh = torch.empty_like(h)
         given = gy.contiguous(), None if gh is None else gh.contiguous()
-        native.rms_norm_backward(h, weight, scales, *given, dh, apart, products)
-        dw = None if products is None else products.view(-1, h.shape[-1]).sum(0).to(weight.dtype)
-        return dh, apart, (dh if len(g) == 2 else None), dw, None
+        dh, apart, dw = _kernels(h).rms_norm_backward(
+            h, weight, scales, *given, weighed, len(g) == 1
+        )
+        return dh, apart, (dh if len(g) == 2 else None), dw if dw is None else dw.to(h.dtype), None
+
+
+def _kernels(x: Tensor) -> Any:
+    found = kernels("rms_norm", x)
+    assert found is not None
+    return found
 
 
 def _rms_norm_into(
@@ -65,10 +69,9 @@ def _rms_norm_into(
 ) -> Tensor:
     """Writes h = x + residual, and its norm to y; returns the factor of each row."""
     inner = torch.float32 if x.dtype.itemsize < 4 else x.dtype
-    scales = x.new_empty(x.numel() // x.shape[-1], dtype=inner)
     least = torch.finfo(inner).eps if eps is None else eps
     weight = None if weight is None else weight.contiguous()
-    native.rms_norm(x, residual, weight, h, y, scales, least)
+    scales: Tensor = _kernels(x).rms_norm(x, residual, weight, h, y, least)
     return scales
 
 
@@ -121,9 +124,10 @@ def _fits(name: str, x: Tensor, shape: Sequence[int], weight: Tensor | None, str
         return False
     if x.numel() == x.shape[-1] >= _SPLIT_ROW:
         return False
-    return (
-        native.takes(name, x, strict) and native.agrees() and not torch.is_autocast_enabled("cpu")
-    )
+    if not takes(name, x, strict) or torch.is_autocast_enabled(x.device.type):
+        return False
+    found = agreeing(name, x)
+    return found is not None and x.shape[-1] <= (found.MOST_WIDTH or x.shape[-1])
 
 
 def _normed(y: Tensor, kept: Tensor | Recipe, weight: Tensor | None, eps: float | None) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool2d as torch_max_pool2d
 
 from fireflyer.nn import native
+from fireflyer.nn.backend import takes
 from fireflyer.nn.once import once
 from fireflyer.nn.recipe import Recipe, attach, plain, recipe_of
 
@@ -78,7 +79,7 @@ def max_pool2d(
     kernel = _pair(kernel_size)
     if kernel[0] * kernel[1] > _MOST_PLACES or not input.numel():
         return theirs()
-    if not native.takes("max_pool2d", input, strict):
+    if not takes("max_pool2d", input, strict):
         return theirs()
     step = kernel if stride is None or stride == () else _pair(stride)
     options = (kernel, step, _pair(padding), _pair(dilation), ceil_mode)

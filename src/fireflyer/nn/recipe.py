@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 R = TypeVar("R")
 _ATTRIBUTE = "_fireflyer_recipe"
@@ -34,7 +35,7 @@ class Recipe:
         self.compute = compute
         self.sources = tuple(s.detach() if isinstance(s, Tensor) else s for s in sources)
         self.costly = costly
-        self._versions = tuple(s._version if isinstance(s, Tensor) else 0 for s in self.sources)
+        self._versions = tuple(_version_of(s) if isinstance(s, Tensor) else 0 for s in self.sources)
         self._waiting = 0
         self._made: Tensor | None = None
 
@@ -70,7 +71,7 @@ class Recipe:
     def _value(source: "Tensor | Recipe", version: int) -> Tensor:
         if isinstance(source, Recipe):
             return source.make()
-        if source._version != version:
+        if _version_of(source) != version:
             raise RuntimeError(
                 f"a tensor of shape {list(source.shape)} that backward computes from was modified by"
                 f" an in-place operation: version {source._version}, expected {version}"
@@ -109,7 +110,7 @@ class Attached:
 
     def __init__(self, recipe: Recipe, tensor: Tensor) -> None:
         self.recipe = recipe
-        self.version = tensor._version
+        self.version = _version_of(tensor)
         self.size, self.stride = tensor.size(), tensor.stride()
 
 
@@ -125,7 +126,7 @@ def attach(tensor: Tensor, recipe: Recipe) -> Tensor:
 def recipe_of(tensor: Tensor) -> Recipe | None:
     """Returns the recipe of a whole tensor; None for views and for tensors changed since."""
     found: Attached | None = getattr(tensor, _ATTRIBUTE, None)
-    return found.recipe if found is not None and found.version == tensor._version else None
+    return found.recipe if found is not None and found.version == _version_of(tensor) else None
 
 
 def source(tensor: Tensor) -> Tensor | Recipe:
@@ -134,8 +135,17 @@ def source(tensor: Tensor) -> Tensor | Recipe:
 
 
 def plain() -> bool:
-    """True where operators must be torch's own: in graphs being compiled and in functorch."""
-    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+    """True where operators must be torch's own: in traces, in functorch and in forward-mode AD."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.jit.is_tracing()
+        or forward_ad._current_level >= 0
+    )
+
+
+def _version_of(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # inference tensors count no changes
 
 
 _observers: list["observe"] = []
@@ -175,7 +185,7 @@ def keep(operator: Callable[..., R], tensor: Tensor, *args: Any) -> R:
     found: Attached | None = getattr(tensor, _ATTRIBUTE, None)
     if found is None and tensor._is_view() and tensor._base is not None:
         found = getattr(tensor._base, _ATTRIBUTE, None)
-    if found is None or found.version != tensor._version or _hooked_by_others():
+    if found is None or found.version != _version_of(tensor) or _hooked_by_others():
         return operator(tensor, *args)
     attached, memory = found, tensor.untyped_storage()._cdata
 

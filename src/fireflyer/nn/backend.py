@@ -1,0 +1,98 @@
+"""Choice of kernels by device: native on CPUs, Triton on GPUs; elsewhere torch's operator runs."""
+
+import functools
+import importlib
+import importlib.util
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from fireflyer.errors import ConfigError
+from fireflyer.log import get_logger
+
+MODULES = {"cpu": "native", "cuda": "triton_calls"}
+"""Modules of kernels by type of device. Both have the functions that their OPERATORS name."""
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_said: set[tuple[str, str]] = set()
+
+
+@functools.cache
+def _module(name: str) -> ModuleType | None:
+    if name == "triton_calls" and importlib.util.find_spec("triton") is None:
+        return None
+    return importlib.import_module(f"fireflyer.nn.{name}")
+
+
+def kernels(operator: str, tensor: Tensor) -> ModuleType | None:
+    """Returns the kernels that take a tensor for an operator; None if torch's operator must run."""
+    name = MODULES.get(tensor.device.type)
+    module = _module(name) if name is not None and type(tensor) in _PLAIN else None
+    if module is None or tensor.dtype not in module.OPERATORS.get(operator, ()):
+        return None
+    return module
+
+
+def agreeing(operator: str, tensor: Tensor) -> ModuleType | None:
+    """Returns what `kernels` returns, but None if native kernels do not have this torch's bits."""
+    module = kernels(operator, tensor)
+    return module if module is not None and module.agrees() else None
+
+
+def takes(operator: str, tensor: Tensor, strict: bool) -> bool:
+    """Returns whether there are kernels of an operator for a tensor; says once why not.
+
+    Raises:
+        ConfigError: there are none, and `strict` is set.
+    """
+    if kernels(operator, tensor) is not None:
+        return True
+    name = MODULES.get(tensor.device.type)
+    if type(tensor) not in _PLAIN:
+        reason = f"tensor class {type(tensor).__name__}"
+    elif name is None or (found := _module(name)) is None or operator not in found.OPERATORS:
+        reason = f"device {tensor.device.type}"
+    else:
+        reason = f"dtype {str(tensor.dtype).removeprefix('torch.')}"
+    refuse(operator, f"{reason} has no kernel", strict)
+    return False
+
+
+def refuse(operator: str, reason: str, strict: bool) -> None:
+    """Says once for each operator and reason that torch's operator is used.
+
+    Raises:
+        ConfigError: `strict` is set.
+    """
+    if strict:
+        raise ConfigError(f"{operator}: {reason}; without strict=True torch's operator is used")
+    if (operator, reason) not in _said:
+        _said.add((operator, reason))
+        get_logger("nn").warning("%s: %s: torch's operator is used", operator, reason)
+
+
+def fills(tensor: Tensor) -> bool:
+    """Returns whether the elements fill their memory, in whatever order of dimensions."""
+    return tensor.is_contiguous() or (
+        torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+    )
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """Returns the tensor itself if its elements fill their memory, a contiguous copy otherwise."""
+    return tensor if fills(tensor) else tensor.contiguous()
+
+
+def laid_out_as(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """Returns the tensor with the given strides, copied if it has others."""
+    if tensor.stride() == stride:
+        return tensor
+    found = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
+    return found.copy_(tensor)
+
+
+def bits_for(tensor: Tensor) -> Tensor:
+    """Returns uninitialized bits, one an element, in whole words."""
+    size = (tensor.numel() + 63) // 64 * 8
+    return torch.empty(size, dtype=torch.uint8, device=tensor.device)
