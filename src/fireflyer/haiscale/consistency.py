@@ -104,9 +104,8 @@ def digest_of(lines: Sequence[str]) -> bytes:
 def copy_from_first(tensors: Iterable[torch.Tensor], group: ProcessGroup) -> None:
     """Overwrites `tensors` with those of the group's first rank, byte for byte. Collective."""
     root = dist.get_global_rank(group, 0)
-    works = [
-        dist.broadcast(tensor.detach(), src=root, group=group, async_op=True) for tensor in tensors
-    ]
+    with torch.no_grad():  # not detached: an alias in an operation looks as if the script held it
+        works = [dist.broadcast(one, src=root, group=group, async_op=True) for one in tensors]
     for work in works:
         assert work is not None
         work.wait()

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from tests.hfreduce.conftest import init
 from torch import nn
+from torch import tensor as imported
 from torch.optim import SGD, Optimizer
 from torch.utils import dlpack
 
@@ -57,6 +58,16 @@ def scattered(weight: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return out
 
 
+class Special(nn.Parameter):
+    """A parameter of a class of its own."""
+
+
+def special(weight: nn.Parameter) -> torch.Tensor:
+    made: Any = Special(weight)
+    assert type(made) is Special
+    return torch.Tensor.detach(made).clone()
+
+
 WAYS: dict[str, Callable[..., Any]] = {
     "tensor": lambda w, _: torch.tensor(w),
     "as_tensor": lambda w, _: torch.as_tensor(w, dtype=torch.float64),
@@ -73,6 +84,9 @@ WAYS: dict[str, Callable[..., Any]] = {
     "grad": lambda w, _: torch.func.grad(lambda x: (x * x).sum() / 2)(w),
     "functionalize": lambda w, _: torch.func.functionalize(torch.clone)(w),
     "autograd.Function": lambda w, _: apply(w),
+    "imported": lambda w, _: imported(w),
+    "_make_subclass": lambda w, _: torch.Tensor._make_subclass(torch.Tensor, w).clone(),
+    "subclass of Parameter": lambda w, _: special(w),
     "group": broadcast,
     "scatter": scattered,
 }
@@ -108,8 +122,8 @@ def test_torch_reads_the_new_value_without_our_hook(start_gang: StartGang, store
             assert type(weight) is DeferredParameter, name
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # torch advises other ways
-                found = read(weight, gloo)
-            assert found.flatten().tolist() == [value, value], name
+                found = read(weight, gloo).flatten().tolist()  # no alias of the memory stays
+            assert found == [value, value], name
         assert functions == (torch.tensor, torch.Tensor.new_tensor, dist.ProcessGroup.broadcast)
         return True
 

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fireflyer import hfreduce
+from fireflyer.haiscale.gradients.shared_memory import uses
 
 
 class Bucket:
@@ -15,7 +16,8 @@ class Bucket:
     Attributes:
         number: place in the order in which reductions start; the same on all ranks.
         indexes: indexes of its parameters in the model.
-        views: views of the gradients, each shaped like its parameter.
+        views: views of the gradients, each shaped like its parameter. `grad` is never one of them,
+            because the script may give the tensor `grad` other memory (`p.grad.data = ...`).
         missing: number of gradients that this backward has not produced yet.
         pieces: parts of `flat`, reduced one after the other. `flat` is cut only if a large
             parameter makes it far larger than a bucket should be. A running reduction cannot be
@@ -29,22 +31,41 @@ class Bucket:
         self.number = number
         self.indexes = list(indexes)
         self.parameters = parameters
+        self._piece_bytes = piece_bytes
+        self._allocate()
+        self.missing = len(parameters)
+        self.works: list[dist.Work | None] = []
+
+    def _allocate(self) -> None:
+        parameters, first = self.parameters, self.parameters[0]
         sizes = [p.numel() for p in parameters]
-        first = parameters[0]
         if first.device.type == "cpu":
             self.flat = hfreduce.empty(sum(sizes), dtype=first.dtype)
         else:
             self.flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
         self.views = [v.view_as(p) for v, p in zip(self.flat.split(sizes), parameters, strict=True)]
-        self.missing = len(parameters)
-        self.pieces = self.flat.split(max(1, piece_bytes // self.flat.itemsize))
-        self.works: list[dist.Work | None] = []
+        self.pieces = self.flat.split(max(1, self._piece_bytes // self.flat.itemsize))
+        self._own_uses = uses(self.flat)
+
+    def begin(self) -> None:
+        """Takes new memory if the script still holds gradients that it has removed from `grad`."""
+        if uses(self.flat) > self._own_uses and not any(
+            p.grad is not None and p.grad.is_set_to(view)
+            for p, view in zip(self.parameters, self.views, strict=True)
+        ):
+            self._allocate()
 
     def fill(self, position: int) -> bool:
         """Copies the parameter's gradient, or zero, into the bucket; True for a gradient."""
         grad, view = self.parameters[position].grad, self.views[position]
         if grad is None:
             view.zero_()
-        elif grad is not view:
+        elif not grad.is_set_to(view):
             view.copy_(grad)
         return grad is not None
+
+    def hand_out(self, position: int) -> None:
+        """Makes the bucket's memory the parameter's gradient."""
+        parameter, view = self.parameters[position], self.views[position]
+        if parameter.grad is None or not parameter.grad.is_set_to(view):
+            parameter.grad = view.data

@@ -49,8 +49,6 @@ _SAFE = {
     *(torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook),
 }
 """Functions that read neither value nor gradient."""
-_DETACH = torch.Tensor.detach
-_MAKE = nn.Parameter.__new__.__code__
 _CALLER = 2
 """Frames from `__torch_function__` to its caller, including one of `torch.compiler.disable`."""
 
@@ -78,8 +76,6 @@ class DeferredMixin:
             return None
         for owner in found or list(_owners.values()):
             owner.arrive()
-        if func is _DETACH and _makes_parameter(sys._getframe(_CALLER)):
-            return nn.Parameter(_DETACH(args[0]), requires_grad=False)
         if torch._C._get_tracing_state() is not None:
             return _in_place_of(sys._getframe(_CALLER))(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
@@ -105,15 +101,6 @@ def _pending(value: Any) -> Iterator[DeferredMixin]:
             yield from _pending(item)
     elif isinstance(value, dict):
         yield from _pending(tuple(value.values()))
-
-
-def _makes_parameter(caller: FrameType) -> bool:
-    """Returns whether the caller is `nn.Parameter(p)`.
-
-    That constructor reads the class of p before p arrives, and does not know the class. It then
-    needs a detached tensor of the class that p has after arrival.
-    """
-    return caller.f_code is _MAKE and caller.f_locals["cls"] is nn.Parameter
 
 
 def _in_place_of(caller: FrameType) -> Callable[..., Any]:

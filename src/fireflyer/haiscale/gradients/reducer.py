@@ -259,6 +259,7 @@ class Reducer:
         self._next = 0
         for bucket in self.buckets:
             bucket.missing = len(bucket.parameters)
+            bucket.begin()
         self.in_backward = True
         Variable._execution_engine.queue_callback(self._finish)
 
@@ -284,11 +285,11 @@ class Reducer:
             self._launch()
 
     def _use_view(self, bucket: Bucket, position: int) -> None:
-        """Makes `grad` the bucket's view (synchronous), or None until arrival (deferred)."""
-        parameter = bucket.parameters[position]
-        grad = None if self._defers(bucket) else bucket.views[position]
-        if parameter.grad is not grad:
-            parameter.grad = grad
+        """Makes `grad` the bucket's memory (synchronous), or None until arrival (deferred)."""
+        if self._defers(bucket):
+            bucket.parameters[position].grad = None
+        else:
+            bucket.hand_out(position)
 
     def _defers(self, bucket: Bucket) -> bool:
         return self._split is not None and all(map(deferred.can_be, bucket.parameters))
@@ -415,10 +416,11 @@ class Reducer:
         self._under_way.end()
         if self._weighing is not None:
             self._weighing.correct(bucket.flat)
-        for parameter, view, index in zip(
-            bucket.parameters, bucket.views, bucket.indexes, strict=True
-        ):
-            parameter.grad = view if self._reached[index] else None
+        for position, index in enumerate(bucket.indexes):
+            if self._reached[index]:
+                bucket.hand_out(position)
+            else:
+                bucket.parameters[position].grad = None
 
     def settle(self) -> None:
         """Waits until no bucket is in flight."""

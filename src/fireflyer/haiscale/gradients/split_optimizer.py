@@ -15,14 +15,16 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from fireflyer.errors import ConfigError
+from fireflyer.haiscale.gradients import shared_memory, watched_state
 from fireflyer.log import get_logger
 
 Settings = list[dict[str, Any]]
-"""Settings of the optimizer's groups (learning rates and others) at the time of `step()`."""
+"""Groups of the optimizer (learning rates, others, a list of parameters) at the time of `step()`."""
 _log = get_logger("haiscale")
 _cut: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
@@ -79,6 +81,10 @@ class SplitOptimizer:
         self._apply: Callable[..., Any] = getattr(own, "__wrapped__", own)
         self._splits = is_separable(optimizer)
         self._whole_next = False
+        self._applies = False
+        shards = [p for p in self._parameters() if isinstance(p, DTensor)]
+        self._shard_uses = max(map(shared_memory.uses, shards), default=0)
+        self._told_shared = False
         if not self._splits:
             _log.warning(
                 "optimizer.step() waits for all gradients, because %s is not of torch.optim: set its "
@@ -109,11 +115,19 @@ class SplitOptimizer:
 
         self._step = MethodType(Optimizer.profile_hook_step(step), optimizer)
         optimizer.step = self._step  # type: ignore[method-assign]
+        if self._splits:
+            watched_state.watch(optimizer, lambda: None if self._applies else settle())
 
     def settings(self) -> Settings:
-        """Returns copies, also of tensors, because a scheduler overwrites those in place."""
+        """Returns copies, also of tensors, because a scheduler overwrites those in place.
+
+        The lists of parameters are copied, too, because the script may change them after `step()`.
+        """
         return [
-            {name: _copied(value) for name, value in group.items() if name != "params"}
+            {
+                name: list(value) if name == "params" else _copied(value)
+                for name, value in group.items()
+            }
             for group in self.optimizer.param_groups
         ]
 
@@ -126,6 +140,13 @@ class SplitOptimizer:
         Raises:
             ConfigError: an optimizer that says that it is separable has changed a setting.
         """
+        self._applies = True
+        try:
+            self._apply_settings(parameters, settings)
+        finally:
+            self._applies = False
+
+    def _apply_settings(self, parameters: Iterable[nn.Parameter], settings: Settings) -> None:
         if self._whole_next:
             self._whole_next = False
             self._apply(self.optimizer)
@@ -134,10 +155,10 @@ class SplitOptimizer:
         whole = self.optimizer.param_groups
         parts = [
             {
-                **{name: _copied(value) for name, value in kept.items()},
-                "params": [p for p in group["params"] if id(p) in wanted],
+                **{name: _copied(value) for name, value in kept.items() if name != "params"},
+                "params": [p for p in kept["params"] if id(p) in wanted],
             }
-            for kept, group in zip(settings, whole, strict=False)
+            for kept in settings
         ]
         self.optimizer.param_groups = [part for part in parts if part["params"]]
         try:
@@ -160,18 +181,21 @@ class SplitOptimizer:
     def others(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """Returns the optimizer's other parameters."""
         known = {id(p) for p in parameters}
-        groups = self.optimizer.param_groups
-        return [p for group in groups for p in group["params"] if id(p) not in known]
+        return [p for p in self._parameters() if id(p) not in known]
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def held(self) -> set[int]:
         """Returns the ids of the optimizer's parameters."""
-        return {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        return {id(p) for p in self._parameters()}
 
     def later(self, away: Iterable[AnyAway]) -> list[AnyAway]:
         """Returns reductions to step on arrival: the optimizer holds all their parameters.
 
-        It waits here for a reduction of which the optimizer holds only some parameters. It ignores
-        one of which the optimizer holds none. It waits for all if the step is not split.
+        It waits here for a reduction of which the optimizer holds only some parameters, or of which
+        code can read a parameter's memory by another name. It ignores a reduction of which the
+        optimizer holds none. It waits for all if the step is not split.
         """
         if not self._splits:
             for one in away:
@@ -181,15 +205,27 @@ class SplitOptimizer:
         held, wholly = self.held(), []
         for one in away:
             inside = [id(p) in held for p in one.parameters]
-            if all(inside):
+            if all(inside) and not any(map(self._is_shared, one.parameters)):
                 wholly.append(one)
             elif any(inside):
                 one.arrive()
         return wholly
 
+    def _is_shared(self, parameter: nn.Parameter) -> bool:
+        alone = self._shard_uses if isinstance(parameter, DTensor) else shared_memory.ALONE
+        shared = shared_memory.is_shared(parameter, alone)
+        if shared and not self._told_shared:
+            self._told_shared = True
+            _log.info(
+                "optimizer.step() waits for gradients of parameters whose memory the script holds by "
+                "another name: a view, a state dict, an array, shared memory"
+            )
+        return shared
+
     def release(self) -> None:
         """Restores the optimizer's own `step`."""
         _cut.discard(self.optimizer)
+        watched_state.end(self.optimizer)
         self._released = True
         for hook in self._hooks:
             hook.remove()

@@ -1,15 +1,19 @@
 """Functions by which torch reads a tensor without calling its `__torch_function__`.
 
 While parameters are pending, these functions are replaced: each first makes the pending parameters
-among its arguments arrive. Scripted code may hold any parameter, so all parameters arrive.
+among its arguments arrive. Scripted code may hold any parameter, so all parameters arrive. Modules
+that hold such a function by a name of their own (`from torch import tensor`) get the replacement, too.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._functorch import eager_transforms
 from torch._functorch import vmap as batching
 from torch.utils import dlpack
@@ -18,11 +22,16 @@ Call = Callable[..., Any]
 Arrive = Callable[[Any], None]
 """Makes the pending parameters among these arguments arrive; None: all pending parameters."""
 
+Place = tuple[Any, str, Any, Any]
+"""Owner of a function, its name, the owner's attribute (None: inherited), and the replacement."""
+
 _READERS: tuple[tuple[Any, str], ...] = (
     *((torch, name) for name in ("tensor", "as_tensor", "asarray", "to_dlpack")),
     *((torch, f"sparse_{kind}_tensor") for kind in ("coo", "csr", "csc", "bsr", "bsc")),
     (torch, "sparse_compressed_tensor"),
     *((torch.Tensor, name) for name in ("new_tensor", "new", "set_", "as_subclass")),
+    *((torch.Tensor, name) for name in ("_make_subclass", "_make_wrapper_subclass")),
+    (nn.Parameter, "__new__"),
     *((torch.nested, name) for name in ("nested_tensor", "as_nested_tensor")),
     (dlpack, "to_dlpack"),
     (eager_transforms, "_wrap_for_grad"),
@@ -47,18 +56,40 @@ class UnseenReads:
     def __init__(self, arrive: Arrive) -> None:
         self._arrive = arrive
         self._watched = False
+        self._modules: set[str] = set()
+        self._count = 0
+        self._places: list[Place] = []
 
-    @functools.cached_property
-    def _places(self) -> list[tuple[Any, str, Any, Call]]:
-        """Owner of each function, its name, the owner's attribute (None: inherited), replacement."""
-        return list(self._find())
-
-    def _find(self) -> Iterator[tuple[Any, str, Any, Call]]:
+    def _find(self) -> Iterator[Place]:
         groups = tuple((dist.ProcessGroup, name) for name in _COLLECTIVES)
         for places, all_of_them in ((_READERS, False), (groups, False), (_SCRIPTED, True)):
             for owner, name in places:
-                mine = self._replacement(getattr(owner, name), all_of_them)
-                yield owner, name, vars(owner).get(name), mine
+                former = vars(owner).get(name)
+                mine: Any = self._replacement(getattr(owner, name), all_of_them)
+                if isinstance(former, staticmethod):
+                    mine = staticmethod(mine)
+                yield owner, name, former, mine
+
+    def _find_imported(self, modules: Iterable[str]) -> Iterator[Place]:
+        """Finds the functions under names of other modules."""
+        known = {
+            id(former): mine
+            for owner, _, former, mine in self._places
+            if isinstance(owner, ModuleType)
+        }
+        for module in map(sys.modules.get, modules):
+            if type(module) is not ModuleType:  # attributes of others may be computed
+                continue
+            for name, value in list(vars(module).items()):
+                if id(value) in known and (module, name) not in _READERS:
+                    yield module, name, value, known[id(value)]
+
+    def _look(self) -> None:
+        """Finds the functions, and those of modules that were imported since."""
+        self._places = self._places or list(self._find())
+        fresh = sys.modules.keys() - self._modules
+        self._modules |= fresh
+        self._places += list(self._find_imported(fresh))
 
     def _replacement(self, original: Call, all_of_them: bool) -> Call:
         @functools.wraps(original)
@@ -72,6 +103,9 @@ class UnseenReads:
         """Replaces the functions."""
         if not self._watched:
             self._watched = True
+            if len(sys.modules) != self._count:
+                self._count = len(sys.modules)
+                self._look()
             for owner, name, _, mine in self._places:
                 setattr(owner, name, mine)
 

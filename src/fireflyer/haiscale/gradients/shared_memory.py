@@ -1,0 +1,40 @@
+"""Detection of tensors, arrays and processes that share a parameter's memory.
+
+Code that holds such an alias reads the parameter without a torch function, so a pending update
+would stay unseen: a state dict or a view that was made before the loop, `p.numpy()`, shared memory.
+"""
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+_LOCAL: Any = DTensor.__dict__["_local_tensor"]
+_USES: Any = torch._C._storage_Use_Count
+
+
+def _memory(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """Returns the memory of a tensor, without waiting for a pending parameter."""
+    with torch._C.DisableTorchFunctionSubclass():
+        local: torch.Tensor = _LOCAL.__get__(tensor) if isinstance(tensor, DTensor) else tensor
+        return torch.Tensor.untyped_storage(local)
+
+
+def uses(tensor: torch.Tensor) -> int:
+    """Returns the number of references to the memory of `tensor`, including the tensor's own."""
+    count: int = _USES(_memory(tensor)._cdata)
+    return count
+
+
+ALONE = uses(torch.empty(1))
+"""References to the memory of a tensor that shares it with no other."""
+
+
+def is_shared(tensor: torch.Tensor, alone: int = ALONE) -> bool:
+    """Returns whether other tensors, arrays or processes use the memory of `tensor`.
+
+    Args:
+        alone: number of references that are known to be harmless.
+    """
+    memory = _memory(tensor)
+    return _USES(memory._cdata) > alone or (memory.device.type == "cpu" and memory.is_shared())
