@@ -49,6 +49,14 @@ def test_modules(start_gang: Callable[..., Any], store_path: str) -> None:
         assert "is already sharded (fully_shard)" in said(FullyShardedDataParallel, sharded)
         away = nn.Linear(2, 2, device="meta")
         assert "weight is on the meta device" in said(DistributedDataParallel, away)
+        for buffer in (
+            torch.arange(3).expand(2, 3),
+            torch.eye(2).to_sparse(),
+            torch.ones(2, dtype=torch.complex64).conj(),
+        ):
+            odd = nn.Linear(2, 2)
+            odd.register_buffer("odd", buffer)
+            assert "the buffer odd is sparse, quantized" in said(DistributedDataParallel, odd)
         idle: Any = {"param_init_fn": lambda module: None}
         bare = said(FullyShardedDataParallel, away, **idle)
         assert "weight, bias: on the meta device, and still without values" in bare

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed import ProcessGroup, ReduceOp
 
 from fireflyer import hfreduce
-from fireflyer.errors import ConfigError
+from fireflyer.errors import CollectiveError, ConfigError
 from fireflyer.haiscale.elastic.state_transfer import bytes_of
 from fireflyer.haiscale.torch_state import isolated_torch_state
 
@@ -163,7 +163,14 @@ class BufferCopy:
         )
         if self._first:
             return
-        self._work.wait()
+        try:
+            self._work.wait()
+        except CollectiveError as error:
+            error.add_note(
+                "The first rank's buffers are copied before a forward. If a buffer may have another "
+                "size on each rank, pass broadcast_buffers=False."
+            )
+            raise
         # A backward through an earlier forward refuses buffers with a newer version.
         with torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):
             for buffer, piece in zip(buffers, pieces, strict=True):

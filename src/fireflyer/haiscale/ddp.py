@@ -409,9 +409,23 @@ def _same(one: object, other: object) -> bool:
     return one is other
 
 
+def _can_be_copied(tensor: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj():
+        return False
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return not any(size > 1 and stride == 0 for size, stride in sizes)
+
+
 def _check_module(module: nn.Module) -> None:
     """Raises ConfigError for a module that cannot be trained by data parallelism."""
     check_module(module, "DistributedDataParallel")
+    for name, buffer in module.named_buffers():
+        if not _can_be_copied(buffer):
+            raise ConfigError(
+                f"the buffer {name} is sparse, quantized, expanded or conjugated, so it has no bytes "
+                "of its own to copy from the first rank: register its to_dense(), dequantize(), "
+                "clone() or resolve_conj()"
+            )
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if not trained:
         raise ConfigError("DistributedDataParallel: no parameter requires a gradient")
