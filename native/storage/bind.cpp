@@ -145,13 +145,22 @@ void bind(nb::module_ m) {
       "Asks for huge pages in fresh memory, so that filling it takes fewer page faults; a wish, never an error.");
   m.def(
       "read_summed",
-      [](const std::string& path, std::int64_t offset, std::int64_t bytes, std::uintptr_t address, std::uint32_t start) {
+      [](const std::vector<std::string>& paths, const Rows& rows, const std::vector<std::uint32_t>& starts) {
+        if (starts.size() != rows.shape(0))
+          throw Error(Code::invalid, std::to_string(rows.shape(0)) + " ranges and " + std::to_string(starts.size()) + " starts");
+        std::vector<SummedRange> ranges;
+        ranges.reserve(rows.shape(0));
+        for (std::size_t i = 0; i < rows.shape(0); ++i) {
+          const std::int64_t* const row = rows.data() + 4 * i;
+          ranges.push_back({static_cast<std::size_t>(row[0]), row[1], row[2], reinterpret_cast<char*>(row[3]), starts[i]});
+        }
         const nb::gil_scoped_release release;
-        return read_summed(path, offset, bytes, reinterpret_cast<char*>(address), start);
+        return read_summed(paths, ranges);
       },
-      "path"_a, "offset"_a, "bytes"_a, "address"_a, "start"_a,
-      "Fills memory, which must stay alive, from a file and returns the CRC32C of the bytes, continuing `start`. Raises "
-      "Corrupted for a file that ends too early, StorageError for one that cannot be read.");
+      "paths"_a, "rows"_a, "starts"_a,
+      "Reads ranges, int64[n, 4] of (index of the path, offset, bytes, address), on several threads; returns the CRC32C of "
+      "each, continuing its start. The memory must stay alive. Raises Corrupted for a file that ends too early, StorageError "
+      "for one that cannot be read.");
   m.def("read_checked", &read, "paths"_a, "segments"_a, "crcs"_a, "threads"_a = 0, "in_place"_a = false,
         "Reads segments, int64[n, 4] of (index of the path, offset, bytes <= 4 MiB, address), and compares their CRC32 "
         "with crcs, uint32[n]. The memory must stay alive. Raises Corrupted for a mismatch or a file that ends too "

@@ -1,16 +1,29 @@
-// Reads a range of a file and computes its CRC32C, 256 KiB at a time: each piece is summed while it is in the core's cache.
+// Reads ranges of files and computes the CRC32C of each, on several threads. A thread reads 256 KiB at a time and sums
+// them while they are in the core's cache.
 //
-// Thread contract: any thread, any number of calls at once; no state.
+// What the page cache lacks is left to the kernel's own read-ahead, with a few ranges in flight: it fills large folios,
+// which later reads copy up to 1.5 times as fast as the single pages that POSIX_FADV_WILLNEED leaves.
+//
+// Thread contract: any thread, any number of calls at once. A call leaves nothing behind except threads of
+// base/process/worker_pool.hpp.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace ff::storage {
 
-// Fills `target` from byte `offset` on and returns the CRC32C of the bytes, continuing `start`. Throws Error: corrupted if
-// the file ends before that, storage if it cannot be read.
-std::uint32_t read_summed(const std::string& path, std::int64_t offset, std::int64_t bytes, char* target,
-                          std::uint32_t start);
+struct SummedRange {
+  std::size_t file;  // index of the path
+  std::int64_t offset, bytes;
+  char* target;
+  std::uint32_t start;  // value that the CRC32C continues
+};
+
+// Fills the targets and returns the CRC32C of each range. Throws Error: corrupted if a file ends inside a range, storage
+// if it cannot be read, invalid for a range of no file; any of the memory may have been written to.
+std::vector<std::uint32_t> read_summed(const std::vector<std::string>& paths, const std::vector<SummedRange>& ranges);
 
 }  // namespace ff::storage

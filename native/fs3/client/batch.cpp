@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/crc/crc32c.hpp"
 #include "base/error.hpp"
 
 namespace ff::fs3::client {
@@ -89,6 +90,22 @@ std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> Pieces::fou
   answers.reserve(pieces.size());
   for (const io::Piece& piece : pieces) answers.emplace_back(piece.found, piece.run, piece.chunk_length);
   return answers;
+}
+
+std::vector<std::uint32_t> Pieces::sums(std::span<const std::int64_t> ranges, std::span<const std::uint32_t> starts) const {
+  if (ranges.size() != starts.size())
+    throw Error(Code::invalid, std::to_string(ranges.size()) + " ranges and " + std::to_string(starts.size()) + " starts");
+  std::vector<std::uint32_t> crcs(starts.begin(), starts.end());
+  std::size_t next = 0;
+  for (std::size_t n = 0; n < ranges.size(); ++n) {
+    for (std::int64_t left = ranges[n]; left > 0; ++next) {
+      if (next == pieces.size() || pieces[next].length > left || pieces[next].outcome != io::Outcome::ok)
+        throw Error(Code::invalid, "range " + std::to_string(n) + " was not read");
+      crcs[n] = crc32c_combine(crcs[n], pieces[next].crc, pieces[next].length);
+      left -= pieces[next].length;
+    }
+  }
+  return crcs;
 }
 
 }  // namespace ff::fs3::client

@@ -47,6 +47,9 @@ struct Pieces {
   std::vector<std::uint64_t> holes() const;
   // Answers of QUERY_LAST: (index, run, length) of each piece.
   std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> found() const;
+  // For pieces that were read, in the order of `split`: the CRC32C of each range, continuing its start. Throws
+  // Code::invalid for a piece that is not ok, or if the ranges are not those of the pieces.
+  std::vector<std::uint32_t> sums(std::span<const std::int64_t> ranges, std::span<const std::uint32_t> starts) const;
 };
 
 }  // namespace ff::fs3::client

@@ -1,5 +1,9 @@
 #include "fs3/client/batch.hpp"
 
+#include <string>
+#include <vector>
+
+#include "base/crc/crc32c.hpp"
 #include "base/testing/check.hpp"
 #include "base/error.hpp"
 #include "base/testing/one_thread.hpp"
@@ -46,10 +50,28 @@ void what_no_file_has_is_refused() {
   CHECK(refused([] { FileMap(1, 2048, {1}); }) && refused([] { FileMap(1, std::uint64_t{128} << 20, {1}); }));
 }
 
+void ranges_have_the_sums_of_their_pieces() {
+  const FileMap file(7, 4096, {5});
+  const FileMap* const files[] = {&file};
+  const std::string text(9001, 'x');
+  const Range ranges[] = {{0, 4000, 5000, nullptr}, {0, 0, 0, nullptr}, {0, 8192, 4001, nullptr}};
+  Pieces read{split(files, ranges)};
+  const std::int64_t bytes[] = {5000, 0, 4001}, more[] = {5000, 0, 4002}, others[] = {4999, 1, 4001};
+  const std::uint32_t starts[] = {1, 2, 3};
+  for (io::Piece& piece : read.pieces) piece.crc = crc32c(0, text.data(), piece.length);
+  CHECK(refused([&] { read.sums(bytes, starts); }));
+  for (io::Piece& piece : read.pieces) piece.outcome = io::Outcome::ok;
+  const std::vector<std::uint32_t> sums = read.sums(bytes, starts);
+  CHECK(sums == (std::vector<std::uint32_t>{crc32c(1, text.data(), 5000), 2, crc32c(3, text.data(), 4001)}));
+  CHECK(refused([&] { read.sums(more, starts); }) && refused([&] { read.sums(others, starts); }));
+  CHECK(refused([&] { read.sums({bytes, 2}, starts); }));
+}
+
 }  // namespace
 }  // namespace ff::fs3::client
 
 int main() {
   ff::fs3::client::a_range_is_cut_at_chunks();
   ff::fs3::client::what_no_file_has_is_refused();
+  ff::fs3::client::ranges_have_the_sums_of_their_pieces();
 }

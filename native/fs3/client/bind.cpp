@@ -65,7 +65,9 @@ Batch of_ranges(const std::vector<const FileMap*>& files, const Rows& rows) {
     const std::int64_t* const row = rows.data() + 4 * n;
     ranges.push_back({static_cast<std::size_t>(row[0]), row[1], row[2], reinterpret_cast<std::byte*>(row[3])});
   }
-  return {{split(files, ranges)}};
+  Batch batch{{split(files, ranges)}};
+  for (const Range& range : ranges) batch.counts.push_back(range.bytes);
+  return batch;
 }
 
 // `ends`: ends of the files, beyond which no byte is read; empty for writes.
@@ -215,7 +217,11 @@ void bind(nb::module_ m) {
                           "requests: collections.abc.Sequence[tuple[int, int, typing_extensions.Buffer]]) -> Batch"),
                   "requests: (index of the file, offset, contiguous memory), kept by the batch. ends: of each file, beyond "
                   "which nothing is read; empty for a batch to write.")
-      .def_prop_ro("counts", [](const Batch& batch) { return batch.counts; }, "Bytes of each request of `of_buffers`.")
+      .def_prop_ro("counts", [](const Batch& batch) { return batch.counts; }, "Bytes of each request or row.")
+      .def("sums", [](const Batch& batch, const std::vector<std::uint32_t>& starts) { return batch.sums(batch.counts, starts); },
+           "starts"_a,
+           "Once all is read: the CRC32C of each request or row, continuing its start; joined from the CRCs that the bytes "
+           "were compared with.")
       .def_static("of_chunks", &of_chunks, "file"_a, "kind"_a, "indexes"_a, "length"_a = 0,
                   "The same for each of these chunks; `length`: of a chunk then.")
       .def_static("of_chains", &of_chains, "file"_a, "asks"_a,

@@ -13,6 +13,7 @@ from fireflyer.storage.protocol import (
     read_each,
     read_shared,
     read_summed,
+    reads_summed,
 )
 from fireflyer.storage.urls import FsspecStorage, open_storage, split_url, storage_at
 
@@ -28,6 +29,7 @@ __all__ = [
     "read_each",
     "read_shared",
     "read_summed",
+    "reads_summed",
     "split_url",
     "storage_at",
 ]

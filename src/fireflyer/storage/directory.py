@@ -111,11 +111,7 @@ class DirectoryStorage:
         self, names: Sequence[str], rows: "NDArray[np.int64]", starts: Sequence[int]
     ) -> "list[int]":
         """Implements `fireflyer.storage.read_summed`."""
-        paths = [str(self.root / checked_name(name)) for name in names]
-        return [
-            read_summed(paths[index], offset, size, address, start)
-            for (index, offset, size, address), start in zip(rows.tolist(), starts, strict=True)
-        ]
+        return read_summed([str(self.root / checked_name(name)) for name in names], rows, starts)
 
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
         path = self.root / checked_name(name)

@@ -124,12 +124,17 @@ def creates_exclusively(storage: Storage) -> bool:
     return bool(getattr(storage, "exclusive_create", False))
 
 
+def reads_summed(storage: Storage) -> bool:
+    """Returns whether the storage has a `read_summed` of its own, which keeps many reads in flight."""
+    return hasattr(storage, "read_summed")
+
+
 def read_summed(
     storage: Storage, names: Sequence[str], rows: "NDArray[np.int64]", starts: Sequence[int]
 ) -> list[int]:
     """Reads many ranges to their places in memory; returns the CRC32C of each.
 
-    An implementation that reads many faster has a method of this name.
+    An implementation that reads many at once has a method of this name.
 
     Args:
         names: files.
@@ -140,8 +145,8 @@ def read_summed(
         Corrupted: a file ends inside a range. StorageError: a file cannot be read. Any of the
             memory may have been written to.
     """
-    if (own := getattr(storage, "read_summed", None)) is not None:
-        found: list[int] = own(names, rows, starts)
+    if reads_summed(storage):
+        found: list[int] = getattr(storage, "read_summed")(names, rows, starts)
         return found
     crcs = []
     for (index, offset, size, address), start in zip(rows.tolist(), starts, strict=True):

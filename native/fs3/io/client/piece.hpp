@@ -47,6 +47,7 @@ struct Piece {
   ChainVersion chain_version = 0;  // version of the routing used for it
   Version version = 0;             // from the answer
   std::uint32_t chunk_length = 0;
+  std::uint32_t crc = 0;           // READ: CRC32C of the `length` bytes in memory, from those of the compared blocks
   std::uint32_t stride = 0;        // QUERY_LAST: as in QueryEntry; `chunk.index` is the upper bound
   std::uint32_t found = 0;         // index of the last chunk; `run` counts the chunks in a row, 0: there is none
   std::uint32_t run = 0;

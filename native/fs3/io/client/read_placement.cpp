@@ -34,12 +34,13 @@ bool ReadPlacement::begin(const Head& head, std::vector<std::byte> table, std::s
   crc_at_ = pieces_.size() * sizeof(ReadAnswer);
   at_ = position_ = came_ = scratched_ = 0;
   holds_ = true;
+  sum_ = 0;
   next_piece();
   return true;
 }
 
 void ReadPlacement::next_piece() {
-  for (; at_ < pieces_.size(); ++at_, position_ = 0, holds_ = true) {
+  for (; at_ < pieces_.size(); ++at_, position_ = 0, holds_ = true, sum_ = 0) {
     const ReadAnswer& answer = answers_[at_];
     if (position_ < answer.length) return;
     Piece& piece = *pieces_[at_];
@@ -51,6 +52,7 @@ void ReadPlacement::next_piece() {
     }
     const std::uint32_t has = std::clamp(piece.chunk_length, piece.offset, piece.offset + piece.length) - piece.offset;
     if (has < piece.length) std::memset(piece.memory + has, 0, piece.length - has);
+    piece.crc = crc32c_zeros(sum_, piece.length - has);
     piece.outcome = holds_ ? Outcome::ok : Outcome::mismatch;
   }
 }
@@ -95,8 +97,9 @@ void ReadPlacement::landed(std::size_t bytes) {
     if (came_ < size) return;
     came_ = 0;
     const std::byte* const from = place ? place : scratch(scratched_++);
-    compare(from, size);
-    if (!place) keep_part(from, size);
+    const std::uint32_t crc = compare(from, size);
+    if (place) sum_ = crc32c_combine(sum_, crc, size);
+    else keep_part(from, size);
     position_ += size;
     next_piece();
   }
@@ -123,11 +126,13 @@ std::vector<ReadPlacement> ReadPlacement::split() {
   return parts;
 }
 
-void ReadPlacement::compare(const std::byte* block, std::size_t size) {
+std::uint32_t ReadPlacement::compare(const std::byte* block, std::size_t size) {
   std::uint32_t crc;
   std::memcpy(&crc, table_.data() + crc_at_, sizeof crc);
   crc_at_ += sizeof crc;
-  if (crc32c(0, block, size) != crc) holds_ = false;
+  const std::uint32_t own = crc32c(0, block, size);
+  if (own != crc) holds_ = false;
+  return own;
 }
 
 void ReadPlacement::keep_part(const std::byte* scratch, std::size_t size) {
@@ -135,7 +140,9 @@ void ReadPlacement::keep_part(const std::byte* scratch, std::size_t size) {
   const std::uint64_t block = answers_[at_].offset + position_;
   const std::uint64_t begin = std::max<std::uint64_t>(block, piece.offset);
   const std::uint64_t end = std::min(block + size, std::uint64_t{piece.offset} + piece.length);
-  if (begin < end) std::memcpy(piece.memory + (begin - piece.offset), scratch + (begin - block), end - begin);
+  if (begin >= end) return;
+  std::memcpy(piece.memory + (begin - piece.offset), scratch + (begin - block), end - begin);
+  sum_ = crc32c(sum_, scratch + (begin - block), end - begin);
 }
 
 }  // namespace ff::fs3::io

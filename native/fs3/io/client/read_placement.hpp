@@ -7,6 +7,8 @@
 //     the core that copied them; at the end of a piece they would come from a slower one, or from another core.
 //   - A piece has an outcome once all its bytes came: ok or mismatch, with zeros where the chunk has no bytes; or the
 //     status that the answer gives. All other pieces are `open`.
+//   - `crc` of an ok piece is joined from the CRCs that its blocks were compared with, so no byte of a whole block is
+//     summed twice; of a partly wanted block the wanted part is summed again, while it is in scratch memory.
 #pragma once
 
 #include <sys/uio.h>
@@ -51,7 +53,7 @@ class ReadPlacement {
   std::span<const iovec> places(std::size_t end);  // of the pieces before `end`
   Block block(std::size_t piece, std::size_t position) const;
   bool fits(const ReadAnswer& answer, const Piece& piece) const;
-  void compare(const std::byte* block, std::size_t size);  // against the next CRC
+  std::uint32_t compare(const std::byte* block, std::size_t size);  // against the next CRC; returns its own
   void keep_part(const std::byte* scratch, std::size_t size);
   void next_piece();  // goes to the next piece that still expects bytes, and completes those before it
   std::byte* scratch(std::size_t ordinal) { return scratch_.data() + ordinal % kParts * kBlock; }
@@ -67,6 +69,7 @@ class ReadPlacement {
   std::size_t crc_at_ = 0;      // offset of its CRC in the table
   std::size_t scratched_ = 0;   // blocks that went through scratch
   bool holds_ = true;           // false: a CRC of the current piece did not match
+  std::uint32_t sum_ = 0;       // CRC32C of its bytes so far
 };
 
 }  // namespace ff::fs3::io

@@ -73,6 +73,7 @@ void each_cut_lands_in_its_place() {
           CHECK(landing.begin(a.head, a.table, {&pointer, 1}));
           CHECK(pour(landing, a.payload, step));
           CHECK(piece.outcome == Outcome::ok && piece.chunk_length == size);
+          CHECK(piece.crc == crc32c(0, memory.data() + 1, length));
           CHECK(memory.front() == kGuard && memory.back() == kGuard);
           for (std::size_t n = 0; n < length; ++n) {
             CHECK(memory[n + 1] == (offset + n < size ? chunk[offset + n] : std::byte{0}));
@@ -162,6 +163,7 @@ void a_status_is_the_outcome() {
     const bool hole = status == Status::not_found;
     CHECK(piece.outcome == (hole ? Outcome::ok : static_cast<Outcome>(status)));
     CHECK(memory == Bytes(64, hole ? std::byte{0} : kGuard));
+    CHECK(!hole || piece.crc == crc32c(0, memory.data(), 64));
   }
 }
 

@@ -94,10 +94,24 @@ class Data:
         Returns:
             The holes, as in `ReadResult`.
         """
+        return self._read_rows(maps, rows, what).holes
+
+    def read_summed(
+        self,
+        maps: Sequence[FileMap],
+        rows: np.ndarray[Any, Any],
+        starts: Sequence[int],
+        what: str,
+    ) -> tuple[list[int], list[int]]:
+        """Reads as `read_rows`; returns the holes, and the CRC32C of each row continuing its start."""
+        batch = self._read_rows(maps, rows, what)
+        return batch.holes, batch.sums(starts)
+
+    def _read_rows(self, maps: Sequence[FileMap], rows: np.ndarray[Any, Any], what: str) -> Batch:
         batch = Batch(maps, rows)
         retry = Retry(self._cluster, self._settings, f"reading {what}", writes=False)
         retry.run(self._cluster.engine.read, batch, batch.bytes, None)
-        return batch.holes
+        return batch
 
     def write(
         self,

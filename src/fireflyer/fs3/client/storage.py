@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fireflyer._native import crc32, crc32c
+from fireflyer._native import crc32
 from fireflyer.errors import (
     ConfigError,
     Corrupted,
@@ -165,12 +165,7 @@ class Fs3Storage:
             for which, offset, size, _ in rows.tolist():
                 if offset + size > files[which].size:
                     raise Corrupted(f"{self._path(names[which])}: it ends inside a needed range")
-            self._client.read_rows(files, rows)  # at once: the engine keeps many requests in flight
-        sizes, addresses = rows[:, 2].tolist(), rows[:, 3].tolist()
-        return [
-            crc32c((ctypes.c_ubyte * size).from_address(address), start)
-            for size, address, start in zip(sizes, addresses, starts, strict=True)
-        ]
+            return self._client.read_summed(files, rows, starts)
 
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
         path = self._path(name)

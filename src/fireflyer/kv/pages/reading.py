@@ -1,7 +1,6 @@
 """Verified reads of pages into the caller's memory, several at once."""
 
 import ctypes
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
@@ -10,12 +9,12 @@ import msgspec
 import numpy as np
 
 from fireflyer._native import crc32c
-from fireflyer.errors import StorageError
+from fireflyer.errors import Corrupted, StorageError, Unavailable
 from fireflyer.kv.pages.layout import SEGMENTS
-from fireflyer.storage import Storage, read_summed
+from fireflyer.storage import Storage, read_summed, reads_summed
 
-_INLINE = 1 << 20
-"""Bytes that the calling thread reads by itself."""
+_THREADS = 4
+"""Readers of a storage that reads one range at a time."""
 
 
 class Outcome(Enum):
@@ -25,6 +24,9 @@ class Outcome(Enum):
     GONE = 2
     """The segment cannot be read; it may have been evicted."""
     DAMAGED = 3
+    """The segment ends too early, no replica has the bytes as they were written, or they are wrong."""
+    AWAY = 4
+    """The storage does not answer."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -38,28 +40,27 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class PageReader:
-    """Reads pages on a few threads. Thread-safe."""
+    """Reads pages, all of a call at once. Thread-safe."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._threads = min(4, os.cpu_count() or 1)
-        self._pool = ThreadPoolExecutor(self._threads, "kv-pages")
+        self._pool = None if reads_summed(storage) else ThreadPoolExecutor(_THREADS, "kv-pages")
 
     def read(self, pages: Sequence[Wanted]) -> list[Outcome]:
         """Fills the memory of pages and verifies them; memory of a failed page is undefined."""
-        if len(pages) < 2 or sum(len(page.memory) for page in pages) <= _INLINE:
+        if self._pool is None:
             return self._group(pages)
-        size = -(-len(pages) // (2 * self._threads))
-        groups = [pages[at : at + size] for at in range(0, len(pages), size)]
-        return [outcome for each in self._pool.map(self._group, groups) for outcome in each]
+        return [found for each in self._pool.map(self._group, [[p] for p in pages]) for found in each]
 
     def _group(self, pages: Sequence[Wanted]) -> list[Outcome]:
         try:
             crcs = self._fill(pages)
-        except StorageError:
+        except Unavailable:  # after its deadline: no page of the call waits for another one
+            return [Outcome.AWAY] * len(pages)
+        except StorageError as error:
             if len(pages) > 1:  # find out which
                 return [self._group([page])[0] for page in pages]
-            return [self._reason(pages[0])]
+            return [Outcome.DAMAGED if isinstance(error, Corrupted) else Outcome.GONE]
         return [
             Outcome.GOOD if crc == page.crc else Outcome.DAMAGED
             for page, crc in zip(pages, crcs, strict=True)
@@ -77,14 +78,6 @@ class PageReader:
         files = [f"{SEGMENTS}/{name}" for name in names]
         return read_summed(self._storage, files, rows, starts)
 
-    def _reason(self, page: Wanted) -> Outcome:
-        """Returns why a page could not be read: a file that ends too early is damaged."""
-        try:
-            size = self._storage.size(f"{SEGMENTS}/{page.segment}")
-        except StorageError:
-            return Outcome.GONE
-        short = size is not None and size < page.offset + len(page.memory)
-        return Outcome.DAMAGED if short else Outcome.GONE
-
     def close(self) -> None:
-        self._pool.shutdown()
+        if self._pool is not None:
+            self._pool.shutdown()
