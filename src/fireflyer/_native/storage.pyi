@@ -38,9 +38,9 @@ def advise_huge(address: int, bytes: int) -> None:
     Asks for huge pages in fresh memory, so that filling it takes fewer page faults; a wish, never an error.
     """
 
-def read_summed(path: str, offset: int, bytes: int, address: int, start: int) -> int:
+def read_summed(paths: Sequence[str], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, 4), order='C', device='cpu', writable=False)], starts: Sequence[int]) -> list[int]:
     """
-    Fills memory, which must stay alive, from a file and returns the CRC32C of the bytes, continuing `start`. Raises Corrupted for a file that ends too early, StorageError for one that cannot be read.
+    Reads ranges, int64[n, 4] of (index of the path, offset, bytes, address), on several threads; returns the CRC32C of each, continuing its start. The memory must stay alive. Raises Corrupted for a file that ends too early, StorageError for one that cannot be read.
     """
 
 def read_checked(paths: Sequence[str], segments: Annotated[NDArray[numpy.int64], dict(shape=(None, 4), order='C', device='cpu', writable=False)], crcs: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int = 0, in_place: bool = False) -> None:

@@ -137,7 +137,7 @@ def read_summed(
     An implementation that reads many at once has a method of this name.
 
     Args:
-        names: files.
+        names: files that are written once and never replaced: an implementation may keep them open.
         rows: int64[n, 4], C order, as the segments of `read_checked`, of any size.
         starts: values that the CRC32Cs continue.
 

@@ -78,8 +78,8 @@ def test_damaged_blocks_are_read_elsewhere_or_the_page_is_a_miss(
     block = PAGES[2][8192:12_288]
     with opened(fs) as cache:
         assert any(damage(cluster.folder(name), block) for name in cluster.running)
-        assert read(cache) == [True] * len(KEYS)
-        assert sum(damage(cluster.folder(name), block) for name in cluster.running) >= 1
+        for _ in range(4):  # either replica may be asked
+            assert read(cache) == [True] * len(KEYS)
 
 
 def test_what_no_replica_has_is_a_miss_that_is_forgotten(client: tuple[Cluster, Client]) -> None:

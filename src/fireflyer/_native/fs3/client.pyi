@@ -106,7 +106,12 @@ class Batch(Pieces):
 
     @property
     def counts(self) -> list[int]:
-        """Bytes of each request of `of_buffers`."""
+        """Bytes of each request or row."""
+
+    def sums(self, starts: Sequence[int]) -> list[int]:
+        """
+        Once all is read: the CRC32C of each request or row, continuing its start; joined from the CRCs that the bytes were compared with.
+        """
 
     @staticmethod
     def of_chunks(file: FileMap, kind: fireflyer._native.fs3.Kind, indexes: Sequence[int], length: int = 0) -> Batch:

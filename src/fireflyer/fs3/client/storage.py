@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SCHEME = "fs3://"
+_KEPT_OPEN = 256
+"""Most files that `read_summed` keeps open; one open for reading holds nothing but its inode."""
 _counter = itertools.count()
 
 
@@ -62,6 +64,7 @@ class Fs3Storage:
         """Makes the directory if it is missing. Raises StorageError."""
         self._client_of_process, self._process = client, os.getpid()
         self._root, self._url = root.rstrip("/"), url
+        self._open_files: dict[tuple[Client, str], File] = {}
         with _translated("make directory", root):
             client.makedirs(root, exist_ok=True)
 
@@ -160,12 +163,27 @@ class Fs3Storage:
         self, names: Sequence[str], rows: "NDArray[np.int64]", starts: Sequence[int]
     ) -> "list[int]":
         """Implements `fireflyer.storage.read_summed`."""
-        with contextlib.ExitStack() as opened, _translated("read", self._root or "/"):
-            files = [opened.enter_context(self._client.open(self._path(name))) for name in names]
+        client = self._client
+        with _translated("read", self._root or "/"):
+            files = [self._kept_open(client, name) for name in names]
             for which, offset, size, _ in rows.tolist():
                 if offset + size > files[which].size:
                     raise Corrupted(f"{self._path(names[which])}: it ends inside a needed range")
-            return self._client.read_summed(files, rows, starts)
+            try:
+                return client.read_summed(files, rows, starts)
+            except FireflyerError:
+                for name in names:  # one of them may have been removed
+                    self._open_files.pop((client, name), None)
+                raise
+
+    def _kept_open(self, client: Client, name: str) -> File:
+        """Returns a file that is never replaced, open for reading, and keeps it open."""
+        file = self._open_files.get((client, name))
+        if file is None:
+            if len(self._open_files) >= _KEPT_OPEN:
+                self._open_files.clear()
+            file = self._open_files[client, name] = client.open(self._path(name))
+        return file
 
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
         path = self._path(name)
