@@ -145,8 +145,8 @@ def read_summed(
         Corrupted: a file ends inside a range. StorageError: a file cannot be read. Any of the
             memory may have been written to.
     """
-    if reads_summed(storage):
-        found: list[int] = getattr(storage, "read_summed")(names, rows, starts)
+    if (own := getattr(storage, "read_summed", None)) is not None:
+        found: list[int] = own(names, rows, starts)
         return found
     crcs = []
     for (index, offset, size, address), start in zip(rows.tolist(), starts, strict=True):

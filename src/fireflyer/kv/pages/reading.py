@@ -50,7 +50,9 @@ class PageReader:
         """Fills the memory of pages and verifies them; memory of a failed page is undefined."""
         if self._pool is None:
             return self._group(pages)
-        return [found for each in self._pool.map(self._group, [[p] for p in pages]) for found in each]
+        return [
+            found for each in self._pool.map(self._group, [[p] for p in pages]) for found in each
+        ]
 
     def _group(self, pages: Sequence[Wanted]) -> list[Outcome]:
         try:
