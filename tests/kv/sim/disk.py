@@ -36,6 +36,8 @@ class Weather:
     """The request is lost before the effect."""
     late: float = 0.0
     """The effect comes after the caller was told that there is no answer."""
+    fills: float = 0.0
+    """The disk is full from the moment on at which an answer is lost."""
     slow: float = 0.02
     stall: float = 0.0
     """The process stalls for up to `stall_s` behind the operation."""
@@ -142,6 +144,7 @@ class Actor(Process):
                 resume(None, error)
                 return
             if writes and chance < weather.lost:
+                self.disk.full |= rng.random() < weather.fills
                 unanswered()
             else:
                 resume(value, None)

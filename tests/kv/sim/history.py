@@ -15,7 +15,7 @@ from tests.kv.sim.disk import Actor, Disk, Weather
 from fireflyer._native.kv import BlockCache, Scan, View
 from fireflyer.errors import Corrupted, FireflyerError, NoSpace, SnapshotGone, Stale
 from fireflyer.kv.core import frames, pins, tables
-from fireflyer.kv.core.collect import clean_temporary, collect
+from fireflyer.kv.core.collect import Collected, clean_temporary, collect
 from fireflyer.kv.core.feed import Feed
 from fireflyer.kv.core.manifest import Manifest, decode
 from fireflyer.kv.core.operations import Steps, manifest_name
@@ -220,15 +220,21 @@ class WriterActor(Actor):
         )
 
     def _collect(self) -> None:
-        self.go(
-            collect(self.writer, self.watch, self.clock()),
-            lambda _: self._again(self._collect, self.history.collect_pause),
-            self._retry(self._collect),
-        )
+        called = self.world.now
+
+        def done(_: Collected) -> None:
+            replaced = self.facts.newest_epoch > self.writer.epoch
+            assert not (replaced and called > self.facts.newest_open), (
+                f"{self.name}: epoch {self.writer.epoch} collected after {self.facts.newest_epoch} opened"
+            )
+            self._again(self._collect, self.history.collect_pause)
+
+        steps = collect(self.writer, self.watch, self.clock())
+        self.go(steps, done, self._retry(self._collect))
 
 
 class ReaderActor(Actor):
-    """A reader process: refreshes, reads, snapshots that it scans later, a feed."""
+    """A reader process: two threads that refresh, reads, snapshots that it scans later, a feed."""
 
     def __init__(self, history: "History", name: str) -> None:
         super().__init__(history.world, history.network, name, history.disk, history.weather)
@@ -246,7 +252,7 @@ class ReaderActor(Actor):
 
     def _opened(self, _: None) -> None:
         self.opened = True
-        for loop in (self._refresh, self._read, self._snapshot, self._follow):
+        for loop in (self._refresh, self._refresh, self._read, self._snapshot, self._follow):
             self.later(self.world.rng.random() * 0.2, loop)
 
     def _failed(self, error: FireflyerError, loop: Callable[[], None]) -> None:
@@ -362,6 +368,16 @@ def caught_up(reader: Reader, items: dict[bytes, bytes]) -> Steps[None]:
         assert found == items.get(key), f"a reader did not catch up: {key!r} is {found!r}"
 
 
+def fed(feed: Feed, sequence: int) -> Steps[None]:
+    """Lets a feed read on; it must come to the newest operation, or learn that some were collected."""
+    try:
+        while (yield from feed.poll()):
+            pass
+    except SnapshotGone:
+        return
+    assert feed.after == sequence, f"a feed stays at {feed.after}, the store is at {sequence}"
+
+
 class History:
     """A world, a disk, and the processes on it."""
 
@@ -373,7 +389,7 @@ class History:
         self.facts = Facts()
         harsh = rng.choice((0.0, 0.02, 0.1))
         self.weather = Weather(
-            lost=harsh, failed=harsh / 2, late=harsh / 2, slow=rng.choice((0.0, 0.05)),
+            lost=harsh, failed=harsh / 2, late=harsh / 2, fills=0.2, slow=rng.choice((0.0, 0.05)),
             stall=rng.choice((0.0, 0.003, 0.02)), stall_s=rng.choice((0.2, 1.5)),
         )  # fmt: skip
         self.pause = rng.choice((0.03, 0.2))
@@ -451,6 +467,7 @@ class History:
             for reader in self.readers:
                 if reader.opened:
                     yield from caught_up(reader.reader, items)
+                yield from fed(reader.feed, writer.sequence)
 
         def failed(error: FireflyerError) -> None:
             raise AssertionError(f"the last writer: {type(error).__name__}: {error}") from error
