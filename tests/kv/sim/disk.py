@@ -56,6 +56,7 @@ class Disk:
         objects = self.objects
         match operation:
             case Create(name, data):
+                self._check_room(name)  # the bytes are written before the name is looked at
                 if name in objects:
                     return False
                 self._put(name, data)
@@ -80,9 +81,12 @@ class Disk:
             case Pause():
                 return None
 
-    def _put(self, name: str, data: bytes) -> None:
+    def _check_room(self, name: str) -> None:
         if self.full:
             raise NoSpace(f"cannot write {name}: the disk is full")
+
+    def _put(self, name: str, data: bytes) -> None:
+        self._check_room(name)
         self.objects[name] = data
         folder, _, last = name.partition("/")
         self.folders.setdefault(folder, set()).add(last)
