@@ -77,7 +77,7 @@ def _own_lmcache() -> dict[str, types.ModuleType]:
 
         def reshape_partial_chunk(self, memory_obj: Any, bytes_read: int) -> Any:
             assert bytes_read % self.single_token_size == 0
-            memory_obj.data = memory_obj.data[:bytes_read]
+            memory_obj.raw_data = memory_obj.raw_data[:bytes_read]
             return memory_obj
 
     @dataclass
@@ -88,7 +88,7 @@ def _own_lmcache() -> dict[str, types.ModuleType]:
         fmt: Any
 
         def serialize(self) -> bytes:
-            return struct.pack("<6i", self.length, self.fmt, *self.shapes[0])
+            return struct.pack("<6i", self.length, self.fmt.value, *self.shapes[0])
 
         @staticmethod
         def deserialize(data: Any) -> "RemoteMetadata":

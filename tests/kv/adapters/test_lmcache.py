@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,43 +21,64 @@ def adapter() -> Iterator[ModuleType]:
         yield module
 
 
+class Format(Enum):
+    """Of the numbers of LMCache's MemoryFormat."""
+
+    KV_2LTD = 1
+
+
 @dataclass
 class Chunk:
     """Memory object of LMCache."""
 
-    data: Any
-    shape: tuple[int, ...]
+    raw_data: Any
+    meta: SimpleNamespace
     references: int = 1
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.meta.shape)
+
+    @property
     def byte_array(self) -> memoryview:
-        return memoryview(self.data)
+        return memoryview(self.raw_data)
 
     def get_shapes(self) -> list[Any]:
-        return [torch.Size(self.shape)]
+        return [torch.Size(self.meta.shape)]
 
     def get_dtypes(self) -> list[Any]:
-        return [torch.float16]
+        return [self.meta.dtype]
 
-    def get_memory_format(self) -> int:
-        return 1
+    def get_memory_format(self) -> Format:
+        return Format.KV_2LTD
 
     def ref_count_down(self) -> None:
         self.references -= 1
+
+
+def chunk_of(data: bytearray, shape: Any) -> Chunk:
+    return Chunk(data, SimpleNamespace(shape=tuple(shape), dtype=torch.float16))
 
 
 class Memory:
     """LMCache's allocator of host memory; it may run dry."""
 
     def __init__(self, config: Any) -> None:
-        self.config, self.metadata = config, SimpleNamespace()
+        self.config = config
+        self.metadata = SimpleNamespace(
+            get_shapes=lambda: [torch.Size(SHAPE)],
+            get_dtypes=lambda: [torch.float16],
+            get_num_groups=lambda: 1,
+            use_mla=False,
+            chunk_size=SHAPE[2],
+        )
         self.given: list[Chunk] = []
         self.dry = False
 
     def allocate(self, shapes: Any, dtypes: Any, fmt: Any) -> Chunk | None:
         if self.dry:
             return None
-        self.given.append(Chunk(bytearray(2 * torch.Size(shapes[0]).numel()), tuple(shapes[0])))
+        self.given.append(chunk_of(bytearray(2 * torch.Size(shapes[0]).numel()), shapes[0]))
         return self.given[-1]
 
 
@@ -73,7 +95,7 @@ class Key:
 def chunk(seed: int, tokens: int = 16) -> Chunk:
     shape = (*SHAPE[:2], tokens, SHAPE[3])
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half()
-    return Chunk(bytearray(values.numpy().tobytes()), shape)
+    return chunk_of(bytearray(values.numpy().tobytes()), shape)
 
 
 def run(adapter: ModuleType, folder: Path, meta: bool, body: Any) -> None:
@@ -106,7 +128,7 @@ def test_chunks_go_out_and_come_back(adapter: ModuleType, tmp_path: Path, meta: 
 
     async def back(made: Any, memory: Memory) -> None:
         found = await made.batched_get([*keys, Key("none")])
-        assert [bytes(each.byte_array) for each in found[:4]] == [bytes(c.data) for c in chunks]
+        assert [bytes(each.byte_array) for each in found[:4]] == [bytes(c.raw_data) for c in chunks]
         assert found[4] is None
         if meta:
             assert found[3].shape == (2, 2, 5, 8)
