@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from tests import draws
-from tests.hai.plan.bench import Bench, launched
+from tests.hai.plan.bench import Bench, launched, preempted
 from tests.hai.plan.histories import History
 
 from fireflyer.hai.scheduling import planner, preemption
@@ -29,6 +29,15 @@ def test_they_hold_where_plans_and_looks_are_short(monkeypatch: pytest.MonkeyPat
         total += History(seed).run()
     assert total["Launch"] > 0
     assert total["cut"] > 0
+
+
+def test_a_plan_with_victims_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "BATCH", 2 * planner.PREEMPTION)
+    bench = Bench("timeshare", 6)
+    bench.submit(*[{"priority": 8}] * 6)
+    assert len(preempted(bench.submit(*[{"priority": 30}] * 6))) == 2
+    assert bench.cluster.next_look(bench.now) == bench.now, "the next plan goes on at once"
+    assert len(preempted(bench.plan())) == 2
 
 
 def test_a_long_plan_is_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

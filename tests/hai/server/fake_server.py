@@ -135,7 +135,9 @@ class FakeEngine:
             self._end(gang, "failed", reason)
 
     async def drain(self, node: str, reason: str) -> None:
-        """The server's own mark is what counts."""
+        """Noted; the server's own mark is what counts."""
+        with (self._files / "drained").open("a") as file:
+            file.write(f"{node}: {reason}\n")
 
     async def undrain(self, node: str) -> None:
         """Likewise."""

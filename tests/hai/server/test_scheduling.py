@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, until
 
 from fireflyer.errors import ConfigError, TaskError
 from fireflyer.hai.client import Client
@@ -79,6 +79,9 @@ def test_a_drained_node_gets_nothing_new_also_from_the_next_server(
     client.drain("n0", "fan 2")
     client.drain("n1", "disk", until=time.time() + 3600)
     assert client.task("t1").state == "running"
+    drained = server.home / "engine" / "drained"
+    until(lambda: drained.exists() and "\n" in drained.read_text())
+    assert drained.read_text() == "n0: fan 2\n", "a drain with an end is the server's alone"
     server.kill()
     server.start(nodes=2)
     view = client.submit(spec("hold"))
