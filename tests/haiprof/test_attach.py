@@ -210,6 +210,28 @@ def test_a_process_that_ends_during_the_session() -> None:
         assert session.failure == "the process ended during the session"
 
 
+def test_a_process_that_closes_the_session_is_not_said_to_have_ended() -> None:
+    closes = (
+        "import os, socket, sys, threading\n"
+        "def close():\n"
+        "    sys.stdin.readline()\n"
+        "    socket.socket(fileno=os.dup(3)).shutdown(socket.SHUT_RDWR)\n"
+        "threading.Thread(target=close).start()\n"
+    )
+    with (
+        running(closes + IDLE, pipes=True) as script,
+        Target(script.pid) as target,
+        Session(target, Request(seconds=60.0)) as session,
+    ):
+        assert script.stdin is not None
+        script.stdin.write(b"\n")
+        script.stdin.flush()
+        while not session.over:
+            list(session.read())
+        assert session.failure.startswith("the process ended the session")
+        assert script.poll() is None
+
+
 def test_a_process_at_its_exit_is_not_harmed() -> None:
     ending = PREPARE + "import sys\nprint(flush=True)\nsys.stdin.read()\n"
     for _ in range(cases(40)):

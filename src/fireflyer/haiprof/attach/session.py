@@ -126,12 +126,18 @@ class Session:
             data = b""
         if not data and not self.over:
             self.over = True
-            self.failure = self.failure or "the process ended during the session"
+            self.failure = self.failure or self._cause_of_end()
         for payload in self._frames.feed(data):
             self._ready.append(_decode(payload))
         ready, self._ready = self._ready, []
         for message in ready:
             yield from self._records(message)
+
+    def _cause_of_end(self) -> str:
+        """Returns why the connection closed without a message that says so."""
+        if self.target.alive():
+            return "the process ended the session: its records were not read in time"
+        return "the process ended during the session"
 
     def _meet(self, timeout_s: float) -> socket.socket:
         """Listens, signals the process and returns its connection."""
