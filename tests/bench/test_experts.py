@@ -9,7 +9,7 @@ from fireflyer.bench.experts import switches
 
 @pytest.mark.full
 def test_rows(tmp_path: Path) -> None:
-    rows = switches.run(9 << 20, tmp_path / "work", 1, lambda _: None)
+    rows = switches.run(17 << 20, tmp_path / "work", 1, lambda _: None)
     assert [(row.case, row.peer) for row in rows] == [
         ("switch to a cold expert", "raw O_DIRECT of the bytes"),
         ("switch to a cold expert", "torch.load, cold"),

@@ -217,7 +217,9 @@ def test_an_unexpected_error_of_the_loader_reaches_the_caller(
         with pytest.raises(ZeroDivisionError, match="a fault"), store.get("e1"):
             pass
     assert loading(warm) == []
-    store.hint(["e1"])  # by the loader, whose callers only wait
+    store.hint(["e1"])  # by the loader
+    with pytest.raises(ExpertError, match=r"loader ended.*a fault"):
+        store.wait_idle(LIMIT_S)
     for _ in range(2):
         with pytest.raises(ExpertError, match=r"loader ended.*a fault"), store.get("e1"):
             pass

@@ -272,3 +272,35 @@ def test_a_forked_child_is_told_and_leaves_the_parent_alone(filled: Store) -> No
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     assert value_of(filled, "e0") == 0
     assert filled.stats().hot_hits == 1
+
+
+def test_a_warm_expert_is_mapped_once(open_store: OpenStore) -> None:
+    """An expert that leaves the hot tier keeps its page tables, until its image leaves."""
+    store = open_store(hot_bytes="1200K")
+    for number in range(3):
+        store.add(f"e{number}", state(float(number)))
+    places = set()
+    for number in (0, 1, 0, 1, 0):
+        with store.get(f"e{number}") as expert:
+            places.add(expert.tensors["w"].data_ptr())
+        assert expert.tensors == {}
+    assert len(places) == 2
+    assert value_of(store, "e2") == 2  # e1 leaves, and is mapped anew
+    assert [value_of(store, f"e{number}") for number in (1, 0, 2)] == [1, 0, 2]
+    assert store.stats().loads == 6
+
+
+def test_an_image_leaves_though_another_process_has_an_idle_mapping(
+    open_store: OpenStore,
+) -> None:
+    store, other = open_store(hot_bytes="1200K"), open_store()
+    for number in range(4):
+        store.add(f"e{number}", state(float(number)))
+    other.refresh()
+    assert [value_of(store, name) for name in ("e0", "e1")] == [0, 1]
+    assert [value_of(other, name) for name in ("e0", "e2")] == [0, 2]
+    assert store.states()["e0"] is Place.WARM
+    other.close()
+    with open_store() as third:
+        assert [value_of(third, name) for name in ("e3", "e1", "e0")] == [3, 1, 0]
+    assert [value_of(store, f"e{number}") for number in (0, 1, 2, 3, 0)] == [0, 1, 2, 3, 0]

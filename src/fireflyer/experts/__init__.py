@@ -4,7 +4,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fireflyer.experts.store import Stats, Store
+    from fireflyer.experts.parts import Stats
+    from fireflyer.experts.store import Store
     from fireflyer.experts.tensors import Expert
 
 __all__ = ["Expert", "Stats", "Store"]

@@ -1,23 +1,19 @@
 """Store of experts: the tiers of one process, with a thread that loads beside the callers."""
 
 import contextlib
-import hashlib
 import os
-import tempfile
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-import msgspec
 import torch
 
 from fireflyer.errors import (
-    ConfigError,
     Corrupted,
     DamagedExpert,
     DeadlineExceeded,
@@ -31,55 +27,14 @@ from fireflyer.errors import (
 from fireflyer.experts import events, folder, manifest
 from fireflyer.experts.events import Action, Event, Place, Reason
 from fireflyer.experts.manifest import Manifest
+from fireflyer.experts.parts import Job, Stats, Ticket, default_folder, size_of
 from fireflyer.experts.tensors import Expert, views
 from fireflyer.experts.tiers import IN_WARM, UNDER_WAY, Counts, Tiers
-from fireflyer.experts.warm import Blank, WarmFolder
+from fireflyer.experts.warm import Blank, Mapped, WarmFolder
 from fireflyer.storage import open_storage
-from fireflyer.units import parse_size
 
 LOOK_S = 0.05
 """Seconds after which a caller that waits looks at what other processes did."""
-
-TMPFS = Path("/dev/shm")
-
-
-class Stats(msgspec.Struct, frozen=True):
-    """Numbers of a store since it was opened."""
-
-    hot_hits: int
-    warm_hits: int
-    late: int
-    misses: int
-    loads: int
-    prefetches: int
-    evictions: int
-    read_bytes: int
-    """Bytes read from the folder."""
-    read_s: float
-    """Seconds that this took."""
-    warm_bytes: int
-    """Bytes of warm memory in use, those of other stores and what is being loaded included."""
-    hot_bytes: int
-
-
-class _Ticket:
-    """A caller that waits for an expert."""
-
-    def __init__(self) -> None:
-        self.expert: Expert | None = None
-        self.error: Exception | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.expert is not None or self.error is not None
-
-
-class _Job(NamedTuple):
-    """Work of the loader."""
-
-    name: str
-    run: Callable[[], Event]
-    blank: Blank | None = None
 
 
 class Store:
@@ -110,22 +65,24 @@ class Store:
             ConfigError: an argument cannot work. DamagedExpert: a manifest is damaged.
             StorageError: the folder or warm memory cannot be used.
         """
-        warm, hot = _bytes(warm_bytes), _bytes(warm_bytes if hot_bytes is None else hot_bytes)
+        warm, hot = size_of(warm_bytes), size_of(warm_bytes if hot_bytes is None else hot_bytes)
         self._storage = open_storage(place)
         self._device = torch.device(device)
         self._tiers = Tiers(warm, hot, ahead)
         self._known: dict[str, tuple[Manifest, str]] = {}
         self._hot: dict[str, Expert] = {}
+        self._mapped: dict[str, Mapped] = {}
+        """Mappings of hot experts on the CPU."""
         self._errors: dict[str, Exception] = {}
-        self._tickets: dict[str, list[_Ticket]] = {}
-        self._jobs: deque[_Job] = deque()
+        self._tickets: dict[str, list[Ticket]] = {}
+        self._jobs: deque[Job] = deque()
         self._broken: Exception | None = None
         self._changed = threading.Condition()
         self._closed = False
         self._pid = os.getpid()
         self._read_bytes, self._read_s = 0, 0.0
         self._learn(self._manifests())
-        where = Path(warm_folder) if warm_folder is not None else _default_folder(place)
+        where = Path(warm_folder) if warm_folder is not None else default_folder(place)
         self._warm = WarmFolder(where)
         self._leave = weakref.finalize(self, self._warm.close)
         self._loader = threading.Thread(target=_work, args=(weakref.ref(self),), daemon=True)
@@ -156,6 +113,9 @@ class Store:
                     ticket.error = ExpertError("the store was closed", name)
             self._tickets.clear()
             self._hot.clear()
+            for mapped in self._mapped.values():
+                mapped.close()
+            self._mapped.clear()
             with self._warm.locked():
                 for job in self._jobs:
                     if job.blank is not None:
@@ -180,7 +140,8 @@ class Store:
     def get(self, name: str, *, timeout_s: float = 600.0) -> Iterator[Expert]:
         """Hands out an expert, which stays in the hot tier until the end of the block.
 
-        Tensors that outlive the block stay valid, and keep their bytes in warm memory.
+        At its end the expert's dict of tensors is emptied. Tensors that outlive the block stay
+        valid, and keep their bytes in warm memory.
 
         Raises:
             NoSuchExpert, ExpertTooLarge, DamagedExpert (it stays so until it is added again).
@@ -193,10 +154,11 @@ class Store:
             found = manifest.read(self._storage, name)
             with self._open():
                 self._learn({name: found})
-        expert = self._served(name, time.monotonic() + timeout_s)
+        handed = Expert(name, self._served(name, time.monotonic() + timeout_s).tensors)
         try:
-            yield Expert(name, expert.tensors)
+            yield handed
         finally:
+            handed.tensors.clear()  # the caller's variable does not keep the expert
             if os.getpid() == self._pid:
                 with self._changed:
                     if not self._closed:
@@ -218,7 +180,10 @@ class Store:
             DeadlineExceeded: something still is.
         """
         with self._open():
-            if not self._changed.wait_for(lambda: self._idle() or self._closed, timeout_s):
+            done = self._changed.wait_for(self._rests, timeout_s)
+            if self._broken is not None:
+                raise self._end_of_loader("")
+            if not done:
                 raise DeadlineExceeded(f"experts are still being loaded after {timeout_s} s")
 
     def add(self, name: str, source: Any) -> None:
@@ -280,7 +245,7 @@ class Store:
             yield
 
     def _served(self, name: str, deadline: float) -> Expert:
-        ticket = _Ticket()
+        ticket = Ticket()
         try:
             with self._open():
                 self._tickets.setdefault(name, []).append(ticket)
@@ -301,14 +266,14 @@ class Store:
                     self._give_up(name, ticket)
             raise
 
-    def _wait(self, ticket: _Ticket, deadline: float) -> None:
+    def _wait(self, ticket: Ticket, deadline: float) -> None:
         while not ticket.done and (left := deadline - time.monotonic()) > 0:
             self._changed.wait(min(left, LOOK_S))
             waits = not ticket.done and not self._closed and self._broken is None
             if waits and self._idle():
                 self._look()
 
-    def _give_up(self, name: str, ticket: _Ticket) -> None:
+    def _give_up(self, name: str, ticket: Ticket) -> None:
         """Ends the wait of a caller; a caller that was served in vain releases the expert."""
         if self._closed or self._broken is not None:
             return
@@ -318,7 +283,7 @@ class Store:
         elif ticket.expert is not None:
             self._feed(events.Released(name))
 
-    def _take_job(self, name: str) -> _Job | None:
+    def _take_job(self, name: str) -> Job | None:
         """Returns the read of an expert that no thread has begun, and takes it."""
         reads = (job for job in self._jobs if job.name == name and job.blank is not None)
         found = next(reads, None)
@@ -326,7 +291,7 @@ class Store:
             self._jobs.remove(found)
         return found
 
-    def _run_here(self, job: _Job) -> None:
+    def _run_here(self, job: Job) -> None:
         """Runs a job in the thread of a caller, which may be interrupted."""
         try:
             event = job.run()
@@ -353,6 +318,12 @@ class Store:
                 f"use warm memory {self._warm.path}"
             )
         return DeadlineExceeded(f"expert {name} was not loaded in time; it is {entry.place.value}")
+
+    def _rests(self) -> bool:
+        return self._idle() or self._closed or self._broken is not None
+
+    def _has_work(self) -> bool:
+        return bool(self._jobs or self._closed or self._warm.garbage)
 
     def _idle(self) -> bool:
         return not any(entry.place in UNDER_WAY for entry in self._tiers.entries.values())
@@ -422,6 +393,8 @@ class Store:
                 ticket.expert = self._hot[name]
         elif isinstance(action, events.Cool):
             del self._hot[name]
+            if (mapped := self._mapped.pop(name, None)) is not None:
+                self._warm.detach(digest, mapped)
         elif isinstance(action, events.Evict):
             gone = self._warm.evict(digest)
             return [events.Evicted(name) if gone else events.Kept(name)]
@@ -449,7 +422,7 @@ class Store:
         if self._warm.has(digest):  # another process loaded it while this one waited
             return [events.Loaded(name)]
         if self._warm.is_loading(digest):
-            self._jobs.append(_Job(name, lambda: self._await_other(name, digest)))
+            self._jobs.append(Job(name, lambda: self._await_other(name, digest)))
             return []
         try:
             blank = self._warm.blank(digest, size)
@@ -457,29 +430,40 @@ class Store:
             self._errors[name] = error
             return [events.Failed(name, False)]
         known = self._known[name][0]
-        self._jobs.append(_Job(name, lambda: self._load(name, known, digest, blank), blank))
+        self._jobs.append(Job(name, lambda: self._load(name, known, digest, blank), blank))
         return []
 
     def _start_heat(self, name: str, digest: str) -> list[Event]:
-        mapping = self._warm.attach(digest)
-        if mapping is None:
+        mapped = self._warm.attach(digest)
+        if mapped is None:
             return [events.Lost(name)]
         if self._device.type == "cpu":
-            return [self._heat(name, mapping)]
-        self._jobs.append(_Job(name, lambda: self._heat(name, mapping)))
+            return [self._heat(name, digest, mapped)]
+        self._jobs.append(Job(name, lambda: self._copy(name, digest, mapped)))
         return []
 
     # By the loader -------------------------------------------------------------------------------
 
-    def _heat(self, name: str, mapping: Any) -> Event:
+    def _copy(self, name: str, digest: str, mapped: Mapped) -> Event:
+        """Copies an expert to the device; warm memory is then not held."""
+        event = self._heat(name, digest, mapped)
+        with self._changed:
+            if (held := self._mapped.pop(name, None)) is not None:
+                self._warm.detach(digest, held)
+        return event
+
+    def _heat(self, name: str, digest: str, mapped: Mapped) -> Event:
         where = f"{self._storage}/{self._known[name][0].file}"
         try:
-            self._hot[name] = Expert(name, views(mapping, where, self._device))
+            self._hot[name] = Expert(name, views(mapped.mapping, where, self._device))
+            self._mapped[name] = mapped
         except Corrupted as error:
             self._errors[name] = DamagedExpert(f"expert {name} is damaged: {error}", name)
+            mapped.close()
             return events.Failed(name, True)
         except Exception as error:  # noqa: BLE001  # a device's driver raises its own
             self._errors[name] = error
+            mapped.close()
             return events.Failed(name, False)
         return events.Heated(name)
 
@@ -531,10 +515,13 @@ class Store:
         # Again asks for it anew; what was published in between is seen first.
         return events.Again(name, self._known[name][0].size)
 
-    def _next_job(self) -> _Job | None:
+    def _next_job(self) -> Job | None:
         """Returns a job, one that a caller waits for before others; None at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._jobs or self._closed, LOOK_S * 100)
+            garbage, self._warm.garbage = self._warm.garbage, []
+        garbage.clear()  # beside a caller that reads
+        with self._changed:
+            self._changed.wait_for(self._has_work, LOOK_S * 100)
             if not self._jobs or self._closed:
                 return None
             waited = (job for job in self._jobs if self._tiers.entries[job.name].waiting)
@@ -573,22 +560,3 @@ def _work(reference: "weakref.ref[Store]") -> None:
             except Exception as error:  # noqa: BLE001  # callers wait for this thread
                 store._break(error)
         del store, job
-
-
-def _bytes(size: int | str) -> int:
-    try:
-        found = parse_size(size) if isinstance(size, str) else size
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    if found < 1:
-        raise ConfigError(f"invalid size {size}: expected a number of bytes above zero")
-    return found
-
-
-def _default_folder(place: str | os.PathLike[str]) -> Path:
-    text = os.fspath(place)
-    if "://" not in text:
-        text = os.path.realpath(text)
-    key = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    root = TMPFS if TMPFS.is_dir() else Path(tempfile.gettempdir())
-    return root / f"fireflyer-experts-{os.geteuid()}-{key}"

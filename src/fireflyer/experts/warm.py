@@ -5,10 +5,12 @@
     DIGEST                   an image: the bytes of an expert's file. Never written to
     DIGEST.PID-N.loading     bytes that are being read, or pages to be used again
 
-A process that maps an image holds it shared (flock), as long as any view on the mapping lives: a
-mapping duplicates the descriptor. A process that loads holds its file exclusively. Locks go with
-their process, so a file `.loading` without a lock was left by a killed process, and is removed. An
-image gets its name after its checksums matched, so no process ever sees an incomplete one.
+A process that uses an image holds it shared (flock), as long as any view on its mapping lives: a
+mapping duplicates the descriptor. A mapping without views is kept, unheld, until the image leaves:
+its page tables are there when the image is used again. A process that loads holds its file
+exclusively. Locks go with their process, so a file `.loading` without a lock was left by a killed
+process, and is removed. An image gets its name after its checksums matched, so no process ever sees
+an incomplete one.
 
 Thread contract: `locked` by one thread of a process at a time; all else within it, except for the
 methods of a Blank, which belongs to one thread.
@@ -20,6 +22,7 @@ import itertools
 import mmap
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +42,33 @@ class Found(NamedTuple):
     """Bytes, and time of the last use in ns, by digest."""
     loading: dict[str, int]
     """Bytes that live processes are reading, by file name, without those of this object."""
+
+
+class Mapped:
+    """Private mapping of an image: bytes written to it stay in this process."""
+
+    def __init__(self, fd: int) -> None:
+        """Takes over the descriptor, which holds its file shared."""
+        self._fd = fd
+        self.mapping: mmap.mmap = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+
+    def hold(self, path: Path) -> bool:
+        """Holds the image again; False if it has left its name meanwhile."""
+        return _flock(self._fd, fcntl.LOCK_SH) and _is_at(self._fd, path)
+
+    def let_go(self) -> bool:
+        """Lets others evict the image; False, and nothing changes, if a view on it lives."""
+        if sys.getrefcount(self.mapping) > 2:  # the attribute's and the argument's
+            return False
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        return True
+
+    def close(self) -> mmap.mmap:
+        """Closes the descriptor; the lock goes with the mapping, which the caller drops."""
+        os.close(self._fd)
+        mapping = self.mapping
+        del self.mapping
+        return mapping
 
 
 class Blank:
@@ -77,7 +107,8 @@ class Blank:
         return memoryview(self._mapping)[: self.bytes]
 
     def discard(self) -> None:
-        """Removes the file. Its pages go with the last mapping."""
+        """Removes the file and its pages, in unheld mappings of other processes, too."""
+        os.ftruncate(self._fd, 0)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
         self.close()
@@ -120,6 +151,10 @@ class WarmFolder:
         self._pid = os.getpid()
         self._own: dict[str, Blank] = {}
         """Images that this object made: their mappings are used again after their eviction."""
+        self._kept: dict[str, Mapped] = {}
+        """Unheld mappings of images."""
+        self.garbage: list[mmap.mmap] = []
+        """Mappings to drop, which takes milliseconds: any thread may, without a lock."""
         self._spare: Blank | None = None
         self._making: set[str] = set()
         try:
@@ -167,6 +202,8 @@ class WarmFolder:
                 loading[entry.name] = status.st_size
         for digest in self._own.keys() - images.keys():
             self._own.pop(digest).close()  # evicted by another process
+        for digest in self._kept.keys() - images.keys():
+            self._drop(digest)
         return Found(images, loading)
 
     def _swept(self, name: str) -> bool:
@@ -240,20 +277,33 @@ class WarmFolder:
             self.forget(self._spare)
             self._spare = None
 
-    def attach(self, digest: str) -> mmap.mmap | None:
-        """Maps an image, which stays as long as a view on the mapping lives; None without it.
-
-        The mapping is private: bytes written to it stay in this process.
-        """
+    def attach(self, digest: str) -> Mapped | None:
+        """Maps an image, which stays as long as a view on the mapping lives; None without it."""
+        if (kept := self._kept.get(digest)) is not None:
+            if kept.hold(self.path / digest):
+                return self._kept.pop(digest)
+            self._drop(digest)
         try:
             fd = os.open(self.path / digest, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         try:
             fcntl.flock(fd, fcntl.LOCK_SH)
-            return mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
-        finally:
+            return Mapped(fd)
+        except OSError:
             os.close(fd)
+            raise
+
+    def detach(self, digest: str, mapped: Mapped) -> None:
+        """Keeps a mapping that no view uses; else the image stays until the last view is gone."""
+        if mapped.let_go():
+            self._kept[digest] = mapped
+        else:
+            mapped.close()
+
+    def _drop(self, digest: str) -> None:
+        if (kept := self._kept.pop(digest, None)) is not None:
+            self.garbage.append(kept.close())
 
     def touch(self, digest: str, now: int) -> None:
         """Notes a use, for all stores."""
@@ -263,6 +313,7 @@ class WarmFolder:
     def evict(self, digest: str) -> bool:
         """Removes an image; False if a mapping of it lives in some process."""
         path = self.path / digest
+        self._drop(digest)
         blank = self._own.pop(digest, None)
         if blank is None or not blank.is_at(path):
             if blank is not None:
@@ -297,6 +348,9 @@ class WarmFolder:
             for blank in self._own.values():
                 blank.close()
             self._own.clear()
+            for digest in list(self._kept):
+                self._drop(digest)
+            self.garbage.clear()
             if _flock(self._stores, fcntl.LOCK_EX):
                 self._remove()
         self._close()

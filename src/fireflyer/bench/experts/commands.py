@@ -11,7 +11,7 @@ from fireflyer.bench.harness.report import Machine
 
 def experts_store(
     size: Annotated[
-        str, typer.Option("--bytes", metavar="SIZE", help="Bytes of an expert, at least 8M.")
+        str, typer.Option("--bytes", metavar="SIZE", help="Bytes of an expert, at least 17M.")
     ] = "256M",
     work: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder for the files; removed afterwards.")
@@ -30,8 +30,8 @@ def experts_store(
     """
     machine = Machine.here()
     (parsed,) = sizes_of(size)
-    if parsed < 8 << 20:
-        raise typer.BadParameter("--bytes: expected at least 8M")
+    if parsed < 17 << 20:
+        raise typer.BadParameter("--bytes: expected at least 17M")
     from fireflyer.bench.experts import switches
 
     report("experts-store", machine, switches.run(parsed, work, rounds, teller()), [], json_to)

@@ -22,7 +22,7 @@ from fireflyer.experts.folder import pack
 from fireflyer.storage import open_storage
 
 EXPERTS = 4
-WIDTH = 1024
+WIDTH = 2048
 PIECE = 4 << 20
 IN_FLIGHT = 4
 PAGE = 4096
