@@ -50,6 +50,6 @@ def parse_mib(text: str, option: str) -> int:
     factors = {"TiB": 1 << 20, "T": 1 << 20, "GiB": 1 << 10, "G": 1 << 10, "MiB": 1, "M": 1, "": 1}
     unit = next(unit for unit in factors if text.endswith(unit))
     number = text[: len(text) - len(unit)]
-    if not number.isdecimal() or len(number) > 12:
+    if not (number.isascii() and number.isdecimal()) or len(number) > 12:
         raise ConfigError(f"invalid {option} {text!r}: expected e.g. 512MiB or 64GiB")
     return int(number) * factors[unit]

@@ -474,9 +474,11 @@ def _only(verb: str) -> typer.Typer:
 
 def _act(arguments: list[str]) -> int:
     """Parses and runs the command line; Typer's and Fireflyer's own errors propagate."""
+    from fireflyer.cli.numbers import strict
     from fireflyer.cli.run.hai_form import hai_form
 
     command = typer.main.get_command(_only(arguments[0]) if arguments else app)
+    strict(command)
     result = command.main(
         args=hai_form(command, arguments) or ["--help"],
         prog_name="fireflyer",

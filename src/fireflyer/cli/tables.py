@@ -1,10 +1,11 @@
 """Layout of tables: which cells share a line, which wrap, and which move below their row.
 
-Pure: takes texts and a width, returns lines. Identifiers, names, states and numbers keep their
-width and their line. Long texts wrap in the space that is left. A text that gets less than
-`LEAST` columns moves below its row, behind the head of its column; the last columns follow if the
-others still exceed the width. Nothing is cut: a line whose first `KEPT` cells exceed the width is
-longer than the terminal, which breaks it.
+Pure: takes texts and a width, returns lines. Identifiers, names, states and numbers are never
+divided. Long texts wrap in the space that is left. A text that gets less than `LEAST` columns
+moves below its row, behind the head of its column; if the others still exceed the width, the last
+columns follow, then the widest, until the first is alone. Below the row a text that does not fit
+behind its head stands under it. Nothing is cut: a line is longer than the terminal only if one
+identifier, name, state or number, or the head of a column, is.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ LEAST = 24
 """Minimum width of a wrapped column."""
 
 KEPT = 3
-"""Columns that always stay on the row's line: what a row is of comes first in every table."""
+"""Columns that move below their row last: what a row is of comes first in every table."""
 
 GAP = 2
 """Blanks between columns."""
@@ -120,8 +121,10 @@ def _divide(heads: Sequence[str], natural: list[int], width: int) -> tuple[list[
             break
         below.append(flexible.pop())
     inline = [column for column in range(len(heads)) if column not in below]
-    while len(inline) > KEPT and sum(widths[c] + GAP for c in inline) - GAP > width:
-        below.append(inline.pop())
+    while len(inline) > 1 and sum(widths[c] + GAP for c in inline) - GAP > width:
+        last = inline[-1] if len(inline) > KEPT else max(inline[1:], key=lambda c: widths[c])
+        inline.remove(last)
+        below.append(last)
     return widths, sorted(below)
 
 
@@ -141,8 +144,14 @@ def _beside(row: Sequence[str], inline: Sequence[int], widths: Sequence[int]) ->
 
 
 def _beneath(head: str, text: str, column: int, width: int) -> list[Line]:
-    """Returns the lines of a cell below its row, behind the head of its column."""
-    left = f"{INDENT}{head}  "
-    pieces = wrap(text, max(width - len(left), LEAST))
-    starts = [left, *(" " * len(left),) * (len(pieces) - 1)]
-    return [[Cell(start + piece, column)] for start, piece in zip(starts, pieces, strict=True)]
+    """Returns the lines of a cell below its row: behind the head of its column, or under it."""
+    left = f"{INDENT}{head}  " if head else INDENT
+    room = width - cell_len(left)
+    if cell_len(text) <= room or (room >= LEAST and head in WRAPPING):
+        pieces = wrap(text, room)
+        starts = [left, *(" " * len(left),) * (len(pieces) - 1)]
+        return [[Cell(start + piece, column)] for start, piece in zip(starts, pieces, strict=True)]
+    pieces = wrap(text, max(width - len(INDENT), LEAST // 2)) if head in WRAPPING else [text]
+    under = " " * min(len(INDENT), max(width - max(map(cell_len, pieces)), 0))
+    top = [[Cell(left, column)]] if head else []
+    return [*top, *([Cell(under + piece, column)] for piece in pieces)]

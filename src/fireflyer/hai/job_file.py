@@ -122,7 +122,7 @@ def to_spec(job: Job) -> TaskSpec:
     priority = job.priority.lower().replace("-", "_")
     if priority not in ("auto", *PRIORITIES):
         known = ", ".join(PRIORITIES)
-        raise ConfigError(f"invalid --priority {priority!r}: expected one of auto, {known}")
+        raise ConfigError(f"invalid --priority {job.priority!r}: expected one of auto, {known}")
     gpus, gpu_type = parse_request(str(job.gpus))
     args = (job.script, *job.args) if job.module else job.args
     return TaskSpec(

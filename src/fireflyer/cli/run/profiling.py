@@ -60,11 +60,13 @@ def parse(text: str) -> dict[str, str]:
 
 
 def _number(key: str, text: str) -> float:
+    from fireflyer.cli.numbers import is_plain
+
     try:
         value = float(text) if key != "trace" else int(text)
     except ValueError:
         value = -1
-    if not 0 <= value < 1e9:
+    if not (is_plain(text) and 0 <= value < 1e9):
         raise ConfigError(f"invalid --prof {key}={text}: expected a number, at least 0")
     return value
 

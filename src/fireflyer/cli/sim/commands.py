@@ -93,7 +93,9 @@ RestartCostOption = Annotated[
 EstimatesOption = Annotated[
     float,
     typer.Option(
-        min=0, help="Run times given to the scheduler, as a multiple of the true ones; 0: none."
+        min=0,
+        max=1e6,
+        help="Run times given to the scheduler, as a multiple of the true ones; 0: none.",
     ),
 ]
 QuotaOption = Annotated[

@@ -164,7 +164,7 @@ def _trace(asked: Asked) -> Trace:
         found = read(asked.trace, asked.form)
     else:
         name, _, count = (asked.generate or "").partition(":")
-        if not count.isdecimal():
+        if not (count.isascii() and count.isdecimal()):
             raise ConfigError(
                 f"invalid --generate {asked.generate!r}: expected CLUSTER:JOBS, e.g. philly:5000"
             )

@@ -134,7 +134,7 @@ def types(text: str, nodes: int) -> tuple[tuple[str, int], ...]:
     found = []
     for part in filter(None, text.lower().split(",")):
         kind, _, count = part.partition(":")
-        if not is_type(kind) or not (count.isdecimal() and len(count) < 7):
+        if not is_type(kind) or not (count.isascii() and count.isdecimal() and len(count) < 7):
             raise ConfigError(f"invalid --types {text!r}: expected e.g. a100:40,v100:40")
         found.append((kind, int(count)))
     if found and sum(count for _, count in found) != nodes:

@@ -11,6 +11,7 @@ NodesOption = Annotated[
         "--nodes",
         "-n",
         min=1,
+        max=10_000,
         help="Virtual nodes of the local engine. Remembered by the home. [default: one a type "
         "of GPU; without GPUs 2]",
     ),

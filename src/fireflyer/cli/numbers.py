@@ -1,0 +1,44 @@
+"""Numbers on a command line: ASCII digits alone, as in files and in sizes and times.
+
+Typer takes what Python's `int` and `float` take, so `1_000` and ` 5` are numbers for it. A number
+that was copied wrongly would then change its value unseen.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import typer
+
+
+def strict(command: Any) -> None:
+    """Makes every option and argument of the command and its subcommands refuse such numbers."""
+    for parameter in command.params:
+        parameter.process_value = _checked(parameter)
+    for inner in getattr(command, "commands", {}).values():
+        strict(inner)
+
+
+def _checked(parameter: Any) -> Any:
+    plain = parameter.process_value
+
+    def process_value(context: Any, value: Any) -> Any:
+        result = plain(context, value)
+        for text, number in zip(_each(value), _each(result), strict=False):
+            if isinstance(text, str) and isinstance(number, int | float) and not is_plain(text):
+                raise typer.BadParameter(
+                    f"expected a number in digits, instead of {text[:40]!a}",
+                    ctx=context,
+                    param=parameter,
+                )
+        return result
+
+    return process_value
+
+
+def _each(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+def is_plain(text: str) -> bool:
+    """Returns whether a number is written in ASCII, without blanks and underscores."""
+    return text.isascii() and "_" not in text and text == text.strip()
