@@ -36,6 +36,15 @@ class Counting(gymnasium.Env[Any, Any]):
         return np.array([self._steps, self._seed]), float(action), bool(action == 4), False, info
 
 
+class Allowed(Counting):
+    """Can be made while a file is there."""
+
+    def __init__(self, path: str, number: int) -> None:
+        if not os.path.exists(path):
+            raise OSError("not allowed")
+        super().__init__(number)
+
+
 class Unmakeable(gymnasium.Env[Any, Any]):
     """Cannot be made in a worker."""
 

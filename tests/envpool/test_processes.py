@@ -2,19 +2,25 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Dict, Discrete
-from tests.envpool.broken_envs import Counting, Unmakeable
+from tests.envpool.broken_envs import Allowed, Counting, Unmakeable
+from tests.waiting import until
 
 from fireflyer import envpool
 from fireflyer.envpool.processes import ProcessPool
 from fireflyer.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +92,56 @@ def test_one_that_hangs_is_replaced(pool: ProcessPool, monkeypatch: pytest.Monke
     assert pool.step([0] * 4)[0][:2].tolist() == [[0, -1], [0, -1]]
 
 
+def test_one_that_cannot_be_made_again_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = tmp_path / "allowed"
+    allowed.touch()
+    pool = ProcessPool([partial(Allowed, str(allowed), n) for n in range(2)], 1)
+    try:
+        pool.reset(seed=1)
+        allowed.unlink()
+        assert pool.step([1, 0])[4]["error"][0] == "KeyError: 'no step 1 in 0'"
+        seen, _, _, truncated, info = pool.step([0, 0])
+        assert (info["error"][0], truncated.tolist()) == ("OSError: not allowed", [True, False])
+        assert seen[1].tolist() == [2, 2]  # the other one goes on
+        error = pool.step([0, 2])[4]["error"]
+        ended = f"its process ended with {-signal.SIGSEGV}"
+        assert error[1] == f"{ended}; environment 0 cannot be made again: OSError: not allowed"
+        allowed.touch()
+        assert pool.step([0, 0])[4]["error"][0].endswith("its process ended with 0")
+        assert pool.step([0, 0])[4] == {}
+    finally:
+        pool.close()
+
+
+def test_workers_end_with_a_killed_pool_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    script = (
+        "import os, time\n"
+        "from tests.envpool.broken_envs import Counting\n"
+        "from fireflyer.envpool.processes import ProcessPool\n"
+        "class Slow(Counting):\n"
+        "    def step(self, action):\n"
+        "        print(os.getpid(), flush=True)\n"
+        "        time.sleep(1000)\n"
+        "if __name__ == '__main__':\n"
+        "    pool = ProcessPool([Slow], 1)\n"
+        "    pool.reset()\n"
+        "    pool.step([0])\n"
+    )
+    (tmp_path / "script.py").write_text(script)
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "script.py")], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    worker = Path("/proc", process.stdout.readline().strip(), "cmdline")
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    until(lambda: not worker.exists() or not worker.read_text())  # empty: not reaped yet
+
+
 def test_a_wrong_call_changes_nothing(pool: ProcessPool) -> None:
     with pytest.raises(ValueError, match=r"shape \(3,\), expected \(4,\)"):
         pool.step([0] * 3)
@@ -116,7 +172,7 @@ def test_any_task_of_gymnasium() -> None:
 
 def test_what_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FIREFLYER_TEST_MAKEABLE", str(os.getpid()))
-    with pytest.raises(ConfigError, match="environment 0 cannot be made: its process ended with 1"):
+    with pytest.raises(ConfigError, match="environment 0 cannot be made: OSError: no display"):
         ProcessPool([Unmakeable])
     with pytest.raises(ConfigError, match="invalid task 'Nothing-v0'"):
         envpool.make("Nothing-v0")

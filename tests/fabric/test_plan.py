@@ -75,6 +75,9 @@ def test_the_port_budget_names_what_fits(capsys: pytest.CaptureFixture[str]) -> 
     assert planned(capsys, "--nodes", "1000", "--storage", "100")["spare_per_zone"] == 180
     assert run_line(["net", "plan", "--nodes", "1250", "--storage", "180"]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
+    for line in (["--compare", "--storage", "60"], ["--preset", "fat-tree2", "--cross", "8"]):
+        assert run_line(["net", "plan", *line]) == 1
+        assert "--storage and --cross need --nodes N" in capsys.readouterr().err
     with pytest.raises(FabricError, match="1,200 nodes fit"):
         zone_budget(1210, 180)
 

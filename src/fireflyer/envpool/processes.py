@@ -28,7 +28,7 @@ from fireflyer.envpool.worker import RESET, STEP, serve
 from fireflyer.errors import ConfigError
 
 STARTING_S = 60.0
-"""For a worker process that takes another one's place to make its environments."""
+"""For a worker process to start and to make its environments; the pool's deadline, if that is longer."""
 
 Bools = NDArray[np.bool_]
 Maker = Callable[[], "gymnasium.Env[Any, Any]"]
@@ -86,7 +86,7 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
             for share in self._shares:
                 self._workers.append(self._start(share))
             failed: dict[int, dict[str, Any]] = {}
-            self._await(range(count), failed)
+            self._await(range(count), failed, max(STARTING_S, deadline_s))
             if failed:
                 number = min(failed)
                 raise ConfigError(f"environment {number} cannot be made: {failed[number]['error']}")
@@ -176,22 +176,22 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
         for _, pipe in self._workers:
             with contextlib.suppress(OSError):  # a worker that has died is replaced below
                 pipe.send_bytes(bytes([what]))
-        self._await(range(len(self._workers)), infos)
+        self._await(range(len(self._workers)), infos, self._deadline_s)
         whole: dict[str, Any] = {}
         for number in sorted(infos):
             whole = self._add_info(whole, infos[number], number)
         return whole
 
-    def _await(self, told: Sequence[int], infos: dict[int, dict[str, Any]]) -> None:
+    def _await(self, told: Sequence[int], infos: dict[int, dict[str, Any]], limit_s: float) -> None:
         """Waits until each worker has answered; replaces those that do not."""
-        end = time.monotonic() + self._deadline_s
+        end = time.monotonic() + limit_s
         waiting = set(told)
         while waiting:
             pipes = {self._workers[number][1].fileno(): number for number in waiting}
             ready = select.select(list(pipes), [], [], max(0.0, end - time.monotonic()))[0]
             if not ready:
                 for number in sorted(waiting):
-                    self._replace(number, f"it took over {self._deadline_s:g} s", infos)
+                    self._replace(number, f"it took over {limit_s:g} s", infos)
                 return
             for number in (pipes[fd] for fd in ready):
                 try:
@@ -213,8 +213,9 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
         self._workers[number] = self._start(share)
         process, pipe = self._workers[number]
         with contextlib.suppress(EOFError, OSError):
-            if pipe.poll(STARTING_S):
-                pipe.recv()
+            if pipe.poll(max(STARTING_S, self._deadline_s)):
+                for env, info in pipe.recv().items():
+                    why += f"; environment {env} cannot be made again: {info['error']}"
             else:
                 process.kill()  # the next round finds it dead
         which = slice(share.start, share.stop)

@@ -1,6 +1,9 @@
 """A worker process of `ProcessPool`: steps its share of the environments when told to."""
 
 import contextlib
+import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -20,7 +23,10 @@ class _Share:
 
     def __init__(self, makers: Sequence[Callable[[], Env]], first: int, shared: Shared) -> None:
         self._makers, self._first, self._shared = makers, first, shared
-        self._envs: list[Env] = [maker() for maker in makers]
+        self._envs: list[Env | None] = []  # None: it failed, and is made again by its next reset
+        for maker in makers:
+            shared.stepping[first] = first + len(self._envs)
+            self._envs.append(maker())
         self._over = [True] * len(makers)
 
     def round(self, what: int) -> Infos:
@@ -34,7 +40,7 @@ class _Share:
                 info = self._reset(place, number) if what == RESET else self._step(place, number)
             except Exception as error:  # noqa: BLE001  # of the user's environment
                 info = {"error": f"{type(error).__name__}: {error}"}
-                self._replace(place)
+                self._drop(place)
                 shared.rewards[number] = 0
                 shared.terminated[number], shared.truncated[number] = False, True
             if info:
@@ -42,10 +48,11 @@ class _Share:
         return infos
 
     def _step(self, place: int, number: int) -> dict[str, Any]:
-        if self._over[place]:
+        env = self._envs[place]
+        if env is None or self._over[place]:
             return self._reset(place, number)
         shared = self._shared
-        seen, reward, terminated, truncated, info = self._envs[place].step(shared.actions[number])
+        seen, reward, terminated, truncated, info = env.step(shared.actions[number])
         shared.observations[number] = seen
         shared.rewards[number] = reward
         shared.terminated[number], shared.truncated[number] = terminated, truncated
@@ -56,24 +63,29 @@ class _Share:
         shared = self._shared
         seed = int(shared.seeds[number])
         shared.seeds[number] = -1
-        seen, info = self._envs[place].reset(seed=None if seed < 0 else seed)
+        env = self._envs[place]
+        if env is None:
+            env = self._envs[place] = self._makers[place]()
+        seen, info = env.reset(seed=None if seed < 0 else seed)
         shared.observations[number] = seen
         shared.rewards[number] = 0
         shared.terminated[number] = shared.truncated[number] = False
         self._over[place] = False
         return info
 
-    def _replace(self, place: int) -> None:
-        with contextlib.suppress(Exception):
-            self._envs[place].close()
-        self._envs[place] = self._makers[place]()
-        self._over[place] = True
+    def _drop(self, place: int) -> None:
+        env, self._envs[place] = self._envs[place], None
+        if env is not None:
+            with contextlib.suppress(Exception):
+                env.close()
 
 
 def serve(
     pipe: Connection, makers: Sequence[Callable[[], Env]], first: int, name: str, layout: Layout
 ) -> None:  # fmt: skip
-    """Serves a pool until its end of the pipe is closed.
+    """Serves a pool until its end of the pipe is closed, or its process has ended.
+
+    An environment that cannot be made is said in the first message.
 
     Args:
         pipe: to the pool: a byte a round there, what the environments said back.
@@ -82,9 +94,22 @@ def serve(
         name: of the shared memory.
         layout: of the shared memory.
     """
+    threading.Thread(target=_end_with_pool, daemon=True).start()
     shared = Shared.attach(name, layout)
-    share = _Share(makers, first, shared)
+    try:
+        share = _Share(makers, first, shared)
+    except Exception as error:  # noqa: BLE001  # of the user's environment
+        pipe.send({int(shared.stepping[first]): {"error": f"{type(error).__name__}: {error}"}})
+        return
     pipe.send({})
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
             pipe.send(share.round(pipe.recv_bytes(1)[0]))
+
+
+def _end_with_pool() -> None:
+    """Ends this process, also in the middle of a step, when the pool's has ended without saying so."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

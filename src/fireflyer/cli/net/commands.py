@@ -46,11 +46,17 @@ def plan(
         ),
     ] = None,
     storage: Annotated[
-        int, typer.Option(min=0, help="Storage nodes of --nodes, one port in each zone.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            min=0, show_default="0", help="Storage nodes of --nodes, one port in each zone."
+        ),
+    ] = None,
     cross: Annotated[
-        int, typer.Option(min=2, help="Links from each zone of --nodes to the other.")
-    ] = 20,
+        int | None,
+        typer.Option(
+            min=2, show_default="20", help="Links from each zone of --nodes to the other."
+        ),
+    ] = None,
     compare: Annotated[
         bool,
         typer.Option("--compare", help="Print networks side by side; default: Tables II and III."),

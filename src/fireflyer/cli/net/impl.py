@@ -19,7 +19,7 @@ from fireflyer.program import plain
 
 
 def plan(
-    preset: str | None, nodes: int | None, storage: int, cross: int, *, compare: bool,
+    preset: str | None, nodes: int | None, storage: int | None, cross: int | None, *, compare: bool,
     dollars: bool, catalogue: Path | None, html: Path | None, json: bool,
 ) -> None:  # fmt: skip
     """Prints a plan, networks side by side, or the tables of the paper."""
@@ -27,6 +27,9 @@ def plan(
         raise ConfigError("net plan needs one of --preset NAME, --nodes N and --compare")
     if dollars and preset is None:
         raise ConfigError("--dollars needs --preset NAME")
+    if nodes is None and (storage, cross) != (None, None):
+        raise ConfigError("--storage and --cross need --nodes N")
+    storage, cross = storage or 0, cross or 20
     parts = Catalogue.read(catalogue)
     if compare:
         if nodes is None:
