@@ -1,11 +1,13 @@
 """Attributes set while a file is written: seen at once on the mount, reported at close at the latest."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fs3.client.conftest import Cluster
+from tests.fs3.mount.conftest import Mounted, why_not
 
 from fireflyer.fs3.client import Client
 from fireflyer.fs3.meta import messages
@@ -29,9 +31,36 @@ def calls(calm: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[messages.Call]
     return seen
 
 
-def test_unpacking_a_file_takes_three_calls(
-    place: Path, fs: Client, calls: list[messages.Call]
+@pytest.fixture(scope="module")
+def caching(calm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A mount on which nothing that was read becomes old during a test."""
+    if reason := why_not(tmp_path_factory.mktemp("none")):
+        pytest.skip(reason)
+    one = Mounted(calm, tmp_path_factory.mktemp("mount"), "--cache", "600")
+    yield one.directory
+    one.close()
+
+
+def test_a_directory_is_listed_with_the_attributes_of_its_entries(
+    caching: Path, fs: Client, calls: list[messages.Call]
 ) -> None:
+    fs.mkdir("/large")
+    names = {f"{number:0200}" for number in range(400)}  # more than the kernel asks for at once
+    for name in names:
+        fs.symlink("target", f"/large/{name}")
+    calls.clear()
+    assert set(os.listdir(caching / "large")) == names
+    for name in names:
+        assert os.lstat(caching / "large" / name).st_size == len("target")
+    kinds = {type(call) for call in calls}
+    assert kinds == {messages.Stat, messages.ReadDirectory}
+    assert sum(type(call) is messages.Stat for call in calls) <= 3  # of the directory itself
+
+
+def test_unpacking_a_file_takes_three_calls(
+    caching: Path, fs: Client, calls: list[messages.Call]
+) -> None:
+    place = caching
     os.listdir(place)  # the kernel knows the directory
     calls.clear()
     file = os.open(place / "f", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -49,6 +78,7 @@ def test_unpacking_a_file_takes_three_calls(
     there = fs.stat("/f")
     assert (there.st_uid, there.st_gid, there.st_mode & 0o7777, there.st_size) == (12, 34, 0o644, 5)
     assert (there.st_atime_ns, there.st_mtime_ns) == (OLD_NS, OLD_NS + 1)
+    (place / "f").unlink()
 
 
 def test_other_clients_see_at_once_that_somebody_loses_access(place: Path, fs: Client) -> None:

@@ -423,7 +423,9 @@ void readdirplus(fuse_req_t req, fuse_ino_t inode, std::size_t size, off_t offse
 
 void init(void*, fuse_conn_info* connection) {
   connection->max_write = connection->max_read = connection->max_readahead = kRequestBytes;
-  connection->want &= ~static_cast<unsigned>(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_WRITEBACK_CACHE);
+  unsigned unwanted = FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_WRITEBACK_CACHE;
+  unwanted |= FUSE_CAP_READDIRPLUS_AUTO;  // looks names up one by one from the second page of a directory on
+  connection->want &= ~unwanted;
   connection->want |= connection->capable & FUSE_CAP_PARALLEL_DIROPS;
 }
 
