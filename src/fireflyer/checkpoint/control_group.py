@@ -1,9 +1,12 @@
 """Agreement among the ranks of a job, over a group separate from the training's groups."""
 
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +14,8 @@ import torch.distributed as dist
 
 from fireflyer.errors import CheckpointError, CollectiveError
 from fireflyer.hfreduce.rendezvous.topology import interface_address
+
+T = TypeVar("T")
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -24,6 +29,26 @@ def members_lost() -> bool:
     """True if the default group lost a rank, so waiting for all ranks would hang."""
     errored = getattr(dist.group.WORLD, "errored", None) if dist.is_available() else None
     return errored is not None and errored() is not None
+
+
+def interruptible(wait: Callable[[], T]) -> T:
+    """Returns what `wait` returns or raises; Ctrl-C ends the call at once.
+
+    torch's own waits look at no signal until another rank answers or their timeout ends. Therefore
+    another thread waits; after Ctrl-C it stays behind, and does not keep the process.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return wait()  # signals reach the main thread alone
+    answer: Future[T] = Future()
+
+    def body() -> None:
+        try:
+            answer.set_result(wait())
+        except BaseException as error:  # noqa: BLE001  # raised again in the caller
+            answer.set_exception(error)
+
+    threading.Thread(target=body, name="ckpt-agreement", daemon=True).start()
+    return answer.result()
 
 
 class ControlGroup:
@@ -78,7 +103,13 @@ class ControlGroup:
         try:
             options = dist.distributed_c10d.AllgatherOptions()
             options.timeout = self._timeout
-            self._group.allgather([list(rows.unbind())], [mine], options).wait()
+            group = self._group
+            work = group.allgather([list(rows.unbind())], [mine], options)
+            # A thread that Ctrl-C left behind keeps the group: its destructor would wait, too.
+            interruptible(lambda: (work.wait(), group))
+        except KeyboardInterrupt:
+            self._broken = "the ranks cannot agree: an earlier call was interrupted"
+            raise
         except RuntimeError as error:
             self._broken = (
                 f"the ranks cannot agree: a rank has ended or does not take part: {error}"
@@ -105,8 +136,13 @@ class ControlGroup:
 
     def _beside_default(self) -> Any:
         try:
-            return dist.new_group(
-                backend="gloo", timeout=self._timeout, group_desc="fireflyer checkpoint"
+            return interruptible(
+                partial(
+                    dist.new_group,
+                    backend="gloo",
+                    timeout=self._timeout,
+                    group_desc="fireflyer checkpoint",
+                )
             )
         except RuntimeError as error:
             raise CheckpointError(
@@ -157,7 +193,7 @@ def _beside_reformed(timeout: timedelta) -> Any:
             ) from failure
         if store is None:
             store = dist.TCPStore(host, int(port), None, False, timeout, wait_for_workers=False)
-        return dist.ProcessGroupGloo(store, rank, world, timeout)
+        return interruptible(partial(dist.ProcessGroupGloo, store, rank, world, timeout))
     except (RuntimeError, CollectiveError) as error:
         raise CheckpointError(
             f"the ranks cannot agree because a rank has ended: {error}"
