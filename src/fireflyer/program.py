@@ -7,17 +7,20 @@ is gone, or in a locale whose encoding lacks most characters. None of that ends 
 import contextlib
 import io
 import os
+import pwd
 import resource
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from fireflyer.errors import FireflyerError
+from fireflyer.errors import ConfigError, FireflyerError
 
 if TYPE_CHECKING:
     import typer
 
 
+_DELETED = "the current directory was deleted: change to one that exists"
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in a shell: 128 and the number of SIGINT."""
 
@@ -112,8 +115,35 @@ def described(error: OSError | FireflyerError) -> str:
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     if isinstance(error, FileNotFoundError) and not error.filename and not _inside_a_directory():
-        return "the current directory was deleted: change to one that exists"
+        return _DELETED
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+
+
+def need_directory() -> None:
+    """Checks that the current directory exists; torch's libraries end the process without one.
+
+    Raises:
+        ConfigError: the current directory was deleted.
+    """
+    if not _inside_a_directory():
+        raise ConfigError(_DELETED)
+
+
+def user_directory() -> Path:
+    """Returns $HOME, or the user's directory in the password file if $HOME is no absolute path.
+
+    Raises:
+        ConfigError: neither names a directory, as for a user id without an entry.
+    """
+    if os.path.isabs(named := os.environ.get("HOME", "")):
+        return Path(named)
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        raise ConfigError(
+            f"the user {os.getuid()} has no home directory: set HOME or FIREFLYER_HOME, or use "
+            "--home"
+        ) from None
 
 
 def _inside_a_directory() -> bool:

@@ -101,6 +101,24 @@ def test_failure(home: Path, capsys: pytest.CaptureFixture[str], line: str, mess
     assert not home.exists()
 
 
+@pytest.mark.parametrize("home", [None, "", "relative"])
+def test_a_user_without_home(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    home: str | None,
+) -> None:
+    """Only an absolute $HOME counts; an unknown user id, as in containers, has none by the system."""
+    monkeypatch.delenv("FIREFLYER_HOME", raising=False)
+    if home is None:
+        monkeypatch.delenv("HOME", raising=False)
+    else:
+        monkeypatch.setenv("HOME", home)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    refused(capsys, ["ps"], 1, "has no home directory: set HOME or FIREFLYER_HOME, or use --home")
+
+
 def test_a_port_in_use(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -47,11 +47,12 @@ def test_more_memory_than_there_is_is_refused(shell: Shell) -> None:
     assert shell.run("run", "--memory", "64MiB", script).returncode == 0
 
 
-def test_a_deleted_directory_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ["run x.py", "ckpt ls /tmp", "bench list"])
+def test_a_deleted_directory_is_named(tmp_path: Path, line: str) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     done = subprocess.run(
-        ["/bin/sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", *COMMAND, "run", "x.py"],
+        ["/bin/sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", *COMMAND, *line.split()],
         cwd=gone, capture_output=True, text=True, check=False,
         env={**os.environ, "FIREFLYER_HOME": str(tmp_path / "home")},
     )  # fmt: skip

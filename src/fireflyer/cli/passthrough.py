@@ -6,6 +6,8 @@ from typing import Any
 
 import typer
 
+from fireflyer.program import need_directory
+
 PASS_THROUGH: dict[str, Any] = {
     "ignore_unknown_options": True,
     "allow_extra_args": True,
@@ -18,6 +20,7 @@ def hand_over(app: typer.Typer, verb: str, text: str, *program: str) -> None:
     """Adds a verb to `app` that executes `python -m PROGRAM...`: a module and its arguments."""
 
     def become(context: typer.Context) -> None:
+        need_directory()
         _become([sys.executable, "-P", "-m", *program, *context.args])
 
     become.__doc__ = text

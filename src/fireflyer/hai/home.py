@@ -33,6 +33,7 @@ from typing import Literal
 import msgspec
 
 from fireflyer.errors import ConfigError, Corrupted, PeerLost, StorageError
+from fireflyer.program import user_directory
 
 _FLOCK = "hhqqi0q"
 """struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid."""
@@ -230,11 +231,11 @@ def locate(home: Path | None = None) -> Home:
     """Returns the home to use: the argument, else $FIREFLYER_HOME, else ~/.local/state/fireflyer.
 
     Raises:
-        ConfigError: its path is not valid UTF-8.
+        ConfigError: its path is not valid UTF-8, or the user has no home directory.
     """
     if home is None:
         named = os.environ.get("FIREFLYER_HOME")
-        home = Path(named) if named else Path.home() / ".local" / "state" / "fireflyer"
+        home = Path(named) if named else user_directory() / ".local" / "state" / "fireflyer"
     path = os.path.abspath(home)
     try:
         path.encode()

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from fireflyer.program import need_directory
+
 ckpt = typer.Typer(
     name="ckpt",
     no_args_is_help=False,
@@ -33,6 +35,7 @@ def show_help(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(2)
+    need_directory()
 
 
 @ckpt.command()

@@ -18,6 +18,7 @@ from fireflyer.fs3.client import Client, Settings, connect
 from fireflyer.fs3.discovery import VARIABLE, Place, find
 from fireflyer.fs3.mount.requests import Requests
 from fireflyer.log import get_logger
+from fireflyer.program import user_directory
 
 LIBRARY = "libff_fuse.so"
 DEVICE = "/dev/fuse"
@@ -295,5 +296,5 @@ def _become_daemon(log: Path) -> None:
 
 
 def default_log(directory: str) -> Path:
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
+    state = Path(os.environ.get("XDG_STATE_HOME") or user_directory() / ".local/state")
     return state / "fireflyer" / f"mount{directory.replace('/', '-')}.log"
