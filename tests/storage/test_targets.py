@@ -1,11 +1,13 @@
 """Results go behind links, and into pipes and devices as they come."""
 
+import errno
 import os
 import threading
 from pathlib import Path
 
 import pytest
 
+from fireflyer.cli.app import run_line
 from fireflyer.storage.targets import replace_content
 
 
@@ -52,3 +54,19 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="folder"):
         replace_content(tmp_path / "folder", b"x")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_link_that_leads_back_to_itself_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = tmp_path / "loop.ffr"
+    loop.symlink_to(loop)
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}')
+    with pytest.raises(OSError, match="symbolic links") as caught:
+        replace_content(loop, b"x")
+    assert caught.value.errno == errno.ELOOP
+    for out in (str(loop), str(loop / ".." / "loop.ffr")):
+        assert run_line(["record", "pack", str(tmp_path / "rows.jsonl"), "-o", out]) == 1
+        assert "symbolic links" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["loop.ffr", "rows.jsonl"]
+    assert loop.is_symlink()

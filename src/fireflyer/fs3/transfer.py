@@ -159,7 +159,7 @@ class Local:
     unlink = staticmethod(os.unlink)
 
     def followed(self, path: str) -> str:
-        return os.path.realpath(path)
+        return targets.behind_links(path)
 
     def listdir(self, path: str) -> list[str]:
         return sorted(os.listdir(path))

@@ -6,6 +6,7 @@ both.
 """
 
 import contextlib
+import errno
 import os
 import stat
 
@@ -18,13 +19,28 @@ def final_path(path: str | os.PathLike[str]) -> str:
     """Returns the path behind all links, whose file may be replaced.
 
     Raises:
-        ConfigError: a pipe, FIFO, socket or device is there.
+        ConfigError: a pipe, FIFO, socket, device or a link that leads back to itself is there.
     """
     if is_stream(path):
         raise ConfigError(
             f"{os.fspath(path)} is a pipe or a device, not a file: write a file, then copy it there"
         )
-    return os.path.realpath(path)
+    try:
+        return behind_links(path)
+    except OSError as error:
+        raise ConfigError(f"{os.fspath(path)}: {error.strerror}: remove the link") from error
+
+
+def behind_links(path: str | os.PathLike[str]) -> str:
+    """Returns the path behind all links; nothing need be there.
+
+    Raises:
+        OSError: with ELOOP, if a link leads back to itself.
+    """
+    found = os.path.realpath(path)
+    if os.path.islink(found):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
+    return found
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:
@@ -58,7 +74,7 @@ def replace_content(path: str | os.PathLike[str], content: bytes) -> None:
         with open(open_stream(path), "wb") as stream:
             stream.write(content)
         return
-    folder, name = os.path.split(os.path.realpath(path))
+    folder, name = os.path.split(behind_links(path))
     partial = os.path.join(folder, f".{name}.{os.getpid()}")
     try:
         with open(partial, "wb") as file:

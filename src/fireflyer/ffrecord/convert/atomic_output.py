@@ -38,7 +38,7 @@ def refuse_existing(out: Path, *, force: bool) -> None:
     """
     if targets.is_stream(out):
         return
-    _refuse_without_parent(out, Path(os.path.realpath(out)).parent)
+    _refuse_without_parent(out, Path(targets.final_path(out)).parent)
     if out.is_dir():
         raise ConfigError(f"{out} exists and is not a file: use another name")
     if out.exists() and not force:
@@ -71,7 +71,7 @@ class NewFolder:
         sources: Sequence[str] = (),
     ) -> None:
         self._out, self._force, self._own, self._sources = out, force, own, sources
-        self._place = Path(os.path.realpath(out))
+        self._place = Path(targets.final_path(out))
 
     def __enter__(self) -> Self:
         _refuse_without_parent(self._out, self._place.parent)
@@ -209,7 +209,7 @@ def write_atomically(out: Path, fill: Callable[[Path], None]) -> int:
     try:
         if targets.is_stream(out):
             return _write_stream(out, fill)
-        place = os.path.realpath(out)
+        place = targets.behind_links(out)
         path, lock = reserve(place, new_file)
         placed = False
         try:
