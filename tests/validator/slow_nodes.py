@@ -152,7 +152,12 @@ def _serve(listener: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while True:
             connection, _ = listener.accept()
-            threading.Thread(target=pairs.serve, args=(connection, SECRET), daemon=True).start()
+            threading.Thread(target=_serve_one, args=(connection,), daemon=True).start()
+
+
+def _serve_one(connection: socket.socket) -> None:
+    with connection:
+        pairs.serve(connection, SECRET)
 
 
 class Processors:
