@@ -92,30 +92,31 @@ class Shares {
   std::size_t count_, unit_, each_;
 };
 
-void swiglu(std::uint32_t type, Address gate, Address up, Address y, std::size_t count, std::size_t unit,
-            unsigned threads) {
-  const auto kernel = kernels().swiglu[type];
+// Calls part(first byte, elements, elements of them in whole vectors) for the pieces of PyTorch's shares.
+template <class Part>
+void in_shares(std::uint32_t type, std::size_t count, std::size_t unit, unsigned threads, Part part) {
   const std::size_t size = size_of(static_cast<Float>(type));
   const Shares shares(count, threads, unit);
   in_parts(count, threads, [&](std::size_t first, std::size_t n) {
-    shares.visit(first, first + n, [&](std::size_t begin, std::size_t some, std::size_t whole) {
-      const std::size_t to = begin * size;
-      kernel(at<const char>(gate) + to, at<const char>(up) + to, at<char>(y) + to, some, whole);
-    });
+    shares.visit(first, first + n,
+                 [&](std::size_t begin, std::size_t some, std::size_t whole) { part(begin * size, some, whole); });
+  });
+}
+
+void swiglu(std::uint32_t type, Address gate, Address up, Address y, std::size_t count, std::size_t unit,
+            unsigned threads) {
+  const auto kernel = kernels().swiglu[type];
+  in_shares(type, count, unit, threads, [&](std::size_t to, std::size_t some, std::size_t whole) {
+    kernel(at<const char>(gate) + to, at<const char>(up) + to, at<char>(y) + to, some, whole);
   });
 }
 
 void swiglu_backward(std::uint32_t type, Address g, Address gate, Address up, Address d_gate, Address d_up,
                      std::size_t count, std::size_t unit, unsigned threads) {
   const auto kernel = kernels().swiglu_backward[type];
-  const std::size_t size = size_of(static_cast<Float>(type));
-  const Shares shares(count, threads, unit);
-  in_parts(count, threads, [&](std::size_t first, std::size_t n) {
-    shares.visit(first, first + n, [&](std::size_t begin, std::size_t some, std::size_t whole) {
-      const std::size_t to = begin * size;
-      kernel(at<const char>(g) + to, at<const char>(gate) + to, at<const char>(up) + to, at<char>(d_gate) + to,
-             at<char>(d_up) + to, some, whole);
-    });
+  in_shares(type, count, unit, threads, [&](std::size_t to, std::size_t some, std::size_t whole) {
+    kernel(at<const char>(g) + to, at<const char>(gate) + to, at<const char>(up) + to, at<char>(d_gate) + to,
+           at<char>(d_up) + to, some, whole);
   });
 }
 

@@ -23,6 +23,18 @@ def parse_size(text: str) -> int:
     return size
 
 
+def parse_bytes(text: str, option: str) -> int:
+    """Returns what `parse_size` returns.
+
+    Raises:
+        ConfigError: the text is no size above zero; the message names the option.
+    """
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from None
+
+
 _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 LONGEST_S = 1e9
 

@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from fireflyer.errors import ConfigError, StorageError
 from fireflyer.storage.protocol import failure_of
+from fireflyer.storage.targets import is_named
 
 LOADING = ".loading"
 _RESERVED = ("lock", "stores")
@@ -54,7 +55,7 @@ class Mapped:
 
     def hold(self, path: Path) -> bool:
         """Holds the image again; False if it has left its name meanwhile."""
-        return _flock(self._fd, fcntl.LOCK_SH) and _is_at(self._fd, path)
+        return _flock(self._fd, fcntl.LOCK_SH) and is_named(self._fd, path)
 
     def let_go(self) -> bool:
         """Lets others evict the image; False, and nothing changes, if a view on it lives."""
@@ -134,7 +135,7 @@ class Blank:
 
     def is_at(self, path: Path) -> bool:
         """Returns whether this is the name of the file."""
-        return _is_at(self._fd, path)
+        return is_named(self._fd, path)
 
 
 class WarmFolder:
@@ -172,7 +173,7 @@ class WarmFolder:
             self._stores = os.open(self.path / "stores", _CREATE, 0o600)
             undo.callback(os.close, self._stores)
             fcntl.flock(self._stores, fcntl.LOCK_SH)
-            if _is_at(self._lock, self.path / "lock") and _is_at(
+            if is_named(self._lock, self.path / "lock") and is_named(
                 self._stores, self.path / "stores"
             ):
                 undo.pop_all()
@@ -375,16 +376,6 @@ def _flock(fd: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _is_at(fd: int, path: Path) -> bool:
-    """Returns whether the path is still the name of the open file."""
-    try:
-        there = os.stat(path)
-    except FileNotFoundError:
-        return False
-    here = os.fstat(fd)
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
 
 
 def _check(path: Path) -> None:

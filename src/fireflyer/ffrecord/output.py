@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fireflyer.errors import NoSpace, StorageError
-from fireflyer.storage.targets import final_path
+from fireflyer.storage.targets import final_path, is_named
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -63,7 +63,7 @@ def sweep(path: str) -> bool:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _is_named(fd, path):
+        if not is_named(fd, path):
             return False
         # The lock is held to the end, so no other writer can recreate the name in between.
         if os.path.isdir(path):
@@ -85,16 +85,7 @@ def _lock_new(fd: int, path: str) -> bool:
         return False
     except OSError:
         return True  # this file system has no locks, for sweepers either
-    return _is_named(fd, path)
-
-
-def _is_named(fd: int, path: str) -> bool:
-    try:
-        named = os.stat(path)
-    except FileNotFoundError:
-        return False
-    own = os.fstat(fd)
-    return (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino)
+    return is_named(fd, path)
 
 
 def _temporary_name(target: str, number: int) -> str:
@@ -180,7 +171,7 @@ class Output:
 
     def check_name(self) -> None:
         """Raises StorageError if `path` no longer names this file."""
-        if not _is_named(self.fd, self.path):
+        if not is_named(self.fd, self.path):
             raise StorageError(
                 f"another process replaced or deleted record file '{self.target}' while a writer "
                 "was adding to it: open it again"

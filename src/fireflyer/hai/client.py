@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -57,6 +57,8 @@ CALL_DEADLINE_S = 30.0
 
 _POLL_S = 20.0
 """Maximum wait of one request for events; a longer wait repeats the request."""
+
+_Listed = TypeVar("_Listed", TaskView, TaskLine)
 
 
 class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,16 +156,8 @@ class Client:
             states: only tasks in one of these states.
             labels: only tasks with these labels; an empty value: with any value.
         """
-        query = _choice(live, user, states, labels)
-        found: list[TaskView] = []
-        more = True
-        while more:
-            query["after"] = found[-1].id if found else ""
-            data, _ = self._ask("GET", "/tasks", query)
-            piece = msgspec.json.decode(data, type=list[TaskView])
-            found += piece
-            more = len(piece) == PER_ANSWER
-        return found
+        chosen = _choice(live, user, states, labels)
+        return self._pages("/tasks", chosen, list[TaskView], PER_ANSWER)
 
     def task_lines(
         self,
@@ -175,15 +169,20 @@ class Client:
     ) -> list[TaskLine]:
         """Returns the tasks that `tasks` returns, without ranks, arguments and environment: much
         faster for thousands of tasks."""
-        query = _choice(live, user, states, labels)
-        found: list[TaskLine] = []
+        chosen = _choice(live, user, states, labels)
+        return self._pages("/task-lines", chosen, list[TaskLine], LINES_PER_ANSWER)
+
+    def _pages(
+        self, path: str, query: dict[str, Any], kind: type[list[_Listed]], most: int
+    ) -> list[_Listed]:
+        """Returns a list of tasks whose answers have at most `most` each."""
+        found: list[_Listed] = []
         more = True
         while more:
-            query["after"] = found[-1].id if found else ""
-            data, _ = self._ask("GET", "/task-lines", query)
-            piece = msgspec.json.decode(data, type=list[TaskLine])
+            data, _ = self._ask("GET", path, {**query, "after": found[-1].id if found else ""})
+            piece = msgspec.json.decode(data, type=kind)
             found += piece
-            more = len(piece) == LINES_PER_ANSWER
+            more = len(piece) == most
         return found
 
     def stop(self, id: str) -> TaskView:

@@ -101,3 +101,11 @@ def _descriptor(path: str | os.PathLike[str]) -> int | None:
         except OSError:  # no link
             return None
     return None
+
+
+def is_named(fd: int, path: str | os.PathLike[str]) -> bool:
+    """Returns whether the path is still the name of an open file."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False

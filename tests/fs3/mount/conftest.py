@@ -59,13 +59,20 @@ def why_not(directory: Path) -> str:
     return "" if os.getuid() == 0 else "a mount for all users needs root"
 
 
-@pytest.fixture(scope="session")
-def mounted(calm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
-    if reason := why_not(tmp_path_factory.mktemp("none")):
+@contextlib.contextmanager
+def mount(cluster: Cluster, folders: pytest.TempPathFactory, *options: str) -> Iterator[Mounted]:
+    """Mounts until the end of the block; skips the test where nothing can be mounted."""
+    if reason := why_not(folders.mktemp("none")):
         pytest.skip(reason)
-    one = Mounted(calm, tmp_path_factory.mktemp("mount"))
+    one = Mounted(cluster, folders.mktemp("mount"), *options)
     yield one
     one.close()
+
+
+@pytest.fixture(scope="session")
+def mounted(calm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    with mount(calm, tmp_path_factory) as one:
+        yield one
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.fs3.client.conftest import Cluster
-from tests.fs3.mount.conftest import Mounted, why_not
+from tests.fs3.mount.conftest import mount
 
 from fireflyer.fs3.client import Client
 from fireflyer.fs3.meta import messages
@@ -34,11 +34,8 @@ def calls(calm: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[messages.Call]
 @pytest.fixture(scope="module")
 def caching(calm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A mount on which nothing that was read becomes old during a test."""
-    if reason := why_not(tmp_path_factory.mktemp("none")):
-        pytest.skip(reason)
-    one = Mounted(calm, tmp_path_factory.mktemp("mount"), "--cache", "600")
-    yield one.directory
-    one.close()
+    with mount(calm, tmp_path_factory, "--cache", "600") as one:
+        yield one.directory
 
 
 def test_a_directory_is_listed_with_the_attributes_of_its_entries(

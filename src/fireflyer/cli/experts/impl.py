@@ -9,7 +9,7 @@ from fireflyer.experts import folder, manifest, sim
 from fireflyer.experts.streams import STREAMS
 from fireflyer.program import plain, report
 from fireflyer.storage import Storage, open_storage
-from fireflyer.units import parse_seconds, parse_size
+from fireflyer.units import parse_bytes, parse_seconds
 
 
 def add(place: str, name: str, source: str, *, json: bool) -> None:
@@ -83,11 +83,11 @@ def simulate(asked: Asked, streams: str, *, json: bool) -> None:
     """
     setup = sim.Setup(
         experts=asked.experts,
-        expert_bytes=_size("--bytes", asked.size),
-        hot_bytes=_size("--hot", asked.hot),
-        warm_bytes=_size("--warm", asked.warm),
-        cold_rate=_size("--cold-rate", asked.cold_rate),
-        warm_rate=0 if asked.warm_rate == "0" else _size("--warm-rate", asked.warm_rate),
+        expert_bytes=parse_bytes(asked.size, "--bytes"),
+        hot_bytes=parse_bytes(asked.hot, "--hot"),
+        warm_bytes=parse_bytes(asked.warm, "--warm"),
+        cold_rate=parse_bytes(asked.cold_rate, "--cold-rate"),
+        warm_rate=0 if asked.warm_rate == "0" else parse_bytes(asked.warm_rate, "--warm-rate"),
         use_s=parse_seconds(asked.use, "--use"),
         requests=asked.requests,
         lookahead=asked.lookahead,
@@ -127,10 +127,3 @@ def _print_outcomes(setup: sim.Setup, found: list[sim.Outcome]) -> None:
     )
     for what, figure in sim.PAPER:
         sys.stdout.write(f"  {what}: {figure}\n")
-
-
-def _size(option: str, text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise ConfigError(f"invalid {option}: {error}") from None

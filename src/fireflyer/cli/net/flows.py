@@ -16,7 +16,7 @@ from fireflyer.errors import ConfigError
 from fireflyer.fabric.flows import Failure, Run, flow_figures, run_flows
 from fireflyer.fabric.net import Floats, Net
 from fireflyer.fabric.traffic import Traffic, traffic
-from fireflyer.units import parse_seconds, parse_size
+from fireflyer.units import parse_bytes, parse_seconds
 
 _FAIL = re.compile(r"([^@:]+)(?::(\d{1,3}))?@([^-]+)(?:-(.+))?")
 
@@ -46,10 +46,7 @@ def flows(
     result: dict[str, Any] = {"traffic": kind, **flow_figures(net, of)}
     runs: dict[str, Run] = {}
     if ask.size is not None:
-        try:
-            size = parse_size(ask.size)
-        except ValueError as error:
-            raise ConfigError(f"--bytes: {error}") from None
+        size = parse_bytes(ask.size, "--bytes")
         runs = _runs(net, of, size, ask)
         result |= _finish(size, runs)
     result["wall_s"] = round(time.perf_counter() - begin, 4)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import Depends, FastAPI, Query, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fireflyer.hai import job_file
@@ -101,33 +101,32 @@ def _task_routes(
             check_labels(spec)
             return json(await controller.submit(spec, who.user, line))
 
-    @app.get("/tasks", **documented(list[TaskView]))
-    async def tasks(
+    async def listing(
         live: bool = False,
-        after: str = "",
         user: str | None = None,
         state: States = (),
         label: Texts = (),
         who: Identity = needs("read"),
-    ) -> Response:
+    ) -> Listing | None:
+        """Returns the choice of tasks of a request; None: tasks of a user that `who` may not see."""
+        if who.only is not None and user not in (None, who.only):
+            return None
+        named = dict(text.partition("=")[::2] for text in label)
+        return Listing(live=live, user=who.only or user, states=tuple(state), labels=named)
+
+    asked = Depends(listing)
+
+    @app.get("/tasks", **documented(list[TaskView]))
+    async def tasks(after: str = "", chosen: Listing | None = asked) -> Response:
         """List at most 1000 tasks after `after`, in order of submission: your own; for an operator,
         all. `label`: NAME or NAME=VALUE."""
-        listing = _listing(who, live, user, state, label)
-        return json([] if listing is None else controller.views(listing, after))
+        return json([] if chosen is None else controller.views(chosen, after))
 
     @app.get("/task-lines", **documented(list[TaskLine]))
-    async def task_lines(
-        live: bool = False,
-        after: str = "",
-        user: str | None = None,
-        state: States = (),
-        label: Texts = (),
-        who: Identity = needs("read"),
-    ) -> Response:
+    async def task_lines(after: str = "", chosen: Listing | None = asked) -> Response:
         """List at most 5000 tasks as GET /tasks does, a line of text each: without ranks, arguments
         and environment."""
-        listing = _listing(who, live, user, state, label)
-        return json([] if listing is None else controller.lines(listing, after))
+        return json([] if chosen is None else controller.lines(chosen, after))
 
     @app.get("/tasks/{task}", **documented(TaskView))
     async def show(task: str, who: Identity = needs("read")) -> Response:
@@ -154,16 +153,6 @@ def _task_routes(
         asked = await read(request, LeaseRequest, "lease")
         controller.check_owner(task, who.only)
         return json(Granted(granted=controller.lease(task, asked)))
-
-
-def _listing(
-    who: Identity, live: bool, user: str | None, states: Sequence[TaskState], labels: Sequence[str]
-) -> Listing | None:
-    """Returns the choice of tasks of a request; None: tasks of a user that `who` may not see."""
-    if who.only is not None and user not in (None, who.only):
-        return None
-    named = dict(text.partition("=")[::2] for text in labels)
-    return Listing(live=live, user=who.only or user, states=tuple(states), labels=named)
 
 
 def _stream_routes(

@@ -192,11 +192,14 @@ def describe(app: FastAPI) -> None:
 
 
 def route_scopes(app: FastAPI) -> Iterator[tuple[str, str, Sequence[Callable[..., Any]]]]:
-    """Yields the method, path and dependencies of every documented route."""
+    """Yields the method, path and dependencies of every documented route, and what those depend on."""
     from fastapi.routing import APIRoute
 
     for route in app.routes:
         if isinstance(route, APIRoute):
-            calls = [part.call for part in route.dependant.dependencies if part.call is not None]
+            parts = list(route.dependant.dependencies)
+            for part in parts:
+                parts += part.dependencies
+            calls = [part.call for part in parts if part.call is not None]
             for method in sorted(route.methods or ()):
                 yield method, route.path, calls

@@ -6,7 +6,7 @@ from typing import Any
 from fireflyer import kv
 from fireflyer.errors import ConfigError
 from fireflyer.kv.pages.cache import PageCache
-from fireflyer.units import parse_size
+from fireflyer.units import parse_bytes
 
 
 def memory_of(tensor: Any) -> memoryview:
@@ -30,8 +30,5 @@ def open_cache(options: dict[str, Any], where: str) -> PageCache:
     url, capacity = options.get("url"), options.get("capacity")
     if not url or capacity is None:
         raise ConfigError(f'{where} must name "url" and "capacity", for example "1TiB"')
-    try:
-        size = capacity if isinstance(capacity, int) else parse_size(str(capacity))
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from error
+    size = capacity if isinstance(capacity, int) else parse_bytes(str(capacity), where)
     return kv.cache(str(url), size)
