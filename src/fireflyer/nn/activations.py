@@ -9,16 +9,10 @@ from torch.nn.functional import leaky_relu as torch_leaky_relu
 from torch.nn.functional import relu as torch_relu
 from torch.nn.functional import relu6 as torch_relu6
 
-from fireflyer.nn.backend import bits_for, dense, fills, kernels, laid_out_as, takes
+from fireflyer.nn.backend import bits_for, dense, fills, laid_out_as, taken, takes
 from fireflyer.nn.recipe import Recipe, attach, plain, recipe_of
 
 _RELU, _RELU6, _LEAKY = 0, 1, 2
-
-
-def _kernels(x: Tensor) -> Any:
-    found = kernels("relu", x)  # those of all operators here
-    assert found is not None
-    return found
 
 
 class _Activation(torch.autograd.Function):
@@ -26,7 +20,7 @@ class _Activation(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, kind: int, slope: float, inplace: bool) -> Tensor:
         bits = bits_for(x)
         y = x if inplace else torch.empty_like(x)
-        _kernels(x).activate(kind, x, y, bits, slope)
+        taken("relu", x).activate(kind, x, y, bits, slope)
         ctx.save_for_backward(bits)
         ctx.leaking, ctx.slope, ctx.stride = kind == _LEAKY, slope, y.stride()
         if inplace:
@@ -48,7 +42,7 @@ class _Selection(torch.autograd.Function):
     def forward(ctx: Any, g: Tensor, bits: Tensor, leaking: bool, slope: float) -> Tensor:
         ctx.save_for_backward(bits)
         ctx.leaking, ctx.slope, ctx.stride = leaking, slope, g.stride()
-        dx: Tensor = _kernels(g).select(leaking, g, bits, slope)
+        dx: Tensor = taken("relu", g).select(leaking, g, bits, slope)
         return dx
 
     @staticmethod
@@ -133,7 +127,7 @@ class _Dropout(torch.autograd.Function):
 def _drop(x: Tensor, y: Tensor, seed: int, p: float) -> Tensor:
     # torch divides a mask of ones by 1 - p in the element type.
     scale = torch.ones((), dtype=x.dtype, device="cpu").div_(1 - p).item()
-    _kernels(x).drop(x, y, seed, min(round(p * 2**32), 2**32 - 1), scale)
+    taken("dropout", x).drop(x, y, seed, min(round(p * 2**32), 2**32 - 1), scale)
     return y
 
 

@@ -4,6 +4,7 @@ import functools
 import importlib
 import importlib.util
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,13 @@ def kernels(operator: str, tensor: Tensor) -> ModuleType | None:
     module = _module(name) if name is not None and type(tensor) in _PLAIN else None
     if module is None or tensor.dtype not in module.OPERATORS.get(operator, ()):
         return None
+    return module
+
+
+def taken(operator: str, tensor: Tensor) -> Any:
+    """Returns the kernels of an operator for a tensor that `takes` has accepted."""
+    module = kernels(operator, tensor)
+    assert module is not None
     return module
 
 

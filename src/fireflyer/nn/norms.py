@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm as torch_rms_norm
 
-from fireflyer.nn.backend import agreeing, kernels, takes
+from fireflyer.nn.backend import agreeing, taken, takes
 from fireflyer.nn.once import once
 from fireflyer.nn.recipe import Recipe, attach, keep, plain, source
 
@@ -47,16 +47,10 @@ class _RmsNorm(torch.autograd.Function):
             return gh, None, gh, None, None
         weighed = weight is not None and ctx.needs_input_grad[3]
         given = gy.contiguous(), None if gh is None else gh.contiguous()
-        dh, apart, dw = _kernels(h).rms_norm_backward(
+        dh, apart, dw = taken("rms_norm", h).rms_norm_backward(
             h, weight, scales, *given, weighed, len(g) == 1
         )
         return dh, apart, (dh if len(g) == 2 else None), dw if dw is None else dw.to(h.dtype), None
-
-
-def _kernels(x: Tensor) -> Any:
-    found = kernels("rms_norm", x)
-    assert found is not None
-    return found
 
 
 def _rms_norm_into(
@@ -71,7 +65,7 @@ def _rms_norm_into(
     inner = torch.float32 if x.dtype.itemsize < 4 else x.dtype
     least = torch.finfo(inner).eps if eps is None else eps
     weight = None if weight is None else weight.contiguous()
-    scales: Tensor = _kernels(x).rms_norm(x, residual, weight, h, y, least)
+    scales: Tensor = taken("rms_norm", x).rms_norm(x, residual, weight, h, y, least)
     return scales
 
 

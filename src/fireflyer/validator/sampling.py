@@ -1,8 +1,9 @@
 """Samples of figures that other processes and stalls of the machine only make worse. Pure."""
 
+import statistics
 from collections.abc import Sequence
 
-from fireflyer.validator.model import Better
+from fireflyer.validator.model import Better, Measured
 
 
 def best_of(measured: Sequence[float], group: int, better: Better) -> tuple[float, ...]:
@@ -20,3 +21,9 @@ def best_of(measured: Sequence[float], group: int, better: Better) -> tuple[floa
     count = max(len(measured) // group, 1)
     best = max if better == "more" else min
     return tuple(best(measured[at::count]) for at in range(count))
+
+
+def sampled(name: str, measured: Sequence[float], group: int, better: Better) -> Measured:
+    """Returns the median of the samples that `best_of` takes, as a figure."""
+    samples = best_of(measured, group, better)
+    return Measured(name, statistics.median(samples), samples=samples)

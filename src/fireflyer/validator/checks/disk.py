@@ -7,13 +7,12 @@ import mmap
 import os
 import random
 import shutil
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fireflyer.validator.model import Better, Check, Figure, Measured, NotRun, Settings
-from fireflyer.validator.sampling import best_of
+from fireflyer.validator.model import Check, Figure, Measured, NotRun, Settings
+from fireflyer.validator.sampling import sampled
 
 CHECKS = (
     Check(
@@ -61,11 +60,14 @@ def run(settings: Settings) -> Iterator[Measured]:
         raise NotRun(f"{free // MIB} MiB are free on the disk; {5 * size // MIB} MiB are needed")
     path = folder / "disk"
     try:
-        yield _sampled("disk write", [r / 1e6 for r in _sequential(path, size, count, write=True)])
-        yield _sampled("disk read", [r / 1e6 for r in _sequential(path, size, count, write=False)])
-        yield _sampled("disk random read", _random_reads(path, size, count, most_s))
+        written = [rate / 1e6 for rate in _sequential(path, size, count, write=True)]
+        yield sampled("disk write", written, BEST_OF, "more")
+        seen = [rate / 1e6 for rate in _sequential(path, size, count, write=False)]
+        yield sampled("disk read", seen, BEST_OF, "more")
+        reads = _random_reads(path, size, count, most_s)
+        yield sampled("disk random read", reads, BEST_OF, "more")
         rates = _fsyncs(folder / "sync", count, most_s)
-        yield _sampled("fsync latency", [1e3 / rate for rate in rates], "less")
+        yield sampled("fsync latency", [1e3 / rate for rate in rates], BEST_OF, "less")
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise NotRun(f"the disk of {folder.parent} is full: {error.strerror}") from None
@@ -83,11 +85,6 @@ def open_direct(path: Path, flags: int) -> int:
         if error.errno != errno.EINVAL:
             raise
         return os.open(path, flags | os.O_CLOEXEC, 0o600)
-
-
-def _sampled(name: str, windows: list[float], better: Better = "more") -> Measured:
-    samples = best_of(windows, BEST_OF, better)
-    return Measured(name, statistics.median(samples), samples=samples)
 
 
 def windows(

@@ -1,14 +1,13 @@
 """Network: loopback, and pairs of nodes over their real link."""
 
-import statistics
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from fireflyer.errors import ConfigError
 from fireflyer.validator import pairs
-from fireflyer.validator.model import Better, Check, Figure, Measured, NotRun, Settings
-from fireflyer.validator.sampling import best_of
+from fireflyer.validator.model import Check, Figure, Measured, NotRun, Settings
+from fireflyer.validator.sampling import sampled
 
 CHECKS = (
     Check(
@@ -90,14 +89,9 @@ def run_pairs(settings: Settings) -> Iterator[Measured]:
 
 def _rates(name: str, link: pairs.Link, size: int, samples: int) -> Measured:
     rates = [link.send(size) / 1e6 for _ in range(samples * BEST_OF)]
-    return _sampled(name, rates, BEST_OF, "more")
+    return sampled(name, rates, BEST_OF, "more")
 
 
 def _times(name: str, link: pairs.Link) -> Measured:
     times = [1e6 * link.echo() for _ in range(ECHOES)]
-    return _sampled(name, times, BEST_OF_ECHOES, "less")
-
-
-def _sampled(name: str, measured: list[float], group: int, better: Better) -> Measured:
-    samples = best_of(measured, group, better)
-    return Measured(name, statistics.median(samples), samples=samples)
+    return sampled(name, times, BEST_OF_ECHOES, "less")
