@@ -10,10 +10,11 @@ import pytest
 
 import fireflyer
 from fireflyer.cli.app import _only, app
+from fireflyer.cli.help import THEMES
 
 VERBS = [
     "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume", "why", "top",
-    "nodes", "drain", "undrain", "dashboard", "faults", "ledger", "sim", "audit",
+    "nodes", "drain", "undrain", "dashboard", "faults", "ledger", "sim", "audit", "completion",
 ]  # fmt: skip
 HANDED_OVER = {
     "demo": "fireflyer.demo",
@@ -64,13 +65,18 @@ def test_the_overview_imports_not_even_what_typer_parses_options_with() -> None:
     subprocess.run([sys.executable, "-P", "-c", script], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_the_overview_names_every_verb(helped: Any) -> None:
-    listed = helped["texts"][""].partition("Commands:")[2]
-    assert [line.split()[0] for line in listed.strip().splitlines()] == [
-        *VERBS,
-        *HANDED_OVER,
-        *GROUPS,
-    ]
+def test_the_overview_names_every_verb_once_in_a_theme(helped: Any) -> None:
+    panels = {title: verbs for title in THEMES for verbs in [_panel(helped["texts"][""], title)]}
+    assert panels == {title: list(verbs) for title, verbs in THEMES.items()}
+    assert sorted(verb for verbs in THEMES.values() for verb in verbs) == sorted(
+        [*VERBS, *HANDED_OVER, *GROUPS]
+    )
+
+
+def _panel(text: str, title: str) -> list[str]:
+    """Returns the first words of the lines below a title."""
+    lines = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0].splitlines()
+    return [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -526,7 +526,7 @@ def test_config_show_says_where_values_come_from(
     assert SECRET not in text
     assert "[nodes.n1]" in text
     assert run_line(["config", "show", "--config", str(tmp_path / "none")]) == 1
-    assert run_line(["config", "show"]) == 0
+    assert run_line(["config", "show", "--home", str(tmp_path)]) == 0
     path.write_text("replicas = 9\n")
     assert run_line(["config", "show", "--config", str(path)]) == 1
     assert "needs as many nodes" in capsys.readouterr().err

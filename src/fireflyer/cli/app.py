@@ -3,6 +3,7 @@
 The implementation of a verb is imported when it runs, so `--help` stays fast.
 """
 
+import os
 from copy import copy
 from typing import Annotated
 
@@ -12,10 +13,12 @@ from fireflyer import __version__
 from fireflyer.cli.accounts import commands as accounts
 from fireflyer.cli.ckpt.commands import ckpt
 from fireflyer.cli.cluster.commands import cluster_verbs, window
+from fireflyer.cli.completion import COMPLETE, Shell, completion_script, register
 from fireflyer.cli.config.commands import config
 from fireflyer.cli.experts.commands import experts
 from fireflyer.cli.failures.commands import failures
 from fireflyer.cli.fs.commands import fs
+from fireflyer.cli.help import PanelCommand, ThemedGroup
 from fireflyer.cli.kv.commands import kv
 from fireflyer.cli.net.commands import net
 from fireflyer.cli.options import HomeOption, JsonOption, TaskArgument, TasksArgument, given
@@ -53,6 +56,7 @@ from fireflyer.program import INTERRUPTED, in_one_line
 
 app = typer.Typer(
     name="fireflyer",
+    cls=ThemedGroup,
     add_completion=False,
     no_args_is_help=False,
     rich_markup_mode=None,
@@ -148,6 +152,7 @@ def down(
 
 
 @app.command(
+    cls=PanelCommand,
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )
@@ -414,7 +419,7 @@ def ledger(
     json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Show where the time of tasks went: useful, lost or waiting, by cause.
+    """Show where the time of tasks went: useful, lost, waiting.
 
     Without TASK: each task and the sum of all tasks.
     """
@@ -423,6 +428,20 @@ def ledger(
     impl.show(
         home, task, user=user, group=group, cluster=cluster, since=since, until=until, json=json
     )
+
+
+@app.command()
+def completion(
+    shell: Annotated[Shell, typer.Argument(help="Shell that runs the script.")],
+) -> None:
+    """Print a script that completes verbs, options and tasks.
+
+    \b
+      source <(fireflyer completion bash)                                  # in ~/.bashrc
+      fireflyer completion zsh > "${fpath[1]}/_fireflyer"
+      fireflyer completion fish > ~/.config/fish/completions/fireflyer.fish
+    """
+    typer.echo(completion_script(shell))
 
 
 app.command()(sim)
@@ -479,6 +498,8 @@ def _act(arguments: list[str]) -> int:
 
     command = typer.main.get_command(_only(arguments[0]) if arguments else app)
     strict(command)
+    if COMPLETE in os.environ:
+        register()
     result = command.main(
         args=hai_form(command, arguments) or ["--help"],
         prog_name="fireflyer",

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from fireflyer.cli.completion import task_ids
+
 HomeOption = Annotated[
     Path | None,
     typer.Option(
@@ -15,8 +17,12 @@ HomeOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
-TasksArgument = Annotated[list[str], typer.Argument(metavar="TASK", help="Task ids, e.g. t1.")]
-TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Task id, e.g. t1.")]
+TasksArgument = Annotated[
+    list[str], typer.Argument(metavar="TASK", help="Task ids, e.g. t1.", autocompletion=task_ids)
+]
+TaskArgument = Annotated[
+    str, typer.Argument(metavar="TASK", help="Task id, e.g. t1.", autocompletion=task_ids)
+]
 
 
 def given(context: typer.Context, names: Collection[str]) -> set[str]:

@@ -13,12 +13,12 @@ window = typer.Typer(
     name="window",
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Take nodes out for some time: a maintenance, or a reservation for a user or group.",
+    help="Take nodes out for a maintenance or a reservation.",
 )
 
 
 def why(task: TaskArgument, json: JsonOption = False, home: HomeOption = None) -> None:
-    """Explain why a task waits, and when it can be expected to start."""
+    """Explain why a task waits, and when it may start."""
     from fireflyer.cli.cluster import impl
     from fireflyer.hai.client import Client
 
@@ -26,7 +26,7 @@ def why(task: TaskArgument, json: JsonOption = False, home: HomeOption = None) -
 
 
 def nodes(json: JsonOption = False, home: HomeOption = None) -> None:
-    """List the nodes: their state, its reason, and the tasks on each node."""
+    """List nodes with their state, its reason and their tasks."""
     from fireflyer.cli.cluster import impl
     from fireflyer.hai.client import Client
 
@@ -37,7 +37,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one table and return.")] = False,
     home: HomeOption = None,
 ) -> None:
-    """Show nodes and tasks; on a terminal, refresh them until Ctrl-C."""
+    """Show nodes and tasks; on a terminal, keep refreshing."""
     from fireflyer.cli.cluster import impl
     from fireflyer.hai.client import Client
 

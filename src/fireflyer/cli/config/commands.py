@@ -4,9 +4,24 @@ from typing import Annotated
 
 import typer
 
+from fireflyer.cli.options import HomeOption, JsonOption
+
 config = typer.Typer(
-    name="config", no_args_is_help=False, rich_markup_mode=None, help="Show the settings in force."
+    name="config",
+    no_args_is_help=False,
+    rich_markup_mode=None,
+    help="Show the settings in force, and the files that hold them.",
 )
+
+WhereOption = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="WHERE",
+        help="cluster.toml, or folder of `fs up --dir`; else $FIREFLYER_FS, else none: the defaults.",
+    ),
+]
 
 
 @config.callback(invoke_without_command=True)
@@ -17,23 +32,20 @@ def show_help(context: typer.Context) -> None:
 
 
 @config.command()
-def show(
-    where: Annotated[
-        str | None,
-        typer.Option(
-            "--config",
-            "-c",
-            metavar="WHERE",
-            help="cluster.toml, or folder of `fs up --dir`; else $FIREFLYER_FS, else none: the defaults.",
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
-) -> None:
-    """Print every setting of the file system, and where it comes from. Secrets are not shown.
+def show(where: WhereOption = None, json: JsonOption = False, home: HomeOption = None) -> None:
+    """Print every setting and where it comes from. Secrets are not shown.
 
     \b
       fireflyer config show --config cluster.toml
     """
     from fireflyer.cli.config import impl
 
-    impl.show(where, json=json)
+    impl.show(where, home, json=json)
+
+
+@config.command()
+def path(where: WhereOption = None, json: JsonOption = False, home: HomeOption = None) -> None:
+    """Print the files that hold settings, and which of them exist."""
+    from fireflyer.cli.config import impl
+
+    impl.paths(where, home, json=json)

@@ -14,7 +14,7 @@ prof = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    help="""Show where the time of a training process goes, without a change of its code.
+    help="""Show where the time of a training process goes.
 
 \b
   haiprof run train.py --lr 0.1         run a script that can be attached to at any time

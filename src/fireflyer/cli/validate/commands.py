@@ -9,7 +9,7 @@ from fireflyer.cli.options import HomeOption, JsonOption
 
 validate = typer.Typer(
     name="validate", no_args_is_help=False, rich_markup_mode=None,
-    help="Check this node's hardware, and find the nodes that are worse than the others.",
+    help="Check this node's hardware; find the slow nodes of a fleet.",
 )  # fmt: skip
 
 

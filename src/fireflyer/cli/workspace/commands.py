@@ -9,7 +9,7 @@ workspace = typer.Typer(
     name="workspace",
     no_args_is_help=False,
     rich_markup_mode=None,
-    help="""Look at and remove workspaces, which `fireflyer run --workspace` ships.
+    help="""Look at and remove workspaces of tasks.
 
 \b
   fireflyer run --workspace . train.py    ship this folder, run train.py in the copy

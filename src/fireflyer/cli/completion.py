@@ -1,0 +1,39 @@
+"""Completion in shells. The script of a shell calls `fireflyer` with the words so far."""
+
+from enum import StrEnum
+from typing import Any
+
+PROGRAM, COMPLETE = "fireflyer", "_FIREFLYER_COMPLETE"
+"""COMPLETE is the variable that asks for completions in place of a run."""
+
+
+class Shell(StrEnum):
+    bash = "bash"
+    zsh = "zsh"
+    fish = "fish"
+
+
+def completion_script(shell: Shell) -> str:
+    """Returns the script that the shell runs at its start."""
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # no __all__
+
+    return get_completion_script(prog_name=PROGRAM, complete_var=COMPLETE, shell=shell)
+
+
+def register() -> None:
+    """Makes the parser answer in the forms of these shells."""
+    from typer.completion import completion_init  # type: ignore[attr-defined]  # no __all__
+
+    completion_init()
+
+
+def task_ids(ctx: Any, incomplete: str) -> list[str]:
+    """Returns the ids of tasks that run or wait; none without a server."""
+    from fireflyer.errors import FireflyerError
+    from fireflyer.hai.client import Client
+
+    try:
+        lines = Client(ctx.params.get("home")).task_lines(live=True)
+    except (FireflyerError, OSError):
+        return []
+    return [line.id for line in lines if line.id.startswith(incomplete)]
