@@ -1,5 +1,5 @@
-// Types and names that chunk store, replica and wire share. docs/fs3-chain.md and docs/fs3-store.md define their
-// meaning.
+// Types and names that chunk store, replica and wire share. docs/internals/fs3-chain.md and docs/internals/fs3-store.md
+// define their meaning.
 #pragma once
 
 #include <compare>

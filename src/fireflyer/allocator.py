@@ -2,7 +2,7 @@
 
 By default malloc maps every tensor above 32 MiB separately. The kernel zeroes such a mapping page
 by page at first touch and takes it back when the tensor is freed. A cheap operation on the tensor
-then costs several times as much (docs/haiscale.md has figures). `MALLOC_MMAP_MAX_=0` keeps tensors
+then costs several times as much (docs/guide/haiscale.md has figures). `MALLOC_MMAP_MAX_=0` keeps tensors
 in the heap, and a huge `MALLOC_TRIM_THRESHOLD_` keeps the heap. The price: a process never gives
 back its peak memory.
 

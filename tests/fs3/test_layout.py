@@ -17,7 +17,7 @@ VECTORS = Path(__file__).with_name("layout_vectors.json")
 
 
 def reference(seed: int, n: int, x: int) -> int:
-    """P(x) word by word as docs/fs3.md has it."""
+    """P(x) word by word as docs/guide/fs3.md has it."""
     b = 1
     while 4**b < n:
         b += 1

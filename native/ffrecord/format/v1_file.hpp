@@ -1,5 +1,5 @@
-// FFRecord v1 (docs/ffrecord.md). On opening, the whole index is checked by reads of small blocks and then mapped, so
-// that only its used parts take memory.
+// FFRecord v1 (docs/guide/ffrecord.md). On opening, the whole index is checked by reads of small blocks and then
+// mapped, so that only its used parts take memory.
 #pragma once
 
 #include "ffrecord/format/record_file.hpp"

@@ -1,5 +1,5 @@
-// The metadata of a v2 file (docs/ffrecord-v2.md), from any source of bytes: the valid commit, the index page of a
-// sample, and the entries of a page. No other code parses this layout.
+// The metadata of a v2 file (docs/internals/ffrecord-v2.md), from any source of bytes: the valid commit, the index page
+// of a sample, and the entries of a page. No other code parses this layout.
 //
 // Threads: immutable after the constructor. It keeps no page: its memory does not grow with the samples.
 //

@@ -12,7 +12,7 @@
 
 namespace ff::fs3::client {
 
-// A file's chunks: chunk i is on chain chains[i mod their number] (docs/fs3.md).
+// A file's chunks: chunk i is on chain chains[i mod their number] (docs/guide/fs3.md).
 struct FileMap {
   // Throws Code::invalid for an impossible chunk size, or without chains.
   FileMap(std::uint64_t inode, std::uint64_t chunk_size, std::vector<std::uint32_t> chains);

@@ -228,7 +228,7 @@ void bind(nb::module_ m) {
                   "Questions of (which chain in the file's order, index): for the last chunk up to there on that chain, and "
                   "how many stand below it in a row.")
       .def_static("joined", &joined, "batches"_a, "The pieces of batches that move no bytes, one batch's after another's.");
-  nb::class_<Engine>(m, "Engine", "The way to the bytes; docs/fs3-service.md. Any thread.")
+  nb::class_<Engine>(m, "Engine", "The way to the bytes; docs/internals/fs3-service.md. Any thread.")
       .def("__init__",
            [](Engine* self, std::uint64_t client, nb::callable connect, unsigned lanes, unsigned senders, double connect_s,
               bool local) {

@@ -240,7 +240,7 @@ void bind_lookups(nb::module_ m) {
 }  // namespace
 
 void bind(nb::module_ m) {
-  m.doc() = "The CRAQ replica of a target, as docs/fs3-chain.md says: step(event) -> actions.";
+  m.doc() = "The CRAQ replica of a target, as docs/internals/fs3-chain.md says: step(event) -> actions.";
   bind_values(m);
   bind_lookups(m);
   Machine machine(m, "Replica", "One target's part in its chain. Bytes never enter it: payloads are the caller's numbers.");

@@ -1,4 +1,5 @@
-// One target's part in its chain, as docs/fs3-chain.md says: a state machine with no I/O, no clock and no thread.
+// One target's part in its chain, as docs/internals/fs3-chain.md says: a state machine with no I/O, no clock and no
+// thread.
 //
 // Thread contract: one thread at a time. `step` allocates for what waits only; a chunk with nothing under way costs no
 // memory here, its versions come from the Lookup.

@@ -1,4 +1,4 @@
-// One test a rule of docs/fs3-chain.md, as transcripts: what a replica is told, and what it asks for.
+// One test a rule of docs/internals/fs3-chain.md, as transcripts: what a replica is told, and what it asks for.
 #include "fs3/replica/replica.hpp"
 
 #include <cstdio>

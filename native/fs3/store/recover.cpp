@@ -1,4 +1,5 @@
-// Opening: identity, the newest snapshot, the logs after it, then a new log. docs/fs3-store.md, "End or damage".
+// Opening: identity, the newest snapshot, the logs after it, then a new log. docs/internals/fs3-store.md, "End or
+// damage".
 #include <algorithm>
 #include <array>
 #include <charconv>

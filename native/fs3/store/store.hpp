@@ -1,5 +1,5 @@
 // The chunks of one target: bytes, versions, tags and the floor, on a Disk, crash-safe at any instruction.
-// docs/fs3-store.md describes the files.
+// docs/internals/fs3-store.md describes the files.
 //
 // Thread contract: apply, commit, drop, read, entry, page, check and the other calls from any number of threads at
 // once. sync() and snapshot() may run beside them and beside each other; two calls of the same one run in turn. At most

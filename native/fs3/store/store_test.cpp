@@ -408,7 +408,7 @@ void large_writes_of_a_directory() {
   std::filesystem::remove_all(name);
 }
 
-// docs/fs3-store.md: at most 128 bytes of index per chunk, in any order of chunks.
+// docs/internals/fs3-store.md: at most 128 bytes of index per chunk, in any order of chunks.
 void the_index_is_small() {
   for (const int order : {0, 1, 2}) {
     SimDisk disk(1);

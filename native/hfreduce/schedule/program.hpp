@@ -7,7 +7,7 @@
 //      not yet delivered can always move, and no order of delivery deadlocks.
 //   3. A receive or reduce comes `after` every earlier send of its chunk. A collect does not: the executor waits for
 //      the sends of the chunk before the last collect adds.
-// docs/hfreduce-network.md draws the algorithms and gives their costs.
+// docs/internals/hfreduce-network.md draws the algorithms and gives their costs.
 #pragma once
 
 #include <array>

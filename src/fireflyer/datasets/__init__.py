@@ -1,6 +1,6 @@
 """Dataset catalog: named, versioned sets of record files, and batches of them in one global order.
 
-docs/datasets.md describes the guarantees, the files and their states. Importing this package
+docs/guide/datasets.md describes the guarantees, the files and their states. Importing this package
 imports no torch.
 """
 

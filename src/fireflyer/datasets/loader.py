@@ -74,7 +74,7 @@ class DistributedLoader:
 
     Use it from one thread; its own threads live as long as an iteration. It pickles, forks and
     spawns. As a map-style dataset (`len(loader)`, `loader[k]`) it serves worker processes;
-    docs/datasets.md.
+    docs/guide/datasets.md.
 
     Args:
         dataset: a dataset of a catalog; or paths or URLs (fs3:///a.ffr) of record files; or a

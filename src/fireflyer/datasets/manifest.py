@@ -10,7 +10,7 @@ import msgspec
 from fireflyer.errors import ConfigError, Corrupted
 
 FORMAT = 1
-"""Version of the manifest format, which docs/datasets.md describes."""
+"""Version of the manifest format, which docs/guide/datasets.md describes."""
 
 MANIFEST = "manifest.json"
 REMOVED = "removed.json"

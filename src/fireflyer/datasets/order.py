@@ -1,7 +1,7 @@
 """Order of an epoch: a permutation of [0, n) that depends only on (seed, epoch, n, block). Pure.
 
 Any position is computed independently, in constant time and without memory that grows with n. The
-values of an `ORDER_VERSION` never change; docs/datasets.md describes version 1.
+values of an `ORDER_VERSION` never change; docs/guide/datasets.md describes version 1.
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""Environments for reinforcement learning, stepped in batches (docs/envpool.md).
+"""Environments for reinforcement learning, stepped in batches (docs/guide/envpool.md).
 
 from fireflyer import envpool
 

@@ -2,7 +2,7 @@
 
 A file holds N samples of any length, each with its CRC32; `FileReader` reads any batch of samples
 in one call. Files of the original's v1 format are read and written byte for byte
-(docs/ffrecord.md). v2 adds commits, columns, compression and alignment (docs/ffrecord-v2.md).
+(docs/guide/ffrecord.md). v2 adds commits, columns, compression and alignment (docs/internals/ffrecord-v2.md).
 The PyTorch interface is `fireflyer.ffrecord.torch`; importing this package does not import torch.
 """
 

@@ -1,4 +1,4 @@
-"""Typed columns: a sample as a row, a dict of arrays (docs/ffrecord-v2.md)."""
+"""Typed columns: a sample as a row, a dict of arrays (docs/internals/ffrecord-v2.md)."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Writing v2 files (docs/ffrecord-v2.md): a sequence of commits, each complete or absent.
+"""Writing v2 files (docs/internals/ffrecord-v2.md): a sequence of commits, each complete or absent.
 
 A commit appends its samples, its index pages and its footer, and syncs. Then it writes the slot of
 its parity, and syncs. The first commit goes to a temporary file that is then renamed.

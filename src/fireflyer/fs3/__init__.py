@@ -1,4 +1,4 @@
-"""Distributed file system of the paper (3FS): manager, meta, storage, client. See docs/fs3.md.
+"""Distributed file system of the paper (3FS): manager, meta, storage, client. See docs/guide/fs3.md.
 
 The client's names are found here; they are imported when they are first used.
 """

@@ -1,4 +1,4 @@
-"""Placement of a file's chunks: docs/fs3.md, "Where the bytes of a file are"."""
+"""Placement of a file's chunks: docs/guide/fs3.md, "Where the bytes of a file are"."""
 
 from collections.abc import Sequence
 
@@ -45,7 +45,7 @@ def chunk_id(inode: int, index: int) -> bytes:
 
 
 def permute(seed: int, n: int, x: int) -> int:
-    """Computes P(x) of docs/fs3.md: a permutation of 0..n-1 for each seed.
+    """Computes P(x) of docs/guide/fs3.md: a permutation of 0..n-1 for each seed.
 
     Raises:
         ValueError: `x` is not one of 0..n-1.

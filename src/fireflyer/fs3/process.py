@@ -1,4 +1,4 @@
-"""Any roles of a file system in this process. See docs/fs3.md, "Use"."""
+"""Any roles of a file system in this process. See docs/guide/fs3.md, "Use"."""
 
 import contextlib
 import os

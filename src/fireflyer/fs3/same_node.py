@@ -1,4 +1,4 @@
-"""Finds the storage service of a client's own machine: docs/fs3-wire.md, "Same node"."""
+"""Finds the storage service of a client's own machine: docs/internals/fs3-wire.md, "Same node"."""
 
 import contextlib
 import os

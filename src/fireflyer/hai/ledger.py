@@ -3,7 +3,7 @@
 Each moment of a task between its submission and its end, times the nodes that it holds or waits
 for, has exactly one cause. Times are whole microseconds, so the parts add up to the whole exactly.
 The terms (goodput, effective training time ratio) follow Meta's "Revisiting Reliability in
-Large-Scale Machine Learning Research Clusters", HPCA 2025. docs/hai-ledger.md describes the causes.
+Large-Scale Machine Learning Research Clusters", HPCA 2025. docs/operate/hai-ledger.md describes the causes.
 """
 
 from bisect import bisect_left, bisect_right

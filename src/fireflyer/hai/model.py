@@ -285,7 +285,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """submitted, queued, starting, rank_started, running, leased, rank_joined, rank_exited,
     gang_ended, restarting, suspending, preempted, suspended, resumed, stopping, finished, failed,
-    stopped; observed, acted and progress: docs/hai-faults.md."""
+    stopped; observed, acted and progress: docs/operate/hai-faults.md."""
     detail: dict[str, Any]
     """submitted: user, group, gpus, gpu_type, priority, as far as they are set; rank_started: rank,
     node, pid; leased: generation, members, token; rank_joined: rank, node;

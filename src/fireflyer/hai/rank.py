@@ -207,7 +207,7 @@ def heartbeat(
 
 def saved(step: int) -> None:
     """Tells the platform that the state up to `step` is durable, if no `CheckpointManager` saves
-    it. Work after the last save counts as lost when a fault occurs (docs/hai-ledger.md)."""
+    it. Work after the last save counts as lost when a fault occurs (docs/operate/hai-ledger.md)."""
     pulse.saved(step)
 
 

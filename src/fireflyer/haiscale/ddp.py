@@ -2,7 +2,7 @@
 
 PyTorch's DDP introduced buckets filled in backward order (Li et al., VLDB 2020). ByteScheduler
 introduced communication that continues into the next forward, most urgent first (Peng et al., SOSP
-2019). Design: docs/haiscale.md.
+2019). Design: docs/guide/haiscale.md.
 """
 
 import copy
@@ -56,13 +56,13 @@ class DistributedDataParallel(Wrapper):
         process_group: group of backend "hfreduce"; None means the default group.
         optimizer: an optimizer of `torch.optim`. Another one steps whole in `optimizer.step()`,
             which waits for all gradients, unless its attribute `separable` is True (see
-            docs/haiscale.md). Parameters that it does not hold keep their averages for other
+            docs/guide/haiscale.md). Parameters that it does not hold keep their averages for other
             optimizers.
         wire: format of gradients between hosts: "bf16", "fp16" or "int8" (see `hfreduce.Wire`);
             None means their own dtype.
         bucket_bytes: approximate size of the portions in which gradients are reduced.
         broadcast_buffers: copy the first rank's buffers to all ranks before a forward, in training
-            and in evaluation, if the previous forward ran with gradients (see docs/haiscale.md).
+            and in evaluation, if the previous forward ran with gradients (see docs/guide/haiscale.md).
         static_graph: every backward reaches the same parameters, so ranks need not exchange which.
         check_gradients: log the names of parameters whose local gradients are not finite.
         levels: reduce along this tree, nested lists of the group's ranks such as [[0, 1], [2, 3]]

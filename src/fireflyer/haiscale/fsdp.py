@@ -1,7 +1,7 @@
 """Sharded data-parallel training: ranks share out parameters, gradients and optimizer state.
 
 ZeRO's stages are by Rajbhandari et al. (SC 2020). torch's `fully_shard` does the sharding itself
-(Zhao et al., VLDB 2023). Design: docs/haiscale-fsdp.md.
+(Zhao et al., VLDB 2023). Design: docs/guide/training/haiscale-fsdp.md.
 """
 
 import contextlib

@@ -17,7 +17,7 @@ _SUMS = (native.ReduceOp.SUM, native.ReduceOp.AVG)
 
 
 class Wire:
-    """Codec for the transfer between hosts only. Error bounds: docs/hfreduce.md.
+    """Codec for the transfer between hosts only. Error bounds: docs/guide/hfreduce.md.
 
     Args:
         codec: "bf16", "fp16" (2 bytes per element), "int8" (blocks of 256 with one scale, 1.02

@@ -1,4 +1,4 @@
-"""3FS-KV: a key-value store and an LLM page cache on shared storage (docs/kv.md).
+"""3FS-KV: a key-value store and an LLM page cache on shared storage (docs/guide/kv.md).
 
 from fireflyer import kv
 

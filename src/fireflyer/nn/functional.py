@@ -1,4 +1,4 @@
-"""Operators under torch's names; what they keep is in docs/nn.md."""
+"""Operators under torch's names; what they keep is in docs/guide/nn.md."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""First bytes of a connection, as in docs/fs3-wire.md: pure, bytes in, bytes out.
+"""First bytes of a connection, as in docs/internals/fs3-wire.md: pure, bytes in, bytes out.
 
     client                                server
     hello: magic, version, role, nonce ->

@@ -3,7 +3,7 @@
 A node's measurements are compared with a criterion by the one-sided area between the two empirical
 distribution functions: only measurements worse than the criterion count. The idea is that of
 SuperBench (USENIX ATC 2024). The thresholds are learnt from the fleet's own scatter, because a
-fixed similarity of 0.95 misses most nodes that lost 5 %: docs/validator.md has the figures.
+fixed similarity of 0.95 misses most nodes that lost 5 %: docs/guide/validator.md has the figures.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""One test a rule of docs/fs3-chain.md, and the wedges that users of the namesake met."""
+"""One test a rule of docs/internals/fs3-chain.md, and the wedges that users of the namesake met."""
 
 import pytest
 

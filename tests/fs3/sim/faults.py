@@ -1,4 +1,4 @@
-"""What goes wrong in a history, by chance and within the budget of docs/fs3.md."""
+"""What goes wrong in a history, by chance and within the budget of docs/guide/fs3.md."""
 
 import math
 from collections.abc import Iterator

@@ -206,7 +206,7 @@ def describe(chain: Chain) -> str:
 
 
 def check_step(before: Chain, after: Chain) -> None:
-    """The invariants of docs/fs3-chain.md, after one published change."""
+    """The invariants of docs/internals/fs3-chain.md, after one published change."""
     states = [member.state for member in after.members]
     held = Public.SERVING in states
     recovering = states.count(Public.RECOVERING)

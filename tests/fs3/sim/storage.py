@@ -1,7 +1,7 @@
 """A simulated storage process: the real replica and the real chunk store, and the shell between them.
 
-It does what docs/fs3-chain.md asks of a shell, with virtual time for disk and network. Group commits
-come in batches: what the replica gives to the store waits a little, one sync takes all of it, and its
+It does what docs/internals/fs3-chain.md asks of a shell, with virtual time for disk and network. Group
+commits come in batches: what the replica gives to the store waits a little, one sync takes all of it, and its
 results are told a little later.
 """
 

@@ -1,7 +1,7 @@
 """A mount under checkers like fsx while every role is killed.
 
-`python -m tests.fs3.soak.mount_soak --seconds 300`; see docs/fs3-soak.md. Ends with 1 if a byte differs or a
-program got an error; prints a summary as JSON.
+`python -m tests.fs3.soak.mount_soak --seconds 300`; see docs/benchmarks/fs3-soak.md. Ends with 1 if a byte
+differs or a program got an error; prints a summary as JSON.
 """
 
 import argparse

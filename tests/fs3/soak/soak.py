@@ -1,6 +1,6 @@
 """Soaks of a cluster of real processes: `python -m tests.fs3.soak.soak kills|anything --seconds 600`.
 
-See docs/fs3-soak.md. Ends with 1 if anything was lost, wrong or stuck; prints a summary and JSON.
+See docs/benchmarks/fs3-soak.md. Ends with 1 if anything was lost, wrong or stuck; prints a summary and JSON.
 """
 
 import argparse

@@ -43,7 +43,7 @@ DOCUMENTS = (
     ("hai-dashboard-phone.png", "", (390, 820), True),
     ("hai-dashboard-use.png", "/use?window=7d", (1000, 900), False),
 )
-"""Pictures that docs/hai-dashboard.md shows."""
+"""Pictures that docs/operate/hai-dashboard.md shows."""
 
 
 class Engine(FakeEngine):

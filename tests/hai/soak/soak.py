@@ -1,6 +1,7 @@
 """Kills of everything on the local engine: `python -m tests.hai.soak.soak --seconds 600 --seed 1`.
 
-See docs/hai-soak.md. Ends with 1 if a task was lost, done twice or left something behind; prints JSON.
+See docs/benchmarks/hai-soak.md. Ends with 1 if a task was lost, done twice or left something behind; prints
+JSON.
 """
 
 import argparse

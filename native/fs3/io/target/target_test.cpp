@@ -1,5 +1,5 @@
-// The shell of one replica over a simulated disk: the demands of docs/fs3-chain.md ("Shell's duties") and
-// docs/fs3-sim.md.
+// The shell of one replica over a simulated disk: the demands of docs/internals/fs3-chain.md ("Shell's duties") and
+// docs/internals/fs3-sim.md.
 #include "fs3/io/target/target.hpp"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Frames of data connections: docs/fs3-wire.md, "Data". Fixed little-endian structs, copied to and from the socket
-// unchanged; no function allocates, blocks or throws.
+// Frames of data connections: docs/internals/fs3-wire.md, "Data". Fixed little-endian structs, copied to and from the
+// socket unchanged; no function allocates, blocks or throws.
 //
 //   | Head, 32 bytes | table: `table_bytes` | payload: `payload_bytes` |
 //

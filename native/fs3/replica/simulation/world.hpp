@@ -1,6 +1,6 @@
 // A chain of real replicas in one thread, for tests: stores in maps; a network that loses, duplicates and reorders;
-// clients that retry; a manager that follows rules 1-7 of docs/fs3-chain.md. The driver (explore_test.cpp) picks the
-// next event.
+// clients that retry; a manager that follows rules 1-7 of docs/internals/fs3-chain.md. The driver (explore_test.cpp)
+// picks the next event.
 #pragma once
 
 #include <algorithm>

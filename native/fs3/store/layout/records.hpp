@@ -1,5 +1,5 @@
-// The log's records, their encoding, and the walk over a log's bytes that tells an end from damage. docs/fs3-store.md,
-// "Log record".
+// The log's records, their encoding, and the walk over a log's bytes that tells an end from damage.
+// docs/internals/fs3-store.md, "Log record".
 #pragma once
 
 #include <array>

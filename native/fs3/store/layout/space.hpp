@@ -1,4 +1,4 @@
-// Free extents: each data file has extents of one class. docs/fs3-store.md, "Files".
+// Free extents: each data file has extents of one class. docs/internals/fs3-store.md, "Files".
 //
 // Thread contract: none of its own; the Core's mutex guards it.
 #pragma once

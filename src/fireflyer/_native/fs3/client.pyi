@@ -128,7 +128,7 @@ class Batch(Pieces):
         """The pieces of batches that move no bytes, one batch's after another's."""
 
 class Engine:
-    """The way to the bytes; docs/fs3-service.md. Any thread."""
+    """The way to the bytes; docs/internals/fs3-service.md. Any thread."""
 
     def __init__(self, client: int, connect: Callable[[int, float], int], lanes: int = 8, senders: int = 2, connect_s: float = 1.0, local: bool = True) -> None:
         """

@@ -1,5 +1,5 @@
 """
-The CRAQ replica of a target, as docs/fs3-chain.md says: step(event) -> actions.
+The CRAQ replica of a target, as docs/internals/fs3-chain.md says: step(event) -> actions.
 """
 
 from collections.abc import Sequence

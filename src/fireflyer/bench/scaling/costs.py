@@ -70,7 +70,7 @@ def programs(size: float, hosts: int) -> list[tuple[int, float]]:
     """Returns (hops in sequence, bytes on the busiest line) of each way to allreduce `size` bytes.
 
     The ways are a ring, a double tree and, among few hosts, direct sends between all:
-    docs/hfreduce-network.md.
+    docs/internals/hfreduce-network.md.
     """
     ring = 2 * (hosts - 1), 2 * size * (hosts - 1) / hosts
     tree = 2 * (hosts - 1).bit_length(), 2 * size

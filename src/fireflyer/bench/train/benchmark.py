@@ -2,8 +2,8 @@
 
 On a lab's hosts every candidate has its own model in the same processes, and runs a block of steps
 in turn. A block begins with an untimed step and ends when a step returns. Work that continues after
-a step is therefore paid for by the next step, as in a long run. docs/haiscale-bench.md explains the
-figures.
+a step is therefore paid for by the next step, as in a long run. docs/benchmarks/haiscale-bench.md
+explains the figures.
 """
 
 import tempfile

@@ -103,7 +103,7 @@ def wire(
     the wire; no root is needed. The command takes minutes.
 
     \b
-    fireflyer bench wire --plot docs/haiscale-wire.svg --json wire.json
+    fireflyer bench wire --plot docs/benchmarks/haiscale-wire.svg --json wire.json
     """
     machine = Machine.here()
     from fireflyer.bench.train import wire as bench
@@ -129,7 +129,7 @@ def scaling(
     """Model weak scaling: measure costs in a lab (root) and check the model against its steps.
 
     \b
-    fireflyer bench scaling --plot docs/haiscale-scaling.svg --json scaling.json
+    fireflyer bench scaling --plot docs/benchmarks/haiscale-scaling.svg --json scaling.json
     """
     machine = Machine.here()
     wanted = layouts_of(layouts)

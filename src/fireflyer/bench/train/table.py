@@ -1,4 +1,4 @@
-"""Markdown table of the `bench train` rows that have goals, for docs/haiscale-bench.md."""
+"""Markdown table of the `bench train` rows that have goals, for docs/benchmarks/haiscale-bench.md."""
 
 import re
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Replicas of saves in the nodes' memory: each keeper's holdings, evictions, complete saves.
 
-No I/O, thread, clock or torch. docs/checkpoint-tiers.md describes the protocol. A save is
+No I/O, thread, clock or torch. docs/internals/checkpoint-tiers.md describes the protocol. A save is
 *complete* if at least one keeper has its commit mark and every rank's data is with at least one
 keeper. The mark is made only after all data was in place twice. So a keeper with the mark drops all
 older saves, and a keeper without it keeps the previous save. A keeper holds at most two saves: the

@@ -24,7 +24,7 @@ _log = get_logger("checkpoint")
 
 
 class InMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of holding the newest save in the nodes' memory; docs/checkpoint-tiers.md.
+    """Options of holding the newest save in the nodes' memory; docs/internals/checkpoint-tiers.md.
 
     Raises:
         ConfigError: if a number is invalid.

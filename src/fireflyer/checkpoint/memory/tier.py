@@ -1,6 +1,6 @@
 """The memory tier as a rank sees it: replicas in two nodes' keepers, agreed on by all ranks.
 
-docs/checkpoint-tiers.md describes the protocol.
+docs/internals/checkpoint-tiers.md describes the protocol.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """`mount.fireflyer`, the program that mount(8) runs for the type `fireflyer` of fstab.
 
-mount(8) looks for it in /sbin: see docs/fs3-mount.md. It takes what mount(8) gives,
+mount(8) looks for it in /sbin: see docs/operate/fs3-mount.md. It takes what mount(8) gives,
 `SPEC DIR [-sfnv] [-o OPTIONS]`, and SPEC is the DIR of `fireflyer fs mount --dir`.
 """
 

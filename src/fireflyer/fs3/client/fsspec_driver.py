@@ -1,7 +1,7 @@
 """Driver for fsspec: `fs3://HOST:PORT/PATH`, or `fs3:///PATH` in what FIREFLYER_FS names.
 
 Names and bytes are calls of the client in the caller's thread; the asynchronous methods run the
-same calls in threads. See docs/fs3-fsspec.md.
+same calls in threads. See docs/guide/data/fs3-fsspec.md.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Ordered key-value store with serializable transactions, and its engines. See docs/fs3-meta.md."""
+"""Ordered key-value store with serializable transactions, and its engines. See docs/internals/fs3-meta.md."""
 
 from fireflyer.fs3.kv.memory import MemoryEngine
 from fireflyer.fs3.kv.run import Job, run, run_many

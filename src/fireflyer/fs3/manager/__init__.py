@@ -1,1 +1,1 @@
-"""Cluster manager of fs3: nodes and their leases, chains, the primary. See docs/fs3-chain.md."""
+"""Cluster manager of fs3: nodes and their leases, chains, the primary. See docs/internals/fs3-chain.md."""

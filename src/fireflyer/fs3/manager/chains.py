@@ -1,6 +1,6 @@
 """Membership of a chain: a pure function of the chain's last version and its targets' reports.
 
-The states and rules are those of docs/fs3-chain.md; numbers in comments are its rules.
+The states and rules are those of docs/internals/fs3-chain.md; numbers in comments are its rules.
 """
 
 import enum

@@ -1,6 +1,6 @@
 """Leases: how long a node may serve, and when the manager may declare it dead.
 
-See docs/fs3-chain.md, "Leases". Times are seconds of the caller's monotonic clock; only rates are
+See docs/internals/fs3-chain.md, "Leases". Times are seconds of the caller's monotonic clock; only rates are
 assumed to agree, within 1 %.
 """
 
@@ -11,7 +11,7 @@ from fireflyer.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
-    """Settings of docs/fs3.md, "Time"."""
+    """Settings of docs/guide/fs3.md, "Time"."""
 
     lease_s: float = 3.0
     """Seconds that a node serves after it sent a heartbeat that was answered."""

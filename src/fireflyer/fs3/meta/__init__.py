@@ -1,4 +1,4 @@
-"""Names, inodes and sessions of fs3: POSIX operations as transactions. See docs/fs3-meta.md."""
+"""Names, inodes and sessions of fs3: POSIX operations as transactions. See docs/internals/fs3-meta.md."""
 
 from fireflyer.fs3.meta.inode import Inode, Layout
 from fireflyer.fs3.meta.messages import Request, User

@@ -1,5 +1,5 @@
 """The web dashboard: pages made by the server, one script, one style sheet. See
-docs/hai-dashboard.md.
+docs/operate/hai-dashboard.md.
 
 auth_middleware.py       authentication by cookie, and the headers of every response
 sessions.py   signed-in browsers, and one-time codes

@@ -1,7 +1,7 @@
 """The `local` engine: runs gangs as supervised processes of this machine, on N virtual nodes.
 
 The engine holds nothing that an attempt needs: supervisors and ranks live on when the engine's
-process dies. `recover` restores an attempt from their sockets and journals. docs/hai.md draws the
+process dies. `recover` restores an attempt from their sockets and journals. docs/guide/hai.md draws the
 process tree.
 """
 

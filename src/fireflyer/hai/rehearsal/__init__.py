@@ -7,6 +7,6 @@
     slowdown.py   stops and continues processes; leaves none stopped
     driver.py    runs a plan on a task
 
-The idea is HAI Platform's `hai-cli python x.py ++ --suspend_seconds 100`. docs/hai-rehearse.md says
+The idea is HAI Platform's `hai-cli python x.py ++ --suspend_seconds 100`. docs/operate/hai-rehearse.md says
 more.
 """

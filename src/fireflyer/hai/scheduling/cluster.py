@@ -2,7 +2,7 @@
 
 The caller (the server's controller, the simulator) reports each event by one call; a call costs
 what it changes. There is no clock: `now` is the caller's, in seconds on one clock that never goes
-back. Pure. Examples of each call: docs/hai-scheduler.md.
+back. Pure. Examples of each call: docs/operate/hai-scheduler.md.
 """
 
 import heapq

@@ -24,7 +24,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     """Reason why a job waits."""
 
     rule: Rule
-    """Rule that holds the job; docs/hai-scheduler.md lists them. "start": none does."""
+    """Rule that holds the job; docs/operate/hai-scheduler.md lists them. "start": none does."""
     text: str
     """For example "waits for 2 nodes; 1 free"."""
     ahead: int

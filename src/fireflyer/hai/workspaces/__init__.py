@@ -12,5 +12,5 @@
     venvs.py       environments by lock file; venv_builder.py is the process that makes one
     tasks.py       the controller's checks of a new task, and preparation of an attempt
 
-docs/hai-workspace.md lists the guarantees.
+docs/operate/hai-workspace.md lists the guarantees.
 """

@@ -1,7 +1,8 @@
 """Elastic training: continues in the same processes without lost ranks, and admits newcomers.
 
-`Elastic` runs the steps of one model wrapper; docs/haiscale-elastic.md describes it in full. It
-knows the model only through `Wrapper`, and the members only through `group.reform` (hfreduce).
+`Elastic` runs the steps of one model wrapper; docs/guide/training/haiscale-elastic.md describes it
+in full. It knows the model only through `Wrapper`, and the members only through `group.reform`
+(hfreduce).
 
 A rank's *progress* is 2k after k steps, and 2k+1 from the return of optimizer.step() to the end of
 the step. After each reform all ranks have the highest progress, and the states that belong to it.

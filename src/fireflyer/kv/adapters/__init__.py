@@ -1,4 +1,7 @@
-"""Adapters by which LLM engines load the page cache; each imports its engine (docs/kv-cache.md)."""
+"""Adapters by which LLM engines load the page cache; each imports its engine.
+
+See docs/guide/data/kv-cache.md.
+"""
 
 import ctypes
 from typing import Any

@@ -1,1 +1,4 @@
-"""Page cache of an LLM engine: fixed keys, pages of up to 1 GiB, bounded in bytes (docs/kv-cache.md)."""
+"""Page cache of an LLM engine: fixed keys, pages of up to 1 GiB, bounded in bytes.
+
+See docs/guide/data/kv-cache.md.
+"""

@@ -1,7 +1,7 @@
 """Failures of a site as records, whatever file they come from. Pure.
 
 A record is one failure, or a count of failures of one class on one day, in one month or in one
-year. The forms of files: docs/validator.md.
+year. The forms of files: docs/guide/validator.md.
 """
 
 import csv

@@ -1,10 +1,10 @@
-"""The examples of docs/checkpoint-faces.md, for the tests that run them."""
+"""The examples of docs/guide/data/checkpoint-faces.md, for the tests that run them."""
 
 import re
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[4] / "docs" / "checkpoint-faces.md"
+PAGE = Path(__file__).parents[4] / "docs" / "guide" / "data" / "checkpoint-faces.md"
 
 
 def run_example(section: str, names: dict[str, Any]) -> dict[str, Any]:

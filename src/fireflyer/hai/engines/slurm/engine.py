@@ -1,4 +1,4 @@
-"""The `slurm` engine: gangs on the nodes of a Slurm partition. docs/hai-slurm.md lists its
+"""The `slurm` engine: gangs on the nodes of a Slurm partition. docs/operate/hai-slurm.md lists its
 guarantees.
 
 Slurm starts the supervisors, one per node, in one job per task. From then on they get the same
