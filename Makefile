@@ -7,7 +7,7 @@ TESTS = $(PY) -m pytest --dist loadgroup --no-loadscope-reorder --max-worker-res
 export SEED
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes; each would compile what it imports
 
-.PHONY: help setup demo test test-all rehearse budgets mutants lint bench soak soak-fs3 soak-hai native-test fuzz sim sim-mutants sim-kv soak-kv torch-suite cluster-histories stubs clean
+.PHONY: help setup dist demo test test-all rehearse budgets mutants lint bench soak soak-fs3 soak-hai native-test fuzz sim sim-mutants sim-kv soak-kv torch-suite cluster-histories stubs clean
 help:
 	@grep -E '^[a-z0-9-]+: .*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
 
@@ -24,6 +24,9 @@ test: setup  ## the tests for each change, as CI runs them; ARGS=tests/hfreduce 
 test-all: setup  ## all tests, by hand: real services, sanitizers, demo, benchmarks, all random cases, newly drawn
 	@scripts/setup.sh --all-test-packages
 	@$(TESTS) -n $(or $(JOBS),4) --full --deadline 600 --run-limit 14400 $(ARGS)
+
+dist:  ## source archive and manylinux wheel in build/dist; the wheel is tried in a clean environment
+	@scripts/dist.sh
 
 rehearse:  ## what CI does, to HEAD: in a fresh clone, without compiler cache; build/rehearsed names what passed
 	@scripts/rehearse.sh

@@ -61,6 +61,14 @@ def test_save_returns_before_it_writes_and_saves_what_was(tmp_path: Path, told: 
     assert loaded["list"] == [1]
 
 
+def test_orbaxs_names(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save(3, {"n": 4})
+    manager.wait_until_finished()
+    assert (manager.latest_step(), manager.all_steps()) == (3, [3])
+    assert manager.restore()["n"] == 4
+
+
 def test_the_next_save_waits_for_the_last(tmp_path: Path, told: Told) -> None:
     gate = Gate()
     manager = CheckpointManager(told(DirectoryStorage(tmp_path), gate))

@@ -423,6 +423,9 @@ class CheckpointManager:
         with self._alone:
             self._finish_last()
 
+    # Orbax's names.
+    restore, latest_step, all_steps, wait_until_finished = load, latest, steps, wait
+
     def _finish_last(self) -> None:
         last, self._last = self._last, None
         if last is not None and last.is_of_this_process():

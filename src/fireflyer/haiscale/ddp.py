@@ -29,8 +29,13 @@ from fireflyer.haiscale.gradients.reducer import FIRST, Options, Reducer, Times,
 from fireflyer.haiscale.gradients.split_optimizer import SplitOptimizer, check_holds
 from fireflyer.haiscale.gradients.suspend_vote import SuspendVote
 from fireflyer.haiscale.reporting.facts import Facts, bytes_to_send, wire_bytes
-from fireflyer.haiscale.torch_interface import DDP_ARGUMENTS, Wrapper, check_arguments
-from fireflyer.haiscale.validation import check_count, check_module, given
+from fireflyer.haiscale.torch_interface import (
+    DDP_ARGUMENTS,
+    Wrapper,
+    bucket_bytes_of,
+    check_arguments,
+)
+from fireflyer.haiscale.validation import check_module, given
 from fireflyer.hfreduce import Wire
 from fireflyer.hfreduce.backend.planned_hierarchy import PlannedHierarchy, Tree
 
@@ -60,7 +65,8 @@ class DistributedDataParallel(Wrapper):
             optimizers.
         wire: format of gradients between hosts: "bf16", "fp16" or "int8" (see `hfreduce.Wire`);
             None means their own dtype.
-        bucket_bytes: approximate size of the portions in which gradients are reduced.
+        bucket_bytes: approximate size of the portions in which gradients are reduced; default: 2 MiB.
+            torch's `bucket_cap_mb` (MiB) sets it, too.
         broadcast_buffers: copy the first rank's buffers to all ranks before a forward, in training
             and in evaluation, if the previous forward ran with gradients (see docs/guide/haiscale.md).
         static_graph: every backward reaches the same parameters, so ranks need not exchange which.
@@ -98,7 +104,7 @@ class DistributedDataParallel(Wrapper):
         *,
         optimizer: Optimizer | None = None,
         wire: str | None = None,
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         broadcast_buffers: bool = True,
         static_graph: bool = False,
         check_gradients: bool = True,
@@ -123,7 +129,7 @@ class DistributedDataParallel(Wrapper):
             )
         if optimizer is not None:
             check_holds(optimizer, module)
-        check_count("bucket_bytes", bucket_bytes, 1)
+        bucket_bytes = bucket_bytes_of(bucket_bytes, torchs, DEFAULT_BUCKET_BYTES)
         Wire(wire or "fp32")  # raises ConfigError for an unknown codec
         self._leaving = SuspendVote(should_suspend)
         let_go(module.parameters())

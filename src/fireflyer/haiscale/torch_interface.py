@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from fireflyer.errors import ConfigError
-from fireflyer.haiscale.validation import given
+from fireflyer.haiscale.validation import check_count, given
 
 
 class TorchArgument(NamedTuple):
@@ -29,7 +29,7 @@ DDP_ARGUMENTS = {
     "output_device": _ANY,
     "dim": TorchArgument((0,), "the caller divides batches"),
     "init_sync": TorchArgument((True,), "all ranks start with the first rank's values"),
-    "bucket_cap_mb": TorchArgument((None,), "use bucket_bytes= (bytes)"),
+    "bucket_cap_mb": _ANY,  # `bucket_bytes_of` reads it
     "check_reduction": _ANY,
     "find_unused_parameters": _ANY,  # every backward finds them
     "gradient_as_bucket_view": _ANY,  # gradients always are views
@@ -52,6 +52,24 @@ FSDP_ARGUMENTS = {
     "ignored_states": TorchArgument((None,), "wrap the other modules one by one"),
     "ignored_parameters": TorchArgument((None,), "wrap the other modules one by one"),
 }
+
+
+def bucket_bytes_of(bucket_bytes: int | None, torchs: Mapping[str, object], default: int) -> int:
+    """Returns the size of a bucket: `bucket_bytes`, else torch's `bucket_cap_mb` (MiB), else `default`.
+
+    Raises:
+        ConfigError: both are given, or one is not a positive number.
+    """
+    mib = torchs.get("bucket_cap_mb")
+    if mib is None:
+        size = default if bucket_bytes is None else bucket_bytes
+        check_count("bucket_bytes", size, 1)
+        return size
+    if bucket_bytes is not None:
+        raise ConfigError("bucket_bytes= and bucket_cap_mb= exclude each other")
+    if isinstance(mib, bool) or not isinstance(mib, int | float) or not 0 < mib < float("inf"):
+        raise ConfigError(f"invalid bucket_cap_mb {given(mib)}: expected MiB, a number above 0")
+    return max(1, round(mib * (1 << 20)))
 
 
 def check_arguments(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from fireflyer.hfreduce.torch import Wire as Wire
     from fireflyer.hfreduce.torch import all_gather as all_gather
+    from fireflyer.hfreduce.torch import allreduce as all_reduce  # noqa: F401  # torch's name
     from fireflyer.hfreduce.torch import allreduce as allreduce
     from fireflyer.hfreduce.torch import empty as empty
     from fireflyer.hfreduce.torch import empty_like as empty_like
@@ -107,6 +108,8 @@ def _rendezvous(options: Any, default: bool) -> Any:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "all_reduce":  # torch's name
+        name = "allreduce"
     if name in __all__:
         need_torch(f"{__name__}.{name}")
         import fireflyer.hfreduce.torch as face

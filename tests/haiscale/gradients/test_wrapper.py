@@ -182,13 +182,13 @@ def test_whole_parameters_are_summoned_by_the_model_itself(
 
 
 def test_arguments_of_torchs_wrappers(start_gang: StartGang, store_path: str) -> None:
-    harmless = {
+    harmless: dict[type, dict[str, Any]] = {
         DistributedDataParallel: {
             "device_ids": None,
             "output_device": None,
             "find_unused_parameters": True,
             "gradient_as_bucket_view": True,
-            "bucket_cap_mb": None,
+            "bucket_cap_mb": 25,
         },
         FullyShardedDataParallel: {
             "device_id": None,
@@ -198,7 +198,6 @@ def test_arguments_of_torchs_wrappers(start_gang: StartGang, store_path: str) ->
     }
     refused: list[tuple[Any, str, Any, str]] = [
         (DistributedDataParallel, "device_ids", [0, 1], "start a rank for each device"),
-        (DistributedDataParallel, "bucket_cap_mb", 25, "use bucket_bytes="),
         (DistributedDataParallel, "init_sync", False, "first rank's values"),
         (
             FullyShardedDataParallel,
