@@ -65,3 +65,8 @@ def parse_mib(text: str, option: str) -> int:
     if not (number.isascii() and number.isdecimal()) or len(number) > 12:
         raise ConfigError(f"invalid {option} {text!r}: expected e.g. 512MiB or 64GiB")
     return int(number) * factors[unit]
+
+
+def format_mib(mib: int) -> str:
+    """Returns MiB in the form that `parse_mib` reads, e.g. "64GiB" or "1536MiB"."""
+    return f"{mib >> 10}GiB" if mib and mib % 1024 == 0 else f"{mib}MiB"

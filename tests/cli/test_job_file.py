@@ -21,6 +21,7 @@ nodes = 2
 ranks = 4
 gpus = "a100:4"
 memory = "64GiB"
+cpus = 16
 priority = "high"
 group = "vision"
 expect = "90m"
@@ -45,7 +46,7 @@ def test_a_job_file_says_what_the_options_say(tmp_path: Path) -> None:
     assert found == TaskSpec(
         script=str(tmp_path / "jobs" / "train.py"), cwd=str(tmp_path / "jobs"), name="sweep",
         args=("--lr", "0.1", "--epochs", "3"), nodes=2, ranks_per_node=4, gpus=4, gpu_type="a100",
-        memory_mib=65536, priority="high", group="vision", expected_s=5400.0, watchdog_s=1800.0,
+        memory_mib=65536, cpus=16, priority="high", group="vision", expected_s=5400.0, watchdog_s=1800.0,
         grace_s=60.0, start="exec", max_restarts=1, max_node_faults=2, elastic=True,
         env={"THREADS": "3"}, labels={"sweep": "lr"},
     )  # fmt: skip

@@ -4,7 +4,9 @@ import msgspec
 import pytest
 
 from fireflyer.cli import printing
-from fireflyer.hai.model import Event, TaskLine, TaskSpec, TaskView
+from fireflyer.cli.cluster.impl import nodes
+from fireflyer.hai.model import Event, NodeView, TaskLine, TaskSpec, TaskView
+from fireflyer.hai.server.views import limits_in_words
 
 
 def view(name: str, reason: str = "") -> TaskView:
@@ -53,6 +55,19 @@ def test_events_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in lines[1:]] == [r"[/x[/]\n\x1b["] * 2
     assert printing.event_line(event).endswith(r"[/x[/]\n\x1b[")
+
+
+def test_limits_are_shown_with_what_does_not_hold_them(capsys: pytest.CaptureFixture[str]) -> None:
+    unheld = "limits of cores are not held: /x has no controller cpu"
+    spec = TaskSpec(script="/x/s.py", cwd="/x", memory_mib=2048, cpus=4)
+    assert limits_in_words(spec, "") == "2GiB and 4 cores on each node"
+    text = limits_in_words(msgspec.structs.replace(spec, cpus=0, memory_mib=1500), unheld)
+    assert text == f"1500MiB on each node; {unheld}"
+    assert limits_in_words(TaskSpec(script="/x/s.py", cwd="/x"), unheld) == ""
+    printing.task(msgspec.structs.replace(view("x"), limits=text), json=False)
+    assert f"limits     {text}\n" in capsys.readouterr().out
+    nodes([NodeView(name=name, unheld=unheld) for name in ("n0", "n1")], json=False)
+    assert capsys.readouterr().out.count(unheld) == 1
 
 
 def test_the_members_are_shown_once_they_have_changed(capsys: pytest.CaptureFixture[str]) -> None:

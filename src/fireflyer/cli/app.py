@@ -26,6 +26,7 @@ from fireflyer.cli.passthrough import hand_over
 from fireflyer.cli.prof.commands import prof
 from fireflyer.cli.record.commands import record
 from fireflyer.cli.run.options import (
+    CpusOption,
     ElasticOption,
     EnvOption,
     ExpectOption,
@@ -181,6 +182,7 @@ def run(
     prof: ProfOption = None,
     gpus: GpusOption = "0",
     memory: MemoryOption = "",
+    cpus: CpusOption = 0,
     priority: PriorityOption = "normal",
     group: GroupOption = "",
     label: LabelOption = None,
@@ -222,8 +224,8 @@ def run(
 
     job = Job(
         script=script, args=tuple(args or ()), module=module, name=name, nodes=nodes or 1,
-        ranks=ranks or 1, gpus=gpus, memory=memory, priority=priority, group=group, expect=expect,
-        watchdog=watchdog, grace=grace, start=start, max_restarts=max_restarts,
+        ranks=ranks or 1, gpus=gpus, memory=memory, cpus=cpus, priority=priority, group=group,
+        expect=expect, watchdog=watchdog, grace=grace, start=start, max_restarts=max_restarts,
         max_node_faults=max_node_faults, elastic=elastic, workspace=str(workspace or ""),
         venv_lock=str(venv_lock or ""),
     )  # fmt: skip

@@ -65,6 +65,8 @@ def task(view: TaskView, *, json: bool) -> None:
     ]
     if view.spec.gpus or view.devices:
         lines.insert(3, ("GPUs", gpus(view.state, view.spec, view.nodes, view.devices)))
+    if view.limits:
+        lines.append(("limits", view.limits))
     if view.node_faults or view.avoid:
         avoided = f"; avoids {', '.join(view.avoid)}" if view.avoid else ""
         lines.insert(

@@ -46,6 +46,7 @@ def check(spec: TaskSpec) -> None:
         "grace_s (--grace)": (spec.grace_s, 0, 86_400),
         "gpus (--gpus)": (spec.gpus, 0, 1024),
         "memory_mib (--memory)": (spec.memory_mib, 0, 1 << 40),
+        "cpus (--cpus)": (spec.cpus, 0, 1 << 16),
         "expected_s (--expect)": (spec.expected_s, 0, 1e9),
     }
     for field, (given, low, high) in limits.items():

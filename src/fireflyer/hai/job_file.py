@@ -54,6 +54,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Number, or type and number: "a100:2"."""
     memory: str | int = ""
     """Size, e.g. "64GiB"; a number is MiB."""
+    cpus: int = 0
+    """Cores on each node; 0: all."""
     priority: str = "normal"
     group: str = ""
     expect: str | float = ""
@@ -142,6 +144,7 @@ def to_spec(job: Job) -> TaskSpec:
         gpus=gpus,
         gpu_type=gpu_type,
         memory_mib=parse_mib(str(job.memory), "--memory") if job.memory else 0,
+        cpus=job.cpus,
         priority=cast(Priority, priority),
         group=job.group,
         labels={name: str(value) for name, value in job.labels.items()},

@@ -83,7 +83,9 @@ class TaskSpec(msgspec.Struct, gc=False, frozen=True, kw_only=True, forbid_unkno
     gpu_type: str = ""
     """Type of these GPUs, e.g. "a100"; empty: any."""
     memory_mib: int = 0
-    """Memory on each node; 0: all that it has."""
+    """Memory on each node, a reservation and a limit; 0: all that it has."""
+    cpus: int = 0
+    """Cores that the ranks of a node use together at most; 0: all that it has."""
     priority: Priority = "normal"
     """auto: the highest priority for which the user has a quota with room left."""
     group: str = ""
@@ -170,6 +172,8 @@ class TaskView(msgspec.Struct, gc=False, frozen=True, kw_only=True):
     """Nodes of the current or last attempt, in the order of its ranks."""
     devices: tuple[tuple[int, ...], ...] = ()
     """Indexes of its GPUs on each of these nodes; empty: the engine does not tell them."""
+    limits: str = ""
+    """Limits of memory and cores in words, and which are not held; empty: it has none."""
 
 
 class TaskLine(msgspec.Struct, gc=False, frozen=True, kw_only=True, omit_defaults=True):
@@ -216,6 +220,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """Task that holds each GPU, by index; empty: the engine does not tell."""
     leaf: str = ""
     zone: str = ""
+    unheld: str = ""
+    """Limits of tasks that this node does not hold, and why, in words; empty: it holds all."""
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ from fireflyer.hai.engines import (
     RankExited,
     RankStarted,
 )
+from fireflyer.hai.engines.cgroups import Base
 from fireflyer.hai.engines.inventory import parse_inventory
 from fireflyer.hai.engines.link import connect
 from fireflyer.hai.engines.local import LocalEngine
@@ -65,6 +66,9 @@ class Stage:
     names = tuple(f"n{i}" for i in range(10))
     """Of nodes; a gang gets the first ones."""
 
+    base: Base | None = None
+    """Where cgroups are made; None: nowhere."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.deadline_s = LIMIT_S
@@ -98,7 +102,8 @@ class Stage:
     # -- what is played ------------------------------------------------------------------------
 
     def engine(self, nodes: int = 2, preload: tuple[str, ...] = (), gpus: str = "0") -> LocalEngine:
-        engine = LocalEngine(nodes, preload=preload, devices=parse_inventory(gpus))
+        devices = parse_inventory(gpus)
+        engine = LocalEngine(nodes, preload=preload, devices=devices, base=self.base)
         self._engines.append(engine)
         return engine
 
@@ -127,6 +132,8 @@ class Stage:
         elastic: bool = False,
         rejoins: int = 0,
         devices: tuple[tuple[int, ...], ...] = (),
+        memory_mib: int = 0,
+        cpus: int = 0,
     ) -> Gang:
         path = script if isinstance(script, Path) else self.script(script)
         return Gang(
@@ -144,6 +151,8 @@ class Stage:
             elastic=elastic,
             rejoins=rejoins,
             devices=devices,
+            memory_mib=memory_mib,
+            cpus=cpus,
         )
 
     # -- what is seen --------------------------------------------------------------------------

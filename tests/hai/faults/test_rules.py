@@ -55,8 +55,8 @@ def flap(state: str, wall: float = 1000.0, node: str = "n0") -> Network:
     return Network(node=node, wall=wall, device="ib0", state=state)
 
 
-def oom(wall: float) -> OutOfMemory:
-    return OutOfMemory(node="n0", wall=wall, pid=7)
+def oom(wall: float, *, limited: bool = False) -> OutOfMemory:
+    return OutOfMemory(node="n0", wall=wall, pid=7, limited=limited)
 
 
 CASES: dict[str, tuple[Observation, list[Seen], str, str]] = {
@@ -64,6 +64,9 @@ CASES: dict[str, tuple[Observation, list[Seen], str, str]] = {
     "bus-error": (killed(7), [], "restart elsewhere", "node"),
     "exit": (crash(), [], "restart", "script"),
     "loss": (Loss(node="n1", rank=1, code=None, signal=9), [], "note", "script"),
+    "out-of-memory-limit": (
+        oom(900.0, limited=True), [seen(oom(1.0)), seen(oom(2.0))], "restart", "script",
+    ),
     "out-of-memory-repeated": (
         oom(900.0), [seen(oom(1.0)), seen(oom(2.0), "t2")], "restart elsewhere", "script",
     ),

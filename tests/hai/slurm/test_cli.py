@@ -132,6 +132,13 @@ def test_what_a_job_asks_slurm_for(
     assert share_of(gpus, memory_mib, nodes).options() == options
 
 
+def test_a_job_gets_the_limits_of_its_task() -> None:
+    shared = share_of(4, 99, [_node()], cpus=3).options()
+    assert shared == ["--cpus-per-task=3", "--mem=99M", "--gres=gpu:4"]
+    whole = share_of(0, 99, [_node(0)], cpus=3).options()
+    assert whole == ["--exclusive", "--cpus-per-task=3", "--mem=99M"]
+
+
 def test_a_job_names_the_type_that_all_its_nodes_have() -> None:
     nodes = [Node(name=f"fn{n}", gpus=8, gpu_type="A100", cpus=8) for n in range(2)]
     assert "--gres=gpu:A100:2" in share_of(2, 0, nodes, typed=True).options()

@@ -81,6 +81,8 @@ def nodes(found: list[NodeView], *, json: bool) -> None:
         rows.append((node.name, *zone, node.state, gpus, " ".join(node.tasks) or "-", reason))
     heads = ["ZONE"] if zoned else []
     table(("NODE", *heads, "STATE", "FREE GPUS", "TASKS", "REASON"), rows)
+    for unheld in sorted({node.unheld for node in found if node.unheld}):
+        sys.stdout.write(plain(unheld) + "\n")
 
 
 def windows(found: list[WindowView], *, json: bool) -> None:

@@ -146,7 +146,22 @@ GpusOption = Annotated[
 MemoryOption = Annotated[
     str,
     typer.Option(
-        metavar="SIZE", rich_help_panel=RESOURCES, help="Memory of each node, e.g. 64GiB."
+        "--memory",
+        "--mem",
+        metavar="SIZE",
+        rich_help_panel=RESOURCES,
+        help="Memory of each node, e.g. 64GiB: reserved, and the limit of the ranks there.",
+    ),
+]
+CpusOption = Annotated[
+    int,
+    typer.Option(
+        "--cpus",
+        "--cpus-per-task",
+        min=0,
+        metavar="N",
+        rich_help_panel=RESOURCES,
+        help="Limit of the cores that the ranks of a node use together; 0: none.",
     ),
 ]
 PriorityOption = Annotated[

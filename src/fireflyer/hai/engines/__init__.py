@@ -39,6 +39,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool = False
     """True if a gang that asks for a part of the node gets all of it: the node holds one gang at a
     time."""
+    unheld: str = ""
+    """Limits of gangs that the node does not hold, and why, in words; empty: it holds all."""
 
 
 class Gang(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +80,9 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[tuple[int, ...], ...] = ()
     """Indexes of the GPUs of each of `nodes`; empty: the engine chooses, or there are none."""
     memory_mib: int = 0
-    """MiB of each node, if the nodes are not taken whole; 0: in proportion to the GPUs."""
+    """MiB of each node, at most; 0: no limit, and on shared nodes a share like that of the GPUs."""
+    cpus: int = 0
+    """Cores of each node, at most; 0: as for `memory_mib`."""
 
 
 class RankStarted(msgspec.Struct, frozen=True, kw_only=True, tag="rank_started"):

@@ -26,6 +26,7 @@ from fireflyer import allocator, heartbeat
 from fireflyer._native.hai import SuspendPage
 from fireflyer.errors import Corrupted
 from fireflyer.hai.engines import NodeObserved, RankExited, RankJoined, RankStarted
+from fireflyer.hai.engines.cgroups import Cgroup, note_path
 from fireflyer.hai.engines.imports import MARK, has_loaded_torch
 from fireflyer.hai.engines.journal import Journal, doors_path, journal_path, read_journal
 from fireflyer.hai.engines.keeper_activation import keeper_path
@@ -38,7 +39,12 @@ from fireflyer.hai.engines.messages import (
     RankSpec,
     Record,
 )
-from fireflyer.hai.faults.observations import KernelObservation, Memory, Network
+from fireflyer.hai.faults.observations import (
+    KernelObservation,
+    Memory,
+    Network,
+    OutOfMemory,
+)
 from fireflyer.hai.processes import catches, describe_exit, kill, kill_group, tell_state
 from fireflyer.hai.sampling.usage import (
     SAMPLE_S,
@@ -50,6 +56,9 @@ from fireflyer.hai.sampling.usage import (
 
 LOOK_S = 5.0
 """Seconds after its start at which a rank has imported what it needs."""
+
+EXPLAINS_S = 60.0
+"""Seconds for which the kill of a rank's child explains the end of the rank."""
 
 STACKS_S = 1.0
 """Seconds that ranks have to write their stacks before they are killed."""
@@ -91,6 +100,8 @@ class Attempt:
         self._signalled: set[int] = set()  # pids that got SIGTERM so that they save
         self._journal: Journal | None = None
         self._sampler: Sampler | None = None
+        self._cgroup: Cgroup | None = None
+        self._out_of_memory = ("", 0.0)  # how the kernel last held the limit, and time.monotonic()
         self._page = SuspendPage.create(part.ranks)
         # Bound but not listening: no other process gets this port, and SO_REUSEADDR lets rank 0
         # bind it.
@@ -101,6 +112,8 @@ class Attempt:
             self._journal = Journal(path, again=again)
             if again:
                 self._take_up(read_journal(path))
+            if part.limits.folders:
+                self._cgroup = Cgroup(part.limits, note_path(Path(part.directory), part.node))
             if not self.port:
                 self._reservation = socket.socket()
                 self._reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -175,6 +188,7 @@ class Attempt:
             cwd=part.cwd,
             env=self._environment(rank - part.first_rank, incarnation),
             log=os.path.join(part.directory, f"{rank}.log"),
+            entrances=() if self._cgroup is None else self._cgroup.entrances,
         )
 
     def _environment(self, local: int, incarnation: int) -> dict[str, str]:
@@ -244,6 +258,7 @@ class Attempt:
             path = usage_path(Path(part.directory), part.node)
             self._sampler = Sampler(path, part.node, part.sampled, open_nvml(part.sampled))
         self._sampler.sample(self._running, now)
+        self._look_for_kills(None, None)
         self.sample_at = next_sample(self.sample_at or now)
 
     def look_at_ranks(self) -> None:
@@ -340,10 +355,15 @@ class Attempt:
 
     def observed(self, found: KernelObservation) -> None:
         """Records an entry of the kernel's log; a process in it gets a rank if it is one of this
-        attempt."""
+        attempt. A limit that another task has reached is left out, and an own one, which the cgroup
+        reports."""
         if self.ended:
             return
         part = self.part
+        if isinstance(found, OutOfMemory) and found.limited:
+            own = self._cgroup is not None and self._cgroup.memory_mib
+            if own or found.pid not in self._running:
+                return
         if not isinstance(found, Network | Memory):
             found = replace(found, rank=None if found.pid is None else self._running.get(found.pid))
         self._record(
@@ -387,15 +407,42 @@ class Attempt:
         if rank is None:
             return False
         self.look_for_members()
+        killed = number == signal.SIGKILL
+        memory = self._look_for_kills(rank if killed else None, pid if killed else None)
         if code == 0:
             self._returned_0.add(rank)
         elif not self.over and self._asked != "stop" and not self._may_lose():
             how = describe_exit(code, number)
-            self.fail(f"rank {rank} on {self.part.node} {how} (pid {pid})")
+            reason = f"rank {rank} on {self.part.node} {how} (pid {pid})"
+            self.fail(f"{memory}; {reason}" if memory else reason)
         lost = code != 0 and not self.over and self._asked is None
         self._exited(rank, code, number, joined=rank not in self._unknown, lost=lost)
         self._unknown.discard(rank)
         return True
+
+    def _look_for_kills(self, rank: int | None, pid: int | None) -> str:
+        """Records kills for the limit of memory since the last look; returns the reason of an end
+        that such kills explain. `rank`: a rank that has been killed, `pid`: its process."""
+        group, (text, when) = self._cgroup, self._out_of_memory
+        if group is None or not group.killed():
+            return text if time.monotonic() < when + EXPLAINS_S else ""
+        part = self.part
+        found = OutOfMemory(
+            node=part.node, wall=time.time(), pid=pid or 0, rank=rank, limited=True,
+            limit_mib=group.memory_mib,
+        )  # fmt: skip
+        self._record(
+            NodeObserved(
+                task=part.task,
+                attempt=part.attempt,
+                node=part.node,
+                observation=found,
+                monotonic_ns=time.monotonic_ns(),
+                wall=found.wall,
+            )
+        )
+        self._out_of_memory = (found.text(), time.monotonic())
+        return found.text()
 
     def _may_lose(self) -> bool:
         """Returns whether the other ranks continue without a lost one: newcomers can connect."""
@@ -439,6 +486,7 @@ class Attempt:
             highest = max(page.count(slot) for slot in slots)
         self.ended = True
         self.deadline = self.look_at = self.sample_at = None
+        self.remove_cgroup()
         if self._sampler is not None:
             self._sampler.write()
         self._record(
@@ -458,6 +506,11 @@ class Attempt:
             self._journal.close()
         if self._reservation is not None:
             self._reservation.close()
+
+    def remove_cgroup(self) -> None:
+        """Removes the cgroup. REQUIRES: no process of the attempt is left."""
+        if self._cgroup is not None:
+            self._cgroup.remove()
 
     def _cause(self) -> Cause:
         if self._asked == "stop":

@@ -7,6 +7,7 @@ process tree.
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 
 from fireflyer.errors import Corrupted, TaskError
 from fireflyer.hai import orphans
-from fireflyer.hai.engines import EngineEvent, Gang, Node, NodesChanged
+from fireflyer.hai.engines import EngineEvent, Gang, Node, NodesChanged, cgroups
 from fireflyer.hai.engines.gang import GangState, Now, decide
 from fireflyer.hai.engines.imports import start_of
 from fireflyer.hai.engines.inventory import Device, divide
@@ -88,9 +89,11 @@ class LocalEngine:
         *,
         devices: Sequence[Device] = (),
         preload: tuple[str, ...] = DEFAULT_PRELOAD,
+        base: cgroups.Base | None = None,
     ) -> None:
         """Creates `nodes` virtual nodes "n0", "n1", ..., each with all memory of the machine and a
-        share of its `devices`; fork servers import `preload` before they fork.
+        share of its `devices`; fork servers import `preload` before they fork. `base`: where the
+        cgroups of tasks are made; None: nowhere.
 
         Raises:
             ValueError: if there is no node.
@@ -100,10 +103,11 @@ class LocalEngine:
             raise ValueError(f"an engine has at least one node, not {nodes}")
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
         shares = divide(devices, nodes)
+        self._base = base or cgroups.Base()
         self._nodes = [
             Node(
                 name=f"n{i}", memory_mib=memory, gpus=len(share),
-                gpu_type=share[0].kind if share else "",
+                gpu_type=share[0].kind if share else "", unheld=self._base.unheld(),
             )
             for i, share in enumerate(shares)
         ]  # fmt: skip
@@ -230,6 +234,17 @@ class LocalEngine:
             devices=self._visible(gang, index),
             sampled=self._sampled(gang, index),
             kernel_log=chosen(),
+            limits=self._limits(gang, gang.nodes[index]),
+        )
+
+    def _limits(self, gang: Gang, node: str) -> cgroups.Limits:
+        """Returns the limits of the ranks of a node, with the cgroup that holds them."""
+        mark = hashlib.sha256(str(gang.directory).encode()).hexdigest()[:8]
+        name = f"{cgroups.PREFIX}{mark}-{gang.task}-{gang.attempt}-{node}"
+        asked = {"memory": gang.memory_mib, "cpu": gang.cpus}
+        folders = self._base.below(name)
+        return cgroups.Limits(
+            gang.memory_mib, gang.cpus, {each: folders[each] for each in folders if asked[each]}
         )
 
     def _own(self, gang: Gang, index: int) -> list[Device] | None:
@@ -440,13 +455,14 @@ class LocalEngine:
         self._settle(run, node, f"the supervisor of {node} died")
 
     def _sweep(self, run: _Run, node: str) -> None:
-        """Kills processes of the task that are left on the node. REQUIRES: neither guard nor
-        supervisor is left. If both were killed in one instant, processes that ranks had detached
-        survive, and ranks may still be dying."""
+        """Kills processes of the task that are left on the node, and removes their cgroup. REQUIRES:
+        neither guard nor supervisor is left. If both were killed in one instant, processes that ranks
+        had detached survive, and ranks may still be dying."""
         folder = str(run.gang.directory.parent)
         left = orphans.end({"FIREFLYER_TASK_DIR": folder, "FIREFLYER_NODE": node})
         if left:
             _log.warning("%s on %s: the kernel does not end %s", run.gang.task, node, left)
+        cgroups.remove(cgroups.note_path(run.gang.directory, node))
 
     def _settle(self, run: _Run, node: str, why: str, *, innocent: bool = False) -> None:
         """Settles a part of which nothing is left: its journal tells how it ended, or it was

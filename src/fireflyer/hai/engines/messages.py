@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from fireflyer.hai.engines import NodeObserved, RankExited, RankJoined, RankStarted
+from fireflyer.hai.engines.cgroups import Limits
 
 Cause = Literal["finished", "failed", "aborted", "suspended", "stopped", "vacant"]
 
@@ -48,6 +49,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Indexes of these GPUs in NVML, whose load the supervisor samples."""
     kernel_log: str = ""
     """Kernel log of the node to read; "" or "off": none."""
+    limits: Limits = Limits()
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
@@ -193,6 +195,8 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str]
     log: str
     incarnation: int = 0
+    entrances: tuple[str, ...] = ()
+    """Files of its cgroup into which the new process writes 0 to enter."""
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag="fork"):

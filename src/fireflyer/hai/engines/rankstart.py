@@ -9,12 +9,16 @@ from fireflyer.hai.engines.messages import RankSpec
 
 
 def become_rank(spec: RankSpec, parent: int) -> None:
-    """Prepares the new process: it dies with `parent`, leads its own process group, writes to the
-    rank's log and runs in the rank's folder.
+    """Prepares the new process: it enters its cgroup, dies with `parent`, leads its own process group,
+    writes to the rank's log and runs in the rank's folder.
 
     Raises:
-        OSError: if the log or the folder cannot be used; the caller exits with status 1.
+        OSError: if the cgroup, the log or the folder cannot be used; the caller exits with status 1.
     """
+    for path in spec.entrances:
+        entrance = os.open(path, os.O_WRONLY)
+        os.write(entrance, b"0")
+        os.close(entrance)
     set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != parent:  # `parent` died before the signal was set
         os._exit(1)

@@ -253,6 +253,8 @@ class Supervisor:
 
     def _guard_died(self) -> NoReturn:
         kill_descendants()
+        if self._attempt is not None:
+            self._attempt.remove_cgroup()
         print("supervisor: the guard died; all of the task here was killed", file=sys.stderr)  # noqa: T201
         leave(1)
 

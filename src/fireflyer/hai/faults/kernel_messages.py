@@ -21,7 +21,7 @@ LINE_BYTES = 1024
 _RECORD = re.compile(rb"(\d{1,20}),(\d{1,20}),(\d{1,20}),[^;]*;")
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]{1,32})[^)]{0,64}\): (\d{1,5})\b(.*)")
 _PID = re.compile(r"\bpid='?(\d{1,10})\b")
-_OOM = re.compile(r"[Oo]ut of memory: Killed process (\d{1,10})\b")
+_OOM = re.compile(r"(cgroup )?[Oo]ut of memory: Killed process (\d{1,10})\b")
 _LINK = re.compile(
     r"\b(?:mlx5_core|mlx4_en|mlx4_core|ice|i40e|ixgbe|igb|e1000e|bnxt_en|tg3|r8169)\b"
     r"[ :]([\w:.\- ()]{0,80}?):? (?:NIC )?(?:Link is |[Ll]ink )([Uu]p|[Dd]own)\b"
@@ -54,7 +54,9 @@ def parse(record: bytes, node: str, wall: float) -> KernelObservation | None:
             pid=None if pid is None else int(pid[1]),
         )  # fmt: skip
     if found := _OOM.search(text):
-        return OutOfMemory(node=node, wall=wall, pid=int(found[1]), line=text)
+        return OutOfMemory(
+            node=node, wall=wall, pid=int(found[2]), line=text, limited=found[1] is not None
+        )
     if found := _LINK.search(text):
         device = found[1].strip().strip(":").split(" ")[-1] or "?"
         return Network(node=node, wall=wall, device=device, state=found[2].lower(), line=text)

@@ -6,6 +6,8 @@ a whole.
 
 import msgspec
 
+from fireflyer.units import format_mib
+
 
 class _Observed(msgspec.Struct, frozen=True, kw_only=True, tag_field="what"):
     node: str = ""
@@ -55,13 +57,20 @@ class OutOfMemory(_Observed, frozen=True, kw_only=True, tag="oom"):
     """Kill of a process by the kernel's out of memory killer."""
 
     pid: int
+    """Process; 0: not known."""
     rank: int | None = None
     """Rank of the process; None: it was no rank."""
     line: str = ""
+    limited: bool = False
+    """True if a limit was reached; False: the memory of the node was used up."""
+    limit_mib: int = 0
+    """The limit, if it is the task's; 0: it is not known."""
 
     def text(self) -> str:
-        who = f"pid {self.pid}" if self.rank is None else f"rank {self.rank}"
-        return f"out of memory: the kernel killed {who}"
+        who = f"pid {self.pid}" if self.pid else "a process of the task"
+        who = who if self.rank is None else f"rank {self.rank}"
+        limit = f"limit {format_mib(self.limit_mib)} of the task, " if self.limit_mib else ""
+        return f"out of memory: {limit}the kernel killed {who}"
 
 
 class Silence(_Observed, frozen=True, kw_only=True, tag="silence"):

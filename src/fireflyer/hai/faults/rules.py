@@ -22,6 +22,7 @@ from fireflyer.hai.faults.observations import (
     Memory,
     Network,
     Observation,
+    OutOfMemory,
     Seen,
     Validator,
     Xid,
@@ -58,7 +59,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     states: tuple[str, ...] = ()
     """States, empty: any. Of `network`: up, down, error; of `memory`: corrected, uncorrected; of
     `validator`: passed, failed; of `hang`: one (a rank is behind all others), all; of `loss`: rank,
-    node (the rank was lost with its node)."""
+    node (the rank was lost with its node); of `oom`: limit (one that a task has), node."""
     at_least: int = 1
     """Number of such observations from which the rule matches: of the node, or in a row of the task
     for `exit`."""
@@ -132,6 +133,8 @@ def _fits(rule: Rule, observation: Observation) -> bool:
             state = observation.state
         case Hang():
             state = "all" if observation.rank is None else "one"
+        case OutOfMemory():
+            state = "limit" if observation.limited else "node"
         case Memory():
             state = "corrected" if observation.corrected else "uncorrected"
         case Validator():
@@ -274,7 +277,7 @@ def _check(rule: Rule) -> None:
     if not 0 <= rule.within_s < float("inf"):
         raise _Wrong("within_s", f"within_s must be 0 or more seconds, not {rule.within_s}")
     fitting = {"codes": ("xid", "exit"), "signals": ("exit",)}
-    fitting["states"] = ("network", "memory", "validator", "hang", "loss")
+    fitting["states"] = ("network", "memory", "validator", "hang", "loss", "oom")
     for key, kinds in fitting.items():
         if getattr(rule, key) and rule.on not in kinds:
             raise _Wrong(

@@ -123,6 +123,10 @@ class Dispatch:
         self._marks.put(name, mark)
         self._set(name, mark)
 
+    def unheld(self) -> str:
+        """Returns in words which limits of tasks are not held, and why; "" if all are."""
+        return next((node.unheld for node in self._engine.values() if node.unheld), "")
+
     def nodes(self) -> list[NodeView]:
         """Returns all nodes in the engine's order."""
         self.cluster.advance(self.now())
@@ -142,6 +146,7 @@ class Dispatch:
             task=jobs[0].id if jobs else None, tasks=tuple(job.id for job in jobs),
             state=node.health, reason=node.reason, until=node.until, gpus=node.gpus, free=free,
             leaf=node.leaf, zone=node.zone,
+            unheld=self._engine[node.name].unheld,
         )  # fmt: skip
 
     # -- windows -----------------------------------------------------------------------------------

@@ -23,4 +23,5 @@ def gang_of(
         nodes=nodes, ranks_per_node=spec.ranks_per_node, start=spec.start, secret=secret,
         directory=directory, elastic=spec.elastic, rejoins=spec.max_restarts - row.restarts,
         gpus=spec.gpus, gpu_type=spec.gpu_type, devices=devices, memory_mib=spec.memory_mib,
+        cpus=spec.cpus,
     )  # fmt: skip

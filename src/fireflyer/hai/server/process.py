@@ -95,9 +95,10 @@ def chosen_engine(options: Options) -> Engine:
         from fireflyer.hai.engines.slurm.engine import SlurmEngine
 
         return SlurmEngine(options.home.path, options.engine.partition)
+    from fireflyer.hai.engines.cgroups import find_base
     from fireflyer.hai.engines.local import LocalEngine
 
-    return LocalEngine(options.nodes, devices=options.devices)
+    return LocalEngine(options.nodes, devices=options.devices, base=find_base())
 
 
 def serve(

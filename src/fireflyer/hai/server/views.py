@@ -18,9 +18,11 @@ from fireflyer.hai.model import (
     Listing,
     RankView,
     TaskLine,
+    TaskSpec,
     TaskView,
 )
 from fireflyer.hai.server.dispatch import Dispatch
+from fireflyer.units import format_mib
 
 Listed = TypeVar("Listed", Row, TaskSummary)
 Listed_co = TypeVar("Listed_co", Row, TaskSummary, covariant=True)
@@ -83,6 +85,7 @@ class Views:
             ranks=() if attempt is None else self._ranks(row, attempt),
             nodes=() if attempt is None else attempt.nodes,
             devices=() if attempt is None else attempt.devices,
+            limits=limits_in_words(row.spec, self._dispatch.unheld()),
             directory=str(self._home.tasks / row.task),
             created=row.created,
             user=row.user,
@@ -175,6 +178,17 @@ def _accepted(
         more = len(rows) == limit
         after = rows[-1].task if rows else after
     return found[:limit]
+
+
+def limits_in_words(spec: TaskSpec, unheld: str) -> str:
+    """Returns the limits of a task in words; "" if it has none. `unheld`: the limits that are not
+    held, and why."""
+    asked = [format_mib(spec.memory_mib)] if spec.memory_mib else []
+    asked += [f"{spec.cpus} core{'s' if spec.cpus > 1 else ''}"] if spec.cpus else []
+    if not asked:
+        return ""
+    text = f"{' and '.join(asked)} on each node"
+    return f"{text}; {unheld}" if unheld else text
 
 
 def describe_exit(detail: dict[str, Any]) -> str:

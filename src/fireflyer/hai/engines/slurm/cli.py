@@ -77,9 +77,10 @@ class Share(msgspec.Struct, frozen=True):
 
     gpus: int
     whole: bool
-    cpus: int = 1
+    cpus: int = 0
+    """0: all that a whole node has."""
     memory_mib: int = 0
-    """MiB; 0: Slurm's default. Ignored, like `cpus`, if the nodes are taken whole."""
+    """MiB; 0: Slurm's default, or all that a whole node has."""
     gpu_type: str = ""
     """Type in Slurm's gres; empty: any."""
 
@@ -87,28 +88,30 @@ class Share(msgspec.Struct, frozen=True):
         """Returns the options for sbatch."""
         kind = f"{self.gpu_type}:" if self.gpu_type else ""
         found = [f"--gres=gpu:{kind}{self.gpus}"] if self.gpus else []
+        cpus = [f"--cpus-per-task={self.cpus}"] if self.cpus else []
         if self.whole:
-            return ["--exclusive", "--mem=0", *found]
-        memory = [f"--mem={self.memory_mib}M"] if self.memory_mib else []
-        return [f"--cpus-per-task={self.cpus}", *memory, *found]
+            memory = f"--mem={self.memory_mib}M" if self.memory_mib else "--mem=0"
+            return ["--exclusive", *cpus, memory, *found]
+        memories = [f"--mem={self.memory_mib}M"] if self.memory_mib else []
+        return [*cpus, *memories, *found]
 
 
-def share_of(gpus: int, memory_mib: int, nodes: Iterable[Node], *, typed: bool = False) -> Share:
-    """Returns the share of a gang that asks for `gpus` (0: whole nodes) and `memory_mib` of each
-    node. CPUs, and memory if none is asked for, are in proportion to the GPUs, by the smallest
+def share_of(
+    gpus: int, memory_mib: int, nodes: Iterable[Node], *, cpus: int = 0, typed: bool = False
+) -> Share:
+    """Returns the share of a gang that asks for `gpus` (0: whole nodes), `memory_mib` and `cpus` of
+    each node. CPUs and memory for which it does not ask are in proportion to the GPUs, by the smallest
     node. `typed`: the gang asks for GPUs of a type; the nodes have it, and the job names it if it
     is the same on all of them."""
     nodes = list(nodes)
     least = min((node.gpus for node in nodes), default=0)
     if not gpus or not least or any(node.whole for node in nodes):
-        return Share(least, whole=True)
-    cpus = min(node.cpus * gpus // node.gpus for node in nodes)
+        return Share(least, whole=True, cpus=cpus, memory_mib=memory_mib)
+    cpus = cpus or max(1, min(node.cpus * gpus // node.gpus for node in nodes))
     memory = min(node.memory_mib * gpus // node.gpus for node in nodes)
     kinds = {node.gpu_type for node in nodes}
     kind = kinds.pop() if typed and len(kinds) == 1 else ""
-    return Share(
-        gpus, whole=False, cpus=max(1, cpus), memory_mib=memory_mib or memory, gpu_type=kind
-    )
+    return Share(gpus, whole=False, cpus=cpus, memory_mib=memory_mib or memory, gpu_type=kind)
 
 
 class Slurm:

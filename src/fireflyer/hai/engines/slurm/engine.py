@@ -191,7 +191,9 @@ class SlurmEngine(LocalEngine):
             if job is not None:
                 await self._end(gang.task, job)
             own = (node for node in self._nodes if node.name in gang.nodes)
-            share = share_of(gang.gpus, gang.memory_mib, own, typed=bool(gang.gpu_type))
+            share = share_of(
+                gang.gpus, gang.memory_mib, own, cpus=gang.cpus, typed=bool(gang.gpu_type)
+            )
             return await self._jobs.submit(gang.task, gang.nodes, share, gang.directory)
 
         return await patiently(get, start)
