@@ -455,6 +455,8 @@ class _Load:
                 changes[segment.end] -= weight
         self._times = sorted(time for time, change in changes.items() if change)
         self._held: list[int] = []
+        self._runs: dict[int, tuple[list[int], list[Cause]]] = {}
+        """Runs by number of nodes (or GPUs): thousands of tasks wait for few numbers."""
         held = 0
         for time in self._times:
             held += changes[time]
@@ -464,21 +466,46 @@ class _Load:
         """Marks waits for `wanted` nodes (or GPUs) while as many are free as fragmentation."""
         result: list[Segment] = []
         for segment in of_task:
-            if segment.cause != "queue":
+            if segment.cause == "queue":
+                result += self._split(segment.begin, segment.end, wanted)
+            else:
                 result.append(segment)
-                continue
-            low, high = (
-                bisect_right(self._times, segment.begin),
-                bisect_left(self._times, segment.end),
-            )
-            cuts = [segment.begin, *self._times[low:high], segment.end]
-            for begin, end in pairwise(cuts):
-                index = bisect_right(self._times, begin) - 1
-                held = self._held[index] if index >= 0 else 0
-                hindered = self._capacity - held >= wanted and end - begin >= MOMENT_US
-                cause: Cause = "fragmentation" if hindered else "queue"
-                result.append(Segment(begin, end, cause))
         return result
+
+    def _split(self, begin: int, end: int, wanted: int) -> list[Segment]:
+        """Splits one wait. Its first and last piece may be parts of a piece between two changes; the
+        pieces in the middle come from the runs."""
+        times = self._times
+        low, high = bisect_right(times, begin), bisect_left(times, end)
+        if low >= high:
+            return [Segment(begin, end, self._cause(low - 1, end - begin, wanted))]
+        first, last = times[low], times[high - 1]
+        found = [Segment(begin, first, self._cause(low - 1, first - begin, wanted))]
+        starts, causes = self._runs_of(wanted)
+        at, moment = bisect_right(starts, first) - 1, first
+        while moment < last:
+            until = min(starts[at + 1], last) if at + 1 < len(starts) else last
+            found.append(Segment(moment, until, causes[at]))
+            at, moment = at + 1, until
+        return [*found, Segment(last, end, self._cause(high - 1, end - last, wanted))]
+
+    def _cause(self, piece: int, length: int, wanted: int) -> Cause:
+        """Returns the cause of a wait within the piece that begins with this change."""
+        held = self._held[piece] if piece >= 0 else 0
+        hindered = self._capacity - held >= wanted and length >= MOMENT_US
+        return "fragmentation" if hindered else "queue"
+
+    def _runs_of(self, wanted: int) -> tuple[list[int], list[Cause]]:
+        """Returns neighbouring pieces of one cause as runs: their begins, and their causes."""
+        found = self._runs.get(wanted)
+        if found is None:
+            found = self._runs[wanted] = ([], [])
+            for piece, (begin, end) in enumerate(pairwise(self._times)):
+                cause = self._cause(piece, end - begin, wanted)
+                if not found[1] or found[1][-1] != cause:
+                    found[0].append(begin)
+                    found[1].append(cause)
+        return found
 
 
 def _us(seconds: float) -> int:

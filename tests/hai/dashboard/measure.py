@@ -97,16 +97,15 @@ def fill_year(database: Database) -> int:
     now, count = time.time(), 0
     for level in LEVELS:
         kept = KEPT_S.get(level, YEAR_S)
-        begin = chunk_begin(now - kept, level)
-        while begin <= now:
-            rows = [
-                {"scope": scope, "level": level, "begin": begin, "data": draw.choice(made)}
-                for scope in scopes
-            ]
-            with database.writing() as connection:
-                connection.execute(sample.insert(), rows)
-            count += len(rows)
-            begin += level * POINTS
+        begins = range(chunk_begin(now - kept, level), int(now) + 1, level * POINTS)
+        rows = [
+            {"scope": scope, "level": level, "begin": begin, "data": draw.choice(made)}
+            for scope in scopes
+            for begin in begins
+        ]
+        with database.writing() as connection:
+            connection.execute(sample.insert(), rows)
+        count += len(rows)
     return count
 
 
@@ -173,6 +172,7 @@ async def measure(app: FastAPI) -> None:
 
 
 def main() -> None:
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     with tempfile.TemporaryDirectory() as folder:
         home = Home(Path(folder))
         home.create()

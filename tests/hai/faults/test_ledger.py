@@ -1,6 +1,7 @@
 """The ledger: what each cause means, and that the parts add up to the whole over any history."""
 
 import random
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,7 @@ from fireflyer.cli.ledger.impl import MARKS, bar
 from fireflyer.hai.ledger import (
     CAUSES,
     IDLE,
+    MOMENT_US,
     Books,
     Segment,
     Shape,
@@ -315,6 +317,30 @@ def test_the_parts_always_add_up_to_the_whole(seed: int, until: float, since: fl
     assert min(cluster.parts.values()) >= 0
     assert cluster.whole >= max(0, books.until - books.since) * len(NODES)
     assert sum(v for cause, v in cluster.parts.items() if cause != IDLE) == books.total.held
+
+
+@settings(max_examples=cases(400), deadline=None)
+@given(st.integers(0, 1 << 32), st.floats(3000, 4000))
+def test_waits_are_split_at_every_change_of_what_is_held(seed: int, until: float) -> None:
+    history = play(seed)
+    books = history.books(until)
+    found = {
+        task: segments([event for event in history.events if event.task == task], until)
+        for task in history.shapes
+    }
+    changes: Counter[int] = Counter()
+    for segment in (s for of_task in found.values() for s in of_task):
+        changes[segment.begin] += len(segment.held)
+        changes[segment.end] -= len(segment.held)
+    for task, shape in history.shapes.items():
+        wanted = 0
+        for wait in (s for s in found[task] if s.cause == "queue"):
+            inside = (at for at, change in changes.items() if change and wait.begin < at < wait.end)
+            for begin, end in pairwise([wait.begin, *sorted(inside), wait.end]):
+                held = sum(change for at, change in changes.items() if at <= begin)
+                if len(NODES) - held >= shape.nodes and end - begin >= MOMENT_US:
+                    wanted += (end - begin) * shape.nodes
+        assert books.tasks[task].parts["fragmentation"] == wanted
 
 
 def clipped(segment: Segment, books: Books) -> bool:
