@@ -245,14 +245,7 @@ class FileWriter:
                     f"record file '{self.fname}': more than the announced {self.n} samples; "
                     "nothing more was written: pass the correct n, or none"
                 )
-            try:
-                body.add(parts)
-            except OSError as error:
-                self._drop()
-                raise translated(error, self.fname) from error
-            except BaseException:
-                self._drop()
-                raise
+            self._or_drop(body.add, parts)
 
     def commit(self) -> None:
         """Makes all samples so far visible and durable; without new ones only creates a new file.
@@ -271,14 +264,18 @@ class FileWriter:
                     f"record file '{self.fname}' is v1, which cannot be committed before it is "
                     "closed: pass version=2"
                 )
-            try:
-                body.commit()
-            except OSError as error:
-                self._drop()
-                raise translated(error, self.fname) from error
-            except BaseException:
-                self._drop()
-                raise
+            self._or_drop(body.commit)
+
+    def _or_drop(self, action: Callable[..., object], *arguments: object) -> None:
+        """Does an action; its failure ends the writer."""
+        try:
+            action(*arguments)
+        except OSError as error:
+            self._drop()
+            raise translated(error, self.fname) from error
+        except BaseException:
+            self._drop()
+            raise
 
     def close(self) -> None:
         """Completes the file and makes it visible and durable; may be called again.

@@ -9,7 +9,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -53,29 +53,43 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         bounds: Sequence[float] = (),
         goal: float | None = None,
         aim: float | None = None,
+        *,
+        more_is_better: bool = False,
     ) -> "Row":
         """Returns a row of durations or bytes, one value per round; less is better.
 
         Args:
             peers: values of the peer; empty if the peer cannot run the case.
+            more_is_better: the values are rates.
         """
         mine = statistics.median(ours)
         theirs = statistics.median(peers) if peers else None
         bound = statistics.median(bounds) if bounds else None
+
+        def better(one: float | None, other: float | None) -> float | None:
+            if one is None or other is None:
+                return None
+            return one / other if more_is_better else other / one
+
         return cls(
             case=case,
             unit=unit,
             ours=mine,
             peer=peer,
             peer_value=theirs,
-            ratio=theirs / mine if theirs is not None else None,
+            ratio=better(mine, theirs),
             bound=bound,
-            of_bound=bound / mine if bound is not None else None,
+            of_bound=better(mine, bound),
             rounds=len(ours),
             spread=max(ours) / min(ours),
             goal=goal if theirs is not None else None,
             aim=aim if theirs is not None else None,
         )
+
+    @classmethod
+    def of_speeds(cls, *values: Any, **options: Any) -> "Row":
+        """Returns a row of rates, with the arguments of `of_times`; more is better."""
+        return cls.of_times(*values, **options, more_is_better=True)
 
     @classmethod
     def of_rates(
@@ -90,41 +104,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ) -> "Row":
         """Returns a row of rates against a measured limit, one value per round; more is better."""
         return cls.of_speeds(case, unit, ours, limit, limits, limits, goal, aim)
-
-    @classmethod
-    def of_speeds(
-        cls,
-        case: str,
-        unit: str,
-        ours: Sequence[float],
-        peer: str,
-        peers: Sequence[float],
-        bounds: Sequence[float] = (),
-        goal: float | None = None,
-        aim: float | None = None,
-    ) -> "Row":
-        """Returns a row of rates against a peer, one value per round; more is better.
-
-        Args:
-            peers: values of the peer; empty if the peer cannot run the case.
-        """
-        mine = statistics.median(ours)
-        theirs = statistics.median(peers) if peers else None
-        bound = statistics.median(bounds) if bounds else None
-        return cls(
-            case=case,
-            unit=unit,
-            ours=mine,
-            peer=peer,
-            peer_value=theirs,
-            ratio=mine / theirs if theirs is not None else None,
-            bound=bound,
-            of_bound=mine / bound if bound is not None else None,
-            rounds=len(ours),
-            spread=max(ours) / min(ours),
-            goal=goal if theirs is not None else None,
-            aim=aim if theirs is not None else None,
-        )
 
     @classmethod
     def of_errors(

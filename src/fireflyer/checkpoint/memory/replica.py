@@ -165,11 +165,7 @@ class ReplicaStorage:
         """Reads natively while the best holder left is this node; returns False once not."""
         wrong: int | None = None
         while True:
-            try:
-                source = self._first(name)
-            except Corrupted as error:
-                error.segment = wrong
-                raise
+            source = self._first(name, wrong)
             if source.path is None:
                 return False
             try:
@@ -223,11 +219,7 @@ class ReplicaStorage:
         """Fills the buffers from the first holder whose data passes all checks."""
         wrong: int | None = None
         while True:
-            try:
-                source = self._first(name)
-            except Corrupted as error:
-                error.segment = wrong
-                raise
+            source = self._first(name, wrong)
             try:
                 source.fill(wanted)
                 wrong = _first_wrong(wanted, crcs)
@@ -240,12 +232,15 @@ class ReplicaStorage:
             except (StorageError, WireError) as error:
                 self._give_up(name, source, error)
 
-    def _first(self, name: str) -> Source:
+    def _first(self, name: str, wrong: int | None = None) -> Source:
         """Returns the holder in use.
+
+        Args:
+            wrong: segment that the last holder had damaged.
 
         Raises:
             StorageError: if the save has no such file.
-            Corrupted: if no holder is left.
+            Corrupted: if no holder is left; its segment is `wrong`.
         """
         if name not in self._data:
             raise StorageError(f"{self}/{name} does not exist")
@@ -258,7 +253,9 @@ class ReplicaStorage:
                     sources[0] = head()
                 except (StorageError, WireError) as error:
                     self._drop(name, error)
-        raise Corrupted(f"{self}/{name}: no intact replica is reachable")
+        lost = Corrupted(f"{self}/{name}: no intact replica is reachable")
+        lost.segment = wrong
+        raise lost
 
     def _give_up(self, name: str, source: Source, error: Exception) -> None:
         with self._lock:
