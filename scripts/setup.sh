@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Brings the checkout to a working state: .venv, dependencies by constraints.txt, the native module. Does nothing when
 # a stamp named by the hash of the build files is there. `--test-packages` adds what else `make test` needs, from Debian;
-# `--all-test-packages` what `make test-all` does: services, and Lightning, transformers, scikit-learn, torchft and
-# Triton in an environment of their own; `--fuzz-packages` clang for `make fuzz`.
+# `--all-test-packages` what `make test-all` does: services, and Lightning, transformers, scikit-learn, torchft,
+# Triton, pandas, polars, DuckDB and datasets in an environment of their own; `--fuzz-packages` clang for `make fuzz`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=build/setup.log
@@ -34,7 +34,7 @@ try_install_postgresql() {  # without the cluster that Debian would make and sta
   try_apt_install postgresql
 }
 
-callback_names="lightning transformers accelerate scikit-learn torchft-nightly triton"
+callback_names="lightning transformers accelerate scikit-learn torchft-nightly triton pandas polars duckdb datasets"
 callback_packages() {  # into build/callbacks, which sees what .venv has and is seen by nothing; leaves $1 as a mark
   local at=build/callbacks python=.venv/bin/python site
   local pip=("$python" -m pip --disable-pip-version-check --python "$at/bin/python" install --no-compile)
@@ -44,7 +44,7 @@ callback_packages() {  # into build/callbacks, which sees what .venv has and is 
     echo "import site; site.addsitedir('$site')" >"$at/${site#*/.venv/}/venv.pth" &&
     "${pip[@]}" -c constraints.txt $callback_names && touch "$1" && return
   rm -rf "$at"
-  echo "setup: Lightning, transformers, scikit-learn, torchft and Triton cannot be installed: the tests that need them are skipped"
+  echo "setup: Lightning, transformers, scikit-learn, torchft, Triton, pandas, polars, DuckDB and datasets cannot be installed: the tests that need them are skipped"
 }
 
 if [[ ${1:-} = --*-packages ]]; then

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pickle
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +29,8 @@ from tests.fs3.client.conftest import Cluster
 
 from fireflyer.fs3.client import Client
 from fireflyer.fs3.client.fsspec_driver import Fs3FileSystem
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -284,6 +287,33 @@ def test_torch_and_safetensors_load_what_they_saved(url: str) -> None:
     loaded = safetensors.torch.load(place.cat(path))
     assert torch.equal(loaded["weight"], tensors["weight"])
     assert torch.equal(loaded["bias"], tensors["bias"])
+
+
+@pytest.mark.full
+@pytest.mark.deadline(300)
+def test_pandas_polars_duckdb_and_datasets_write_and_read(
+    calm: Cluster, url: str, tmp_path: Path
+) -> None:
+    python = ROOT / "build" / "callbacks" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("pandas is not installed: scripts/setup.sh --all-test-packages")
+    run = subprocess.run(
+        [python, "-m", "tests.fs3.client.reader_runs", url],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "HF_HOME": str(tmp_path),
+            "FIREFLYER_FS": calm.address,
+        },
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    assert run.stdout.split("\n")[:-1] == [
+        f"{name}: ok" for name in ("pandas", "polars", "duckdb", "datasets")
+    ]
 
 
 def test_urls_name_servers_and_paths() -> None:
