@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.costs import RECORD, recorded_over_budget
+from tests.plugins.costs import RECORD, recorded_over_budget
 
 
 def main() -> int:

@@ -20,9 +20,15 @@ from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
-from tests import draws, guard, hugepages, waiting
+from tests import draws, hugepages, waiting
+from tests.plugins import guard
 
-pytest_plugins = ["tests.costs", "tests.hangs", "tests.second_look", "tests.workers"]
+pytest_plugins = [
+    "tests.plugins.costs",
+    "tests.plugins.hangs",
+    "tests.plugins.second_look",
+    "tests.plugins.workers",
+]
 
 # Forked children hang in torch's thread pool if the parent ever used one.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
-from tests import costs, draws, ports
+from tests import draws, ports
+from tests.plugins import costs
 
 ROOT = Path(__file__).parents[1]
 SERVICE = """
 import subprocess, sys
-from tests import guard
+from tests.plugins import guard
 guard.start()
 service = subprocess.Popen(["sleep", "1000"], start_new_session=True)
 print(service.pid, flush=True)
@@ -110,9 +111,9 @@ CONFTEST = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from tests import costs
+from tests.plugins import costs
 costs.RECORD, costs.BUDGET = Path("costs.json"), Path("budget.toml")
-pytest_plugins = ["tests.costs"]
+pytest_plugins = ["tests.plugins.costs"]
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true")
 """

@@ -20,12 +20,12 @@ MODULES = (
     "checkpoint.directory.manifest", "checkpoint.memory.inventory", "checkpoint.memory.messages",
     "checkpoint.state.tree", "fs3.manager.admission", "fs3.manager.chains", "fs3.manager.core",
     "fs3.manager.election", "fs3.manager.routing", "fs3.manager.service", "fs3.meta.inode",
-    "fs3.meta.messages", "hai.engines", "hai.engines.messages", "hai.faults.observations",
-    "hai.identity", "hai.ledger", "hai.model", "hai.rank_lease", "hai.workspaces.manifest",
-    "hfreduce.reform.handles", "hfreduce.reform.membership", "hfreduce.rendezvous.topology",
+    "fs3.meta.messages", "hai.model.engine", "hai.supervisor.messages", "hai.model.observations",
+    "hai.model.identity", "hai.ledger", "hai.model", "hai.rank.lease", "hai.workspaces.manifest",
+    "hfreduce.reform.handles", "hfreduce.reform.membership", "hfreduce.topology",
     "rpc.messages",
 )  # fmt: skip
-IN_MEMORY = {"hai.engines.Gang"}
+IN_MEMORY = {"hai.model.engine.Gang"}
 DEPTH = 4
 
 

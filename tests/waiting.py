@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable
 
 LIMIT_S = 0.75 * float(os.environ.get("FIREFLYER_TEST_DEADLINE_S", "120"))
-"""A wait that fails says what it waited for, so it ends before the deadline of its test (tests/hangs.py)."""
+"""A wait that fails says what it waited for, so it ends before the deadline of its test
+(tests/plugins/hangs.py)."""
 
 _LOOK_S = 0.001
 

@@ -5,8 +5,8 @@ import pytest
 
 from fireflyer.cli import printing
 from fireflyer.cli.cluster.impl import nodes
+from fireflyer.hai.controller.views import limits_in_words
 from fireflyer.hai.model import Event, NodeView, TaskLine, TaskSpec, TaskView
-from fireflyer.hai.server.views import limits_in_words
 
 
 def view(name: str, reason: str = "") -> TaskView:

@@ -15,9 +15,9 @@ from fireflyer.cli.accounts import impl as accounts
 from fireflyer.cli.cluster import impl as cluster
 from fireflyer.cli.ledger import impl as ledger
 from fireflyer.cli.tables import INDENT, LEAST, WRAPPING, lay_out
-from fireflyer.hai.identity import Group, TokenView, User
 from fireflyer.hai.ledger import Account, LedgerView
 from fireflyer.hai.model import Event, NodeView, TaskLine, WindowView
+from fireflyer.hai.model.identity import Group, TokenView, User
 
 NAME = "a-name-of-forty-characters-as-sweeps-do1"
 WORDS = [f"word-{number:02}" for number in range(20)]

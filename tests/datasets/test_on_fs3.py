@@ -21,8 +21,8 @@ from fireflyer.ffrecord import (
 )
 from fireflyer.ffrecord.torch import DataLoader, Dataset
 from fireflyer.fs3.client import Client
+from fireflyer.fs3.client.discovery import VARIABLE, announce, attach
 from fireflyer.fs3.config import embed
-from fireflyer.fs3.discovery import VARIABLE, announce, attach
 from fireflyer.fs3.process import ALL, Process
 from fireflyer.storage import split_url
 

@@ -16,8 +16,8 @@ from tests.waiting import LIMIT_S
 from fireflyer.errors import ConfigError, DamagedExpert, ExpertError, NoSpace, StorageError
 from fireflyer.experts import Store, folder
 from fireflyer.experts.warm import LOADING
+from fireflyer.fs3.client.discovery import VARIABLE, announce
 from fireflyer.fs3.config import embed
-from fireflyer.fs3.discovery import VARIABLE, announce
 from fireflyer.fs3.process import ALL, Process
 from fireflyer.storage import open_storage
 

@@ -12,8 +12,8 @@ from tests.waiting import until
 from fireflyer.cli.app import run_line
 from fireflyer.errors import DeadlineExceeded, NoSpace
 from fireflyer.fs3 import survey
+from fireflyer.fs3.client.discovery import announce, attach, find
 from fireflyer.fs3.config import STORE, ClusterConfig, embed
-from fireflyer.fs3.discovery import announce, attach, find
 from fireflyer.fs3.kv import SqliteEngine, run
 from fireflyer.fs3.process import ALL, Process
 

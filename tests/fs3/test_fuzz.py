@@ -27,7 +27,7 @@ from tests.fs3.fuzzing import (
 )
 
 from fireflyer.fs3 import survey
-from fireflyer.fs3.discovery import attach, find
+from fireflyer.fs3.client.discovery import attach, find
 from fireflyer.rpc.address import Address
 from fireflyer.rpc.proof import Secret
 

@@ -21,8 +21,8 @@ from fireflyer.cli.app import run_line
 from fireflyer.errors import ConfigError, DeadlineExceeded, WireError
 from fireflyer.fs3 import scrub, survey
 from fireflyer.fs3.client import connect
+from fireflyer.fs3.client.discovery import Place, announce, attach, find
 from fireflyer.fs3.config import FILE, ClusterConfig, NodeConfig, embed, load
-from fireflyer.fs3.discovery import Place, announce, attach, find
 from fireflyer.fs3.exporter import CONNECTIONS, HEAD_LIMIT, Exporter, PortTaken
 from fireflyer.fs3.process import ALL, Process
 from fireflyer.fs3.roles import Role

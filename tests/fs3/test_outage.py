@@ -15,8 +15,8 @@ import pytest
 from fireflyer.cli.app import run_line
 from fireflyer.errors import ConfigError, Unavailable
 from fireflyer.fs3.client import Client, Settings, connect
+from fireflyer.fs3.client.discovery import announce
 from fireflyer.fs3.config import ClusterConfig, embed
-from fireflyer.fs3.discovery import announce
 from fireflyer.fs3.layout import chains_of
 from fireflyer.fs3.process import ALL, Process
 from fireflyer.fs3.storage.node import NodeSettings, StorageNode

@@ -24,8 +24,8 @@ from fireflyer.errors import ConfigError, FileError, ProtocolMismatch, Unavailab
 from fireflyer.fs3 import survey
 from fireflyer.fs3.cleanup import Cleanup
 from fireflyer.fs3.client import Settings, connect
+from fireflyer.fs3.client.discovery import attach, find
 from fireflyer.fs3.config import FILE, ClusterConfig, embed, load
-from fireflyer.fs3.discovery import attach, find
 from fireflyer.fs3.process import ALL, Process
 from fireflyer.fs3.roles import Role
 

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 CONFTEST = """
 import sys
 sys.path.insert(0, {root!r})
-from tests import guard
-pytest_plugins = ["tests.hangs", "tests.second_look", "tests.workers"]
+from tests.plugins import guard
+pytest_plugins = ["tests.plugins.hangs", "tests.plugins.second_look", "tests.plugins.workers"]
 def pytest_configure():
     guard.start()
 """

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from fireflyer.errors import CheckpointError, CollectiveError
-from fireflyer.hfreduce.rendezvous.topology import interface_address
+from fireflyer.hfreduce.topology import interface_address
 
 T = TypeVar("T")
 

@@ -219,8 +219,9 @@ def run(
     With --json the output goes to stderr and the task's last state to stdout. If no server answers,
     `run` starts one in the background; that server stays until `fireflyer down`.
     """
-    from fireflyer.cli.run.impl import Launch, start_as_asked, with_job_file
-    from fireflyer.hai.job_file import Job
+    from fireflyer.cli.run.impl import Launch, with_job_file
+    from fireflyer.cli.run.start import start_as_asked
+    from fireflyer.hai.model.job_file import Job
 
     job = Job(
         script=script, args=tuple(args or ()), module=module, name=name, nodes=nodes or 1,

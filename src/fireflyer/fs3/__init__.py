@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fireflyer.fs3.client import Client, File, Settings, connect
-    from fireflyer.fs3.discovery import attach
+    from fireflyer.fs3.client.discovery import attach
 
 _HOMES = {
     **dict.fromkeys(("Client", "File", "Settings", "connect"), "fireflyer.fs3.client"),
-    "attach": "fireflyer.fs3.discovery",
+    "attach": "fireflyer.fs3.client.discovery",
 }
 
 __all__ = ["Client", "File", "Settings", "attach", "connect"]

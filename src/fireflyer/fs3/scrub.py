@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from fireflyer.fs3.discovery import Place
+from fireflyer.fs3.client.discovery import Place
 from fireflyer.fs3.manager.core import TargetVitals
 from fireflyer.fs3.manager.routing import SLOTS
 from fireflyer.fs3.manager.service import Status

@@ -12,9 +12,9 @@ import msgspec
 from fireflyer.errors import ConfigError, DeadlineExceeded, FileError, FireflyerError
 from fireflyer.fs3.client import Client
 from fireflyer.fs3.client.connection import TIMEOUT_S
+from fireflyer.fs3.client.discovery import Place
 from fireflyer.fs3.client.names import status_of
 from fireflyer.fs3.client.settings import find_secret
-from fireflyer.fs3.discovery import Place
 from fireflyer.fs3.manager.chains import Chain, Public
 from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.metrics import state_of

@@ -5,12 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fireflyer.hai.client import Client
-    from fireflyer.hai.hfai_names import (
-        get_whole_life_state,
-        go_suspend,
-        receive_suspend_command,
-        set_whole_life_state,
-    )
     from fireflyer.hai.rank import (
         Task,
         heartbeat,
@@ -19,7 +13,13 @@ if TYPE_CHECKING:
         suspended,
         task,
     )
-    from fireflyer.hai.rank_lease import elastic, hold, in_task, lease
+    from fireflyer.hai.rank.hfai_names import (
+        get_whole_life_state,
+        go_suspend,
+        receive_suspend_command,
+        set_whole_life_state,
+    )
+    from fireflyer.hai.rank.lease import elastic, hold, in_task, lease
 
 __all__ = [
     "Client",
@@ -44,16 +44,16 @@ __all__ = [
 _HOME = {
     "Client": "fireflyer.hai.client",
     "Task": "fireflyer.hai.rank",
-    "elastic": "fireflyer.hai.rank_lease",
-    "get_whole_life_state": "fireflyer.hai.hfai_names",
-    "go_suspend": "fireflyer.hai.hfai_names",
+    "elastic": "fireflyer.hai.rank.lease",
+    "get_whole_life_state": "fireflyer.hai.rank.hfai_names",
+    "go_suspend": "fireflyer.hai.rank.hfai_names",
     "heartbeat": "fireflyer.hai.rank",
-    "hold": "fireflyer.hai.rank_lease",
-    "in_task": "fireflyer.hai.rank_lease",
-    "lease": "fireflyer.hai.rank_lease",
-    "receive_suspend_command": "fireflyer.hai.hfai_names",
+    "hold": "fireflyer.hai.rank.lease",
+    "in_task": "fireflyer.hai.rank.lease",
+    "lease": "fireflyer.hai.rank.lease",
+    "receive_suspend_command": "fireflyer.hai.rank.hfai_names",
     "saved": "fireflyer.hai.rank",
-    "set_whole_life_state": "fireflyer.hai.hfai_names",
+    "set_whole_life_state": "fireflyer.hai.rank.hfai_names",
     "suspend_requested": "fireflyer.hai.rank",
     "suspended": "fireflyer.hai.rank",
     "task": "fireflyer.hai.rank",

@@ -1,3 +1,3 @@
-"""Old path of `fireflyer.hai.rank_lease`: processes of an earlier release import it."""
+"""Old path of `fireflyer.hai.rank.lease`: processes of an earlier release import it."""
 
-from fireflyer.hai.rank_lease import *  # noqa: F403
+from fireflyer.hai.rank.lease import *  # noqa: F403

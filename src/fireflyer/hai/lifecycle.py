@@ -11,7 +11,8 @@ from typing import Any, Literal
 import msgspec
 
 from fireflyer.errors import TaskError
-from fireflyer.hai.engines import (
+from fireflyer.hai.model import TERMINAL, Lease, LeaseRequest, TaskState
+from fireflyer.hai.model.engine import (
     EngineEvent,
     GangEnded,
     NodeObserved,
@@ -19,7 +20,6 @@ from fireflyer.hai.engines import (
     RankJoined,
     RankStarted,
 )
-from fireflyer.hai.model import TERMINAL, Lease, LeaseRequest, TaskState
 
 Request = Literal["stop", "suspend", "resume"]
 

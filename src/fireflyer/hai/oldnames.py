@@ -1,3 +1,3 @@
-"""Old path of `fireflyer.hai.hfai_names`: processes of an earlier release import it."""
+"""Old path of `fireflyer.hai.rank.hfai_names`: processes of an earlier release import it."""
 
-from fireflyer.hai.hfai_names import *  # noqa: F403
+from fireflyer.hai.rank.hfai_names import *  # noqa: F403

@@ -1,4 +1,5 @@
-"""Program of `fireflyer run -m MODULE`: runs a module as `python -m MODULE ARGS` does.
+"""Program of `fireflyer run -m MODULE`: runs a module as `python -m MODULE ARGS` does. Stored tasks hold
+the path of this file.
 
 python run_module.py MODULE ARGS...        (in the task's working directory)
 """

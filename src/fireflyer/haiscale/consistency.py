@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,7 +13,6 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from fireflyer import hfreduce
 from fireflyer.errors import CollectiveError, ConfigError
-from fireflyer.haiscale.elastic.state_transfer import bytes_of
 from fireflyer.haiscale.torch_state import isolated_torch_state
 
 Options = Mapping[str, object]
@@ -176,3 +176,10 @@ class BufferCopy:
             for buffer, piece in zip(buffers, pieces, strict=True):
                 values = piece.clone()  # a view of another type needs an aligned address
                 buffer.copy_(values.view(buffer.dtype).view(buffer.shape))
+
+
+def bytes_of(tensor: torch.Tensor | np.ndarray[Any, Any]) -> torch.Tensor:
+    """Returns dense CPU memory as uint8 [bytes], or a copy if the tensor is otherwise."""
+    if isinstance(tensor, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8))
+    return tensor.resolve_conj().resolve_neg().contiguous().cpu().view(-1).view(torch.uint8)

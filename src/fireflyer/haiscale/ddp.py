@@ -25,10 +25,11 @@ from fireflyer.haiscale.elastic.state_transfer import share
 from fireflyer.haiscale.elastic.training import Elastic
 from fireflyer.haiscale.gradients import deferred
 from fireflyer.haiscale.gradients.bucket_plan import DEFAULT_BUCKET_BYTES
-from fireflyer.haiscale.gradients.reducer import FIRST, Options, Reducer, Times, let_go
+from fireflyer.haiscale.gradients.reducer import FIRST, Options, Reducer, let_go
 from fireflyer.haiscale.gradients.split_optimizer import SplitOptimizer, check_holds
 from fireflyer.haiscale.gradients.suspend_vote import SuspendVote
 from fireflyer.haiscale.reporting.facts import Facts, bytes_to_send, wire_bytes
+from fireflyer.haiscale.reporting.times import Times
 from fireflyer.haiscale.torch_interface import (
     DDP_ARGUMENTS,
     Wrapper,

@@ -26,7 +26,6 @@ from fireflyer.haiscale.copies import Uncopied
 from fireflyer.haiscale.elastic.sharded import Shards
 from fireflyer.haiscale.elastic.training import Elastic
 from fireflyer.haiscale.gradients import deferred
-from fireflyer.haiscale.gradients.reducer import Times
 from fireflyer.haiscale.gradients.split_optimizer import check_holds
 from fireflyer.haiscale.gradients.suspend_vote import SuspendVote
 from fireflyer.haiscale.mesh import (
@@ -40,6 +39,7 @@ from fireflyer.haiscale.mesh import (
     shard_mesh,
 )
 from fireflyer.haiscale.reporting.facts import Facts
+from fireflyer.haiscale.reporting.times import Times
 from fireflyer.haiscale.sharding import full_state
 from fireflyer.haiscale.sharding.communication import Channels, Gather, Label
 from fireflyer.haiscale.sharding.costs import Wires, costs_of, sent_by

@@ -30,7 +30,7 @@ import msgspec
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import ConfigError
-from fireflyer.hfreduce.rendezvous.topology import RankInfo
+from fireflyer.hfreduce.topology import RankInfo
 
 VARIABLE = "FIREFLYER_HFREDUCE_TABLE"
 VERSION = 1

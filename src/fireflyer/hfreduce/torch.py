@@ -1,6 +1,5 @@
 """HFReduce for torch: zero-copy tensors, collectives with extra options, and the process group."""
 
-import math
 from typing import Any
 
 import torch
@@ -8,12 +7,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import ProcessGroup, ReduceOp
 
-from fireflyer._native import hfreduce as native
 from fireflyer.errors import ConfigError
-from fireflyer.hfreduce import register_backend
 from fireflyer.hfreduce.backend.compiler_exclusion import uncompiled
 from fireflyer.hfreduce.backend.process_group import ProcessGroupHFReduce
 from fireflyer.hfreduce.backend.tensors import op_named
+from fireflyer.hfreduce.backend.zero_copy import empty, empty_like
+from fireflyer.hfreduce.registration import register_backend
 from fireflyer.hfreduce.wire import Wire
 
 __all__ = [
@@ -25,34 +24,6 @@ __all__ = [
     "empty_like",
     "reduce_scatter",
 ]
-
-
-@uncompiled
-def empty(*shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Returns an uninitialised CPU tensor in zero-copy memory, which collectives reduce in place.
-
-    The call is local, not collective. Peers map the memory when a collective first uses it. The
-    memory is released when the tensor is destroyed.
-
-    Args:
-        shape: sizes of the dimensions, as for `torch.empty`.
-        dtype: element type; default `torch.get_default_dtype()`.
-
-    Raises:
-        NoSpace: the system refused the shared memory.
-        ValueError: a size is negative.
-    """
-    dtype = dtype or torch.get_default_dtype()
-    if any(size < 0 for size in shape):
-        raise ValueError(f"sizes must not be negative: {list(shape)}")
-    count = math.prod(shape)
-    block = torch.from_numpy(native.arena_block(count * dtype.itemsize))
-    return block.view(dtype).view(shape)
-
-
-def empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor as `empty` does, with the shape and dtype of `tensor`."""
-    return empty(*tensor.shape, dtype=tensor.dtype)
 
 
 @uncompiled

@@ -13,7 +13,7 @@ import msgspec
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import CollectiveError, ConfigError
-from fireflyer.hfreduce.rendezvous.topology import RankInfo
+from fireflyer.hfreduce.topology import RankInfo
 
 VARIABLE = "FIREFLYER_HFREDUCE_TRANSPORT"
 _KINDS = {"tcp": native.Transport.TCP, "ucx": native.Transport.UCX}

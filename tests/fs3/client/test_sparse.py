@@ -14,9 +14,9 @@ from tests.fs3.client.conftest import CHUNK, SECRET, Cluster
 
 from fireflyer._native.fs3 import Kind
 from fireflyer._native.fs3.client import Batch
-from fireflyer.fs3 import cleanup, survey, transfer
+from fireflyer.fs3 import cleanup, survey
 from fireflyer.fs3.cleanup import Cleanup
-from fireflyer.fs3.client import Client, File, data
+from fireflyer.fs3.client import Client, File, data, transfer
 from fireflyer.fs3.meta.inode import Inode
 from fireflyer.rpc.proof import Secret
 

@@ -9,8 +9,8 @@ import pytest
 from tests.fs3.client.conftest import CHUNK, Cluster
 
 from fireflyer.errors import FileError
-from fireflyer.fs3 import survey, transfer
-from fireflyer.fs3.client import Client
+from fireflyer.fs3 import survey
+from fireflyer.fs3.client import Client, transfer
 from fireflyer.fs3.meta.inode import Inode
 from fireflyer.fs3.meta.messages import Close, Collected, Done, Request, User
 

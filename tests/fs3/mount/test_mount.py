@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests import guard
 from tests.conftest import fork_child
 from tests.fs3.client.conftest import CHUNK, Cluster
 from tests.fs3.mount.conftest import Mounted
 from tests.fs3.soak.cluster import small_disk
+from tests.plugins import guard
 from tests.waiting import LIMIT_S
 
 from fireflyer.cli.fs.mount_helper import parse_options

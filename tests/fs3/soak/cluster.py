@@ -18,8 +18,8 @@ import msgspec
 from tests.fs3.soak.contents import Manifest
 from tests.fs3.soak.verify import Verdict
 
+from fireflyer.fs3.client.discovery import find
 from fireflyer.fs3.config import FILE, load
-from fireflyer.fs3.discovery import find
 from fireflyer.fs3.survey import Health, health
 from fireflyer.lab import Lab
 

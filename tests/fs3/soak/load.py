@@ -19,8 +19,8 @@ from tests.fs3.soak.contents import SHARED, SLOT, Manifest, Record, Sample
 
 from fireflyer.errors import FireflyerError
 from fireflyer.fs3.client import Client, Settings
+from fireflyer.fs3.client.discovery import attach
 from fireflyer.fs3.config import load
-from fireflyer.fs3.discovery import attach
 
 SIZES = (1, 100, 4096, 5000, 65_536, 200_001, 300_000, 1 << 20, (3 << 20) + 5)
 FILES = 24

@@ -19,7 +19,7 @@ import msgspec
 from tests.fs3.soak import faults
 from tests.fs3.soak.cluster import LIMIT_S, Cluster, Shape
 
-from fireflyer.fs3.discovery import attach
+from fireflyer.fs3.client.discovery import attach
 from fireflyer.fs3.mount import program
 from fireflyer.lab import Lab
 

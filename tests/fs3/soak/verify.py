@@ -20,9 +20,9 @@ from tests.waiting import LIMIT_S
 from fireflyer.errors import FireflyerError
 from fireflyer.fs3.client import Client, Settings
 from fireflyer.fs3.client.data import layout_of
+from fireflyer.fs3.client.discovery import attach, find
 from fireflyer.fs3.client.settings import find_secret
 from fireflyer.fs3.data_connections import dial
-from fireflyer.fs3.discovery import attach, find
 from fireflyer.fs3.layout import chains_of
 from fireflyer.fs3.manager.chains import Public
 from fireflyer.fs3.manager.link import ManagerLink

@@ -15,11 +15,11 @@ from tests.hai.engine.conftest import SECRET, Stage
 from tests.hai.slurm.cluster import NODES, Cluster
 from tests.waiting import LIMIT_S
 
-from fireflyer.hai.engines import Engine
 from fireflyer.hai.engines.local import LocalEngine
-from fireflyer.hai.engines.messages import Request
-from fireflyer.hai.engines.parts import ROLE, Announcement
 from fireflyer.hai.engines.slurm.engine import SlurmEngine
+from fireflyer.hai.model.engine import Engine
+from fireflyer.hai.supervisor.messages import Request
+from fireflyer.hai.supervisor.parts import ROLE, Announcement
 from fireflyer.rpc import FrameBuffer, frame
 from fireflyer.rpc.handshake import Handshake
 from fireflyer.rpc.proof import Secret

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import msgspec
 
-from fireflyer.hai.engines import Gang
+from fireflyer.hai.model.engine import Gang
 
 ROOT = Path(__file__).parents[3]
 HOST = """
 import asyncio, sys
 from pathlib import Path
 import msgspec
-from fireflyer.hai.engines import Gang
+from fireflyer.hai.model.engine import Gang
 from tests.hai.conformance.conftest import make_engine
 
 async def main():

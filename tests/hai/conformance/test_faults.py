@@ -6,8 +6,8 @@ import pytest
 from tests.hai.engine.conftest import Stage
 
 from fireflyer import heartbeat
-from fireflyer.hai.engines import NodeObserved
-from fireflyer.hai.faults.observations import Network, OutOfMemory
+from fireflyer.hai.model.engine import NodeObserved
+from fireflyer.hai.model.observations import Network, OutOfMemory
 
 SCRIPT = """
     from fireflyer import hai

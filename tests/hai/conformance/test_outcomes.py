@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 from tests.hai.engine.conftest import Stage
 
-from fireflyer.hai.engines import RankExited, RankStarted
+from fireflyer.hai.model.engine import RankExited, RankStarted
 
 Start = Literal["fork", "exec"]
 both_starts = pytest.mark.parametrize("start", ["fork", "exec"])

@@ -9,8 +9,8 @@ from tests.hai.conformance.host import host, sigkill
 from tests.hai.engine.conftest import Stage
 
 from fireflyer.errors import TaskError
-from fireflyer.hai.engines import NodesChanged, RankExited, RankStarted
-from fireflyer.hai.engines.messages import Freeze
+from fireflyer.hai.model.engine import NodesChanged, RankExited, RankStarted
+from fireflyer.hai.supervisor.messages import Freeze
 
 
 @pytest.fixture

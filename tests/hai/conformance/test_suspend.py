@@ -5,7 +5,7 @@ import signal
 import pytest
 from tests.hai.engine.conftest import Stage
 
-from fireflyer.hai.engines import RankExited
+from fireflyer.hai.model.engine import RankExited
 
 LOOP = """
     from fireflyer.hai import suspend_requested, suspended

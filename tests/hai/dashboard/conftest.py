@@ -21,10 +21,10 @@ from tests.hai.server.conftest import (
     server,
     spec,
 )
-from tests.hai.server.test_access import Somebody
+from tests.hai.server.http.test_access import Somebody
 from tests.waiting import LIMIT_S
 
-from fireflyer.hai.identity import Scope
+from fireflyer.hai.model.identity import Scope
 
 __all__ = [
     "database", "forks", "opened", "place", "postgres_of_session", "postgresql", "server", "spec",

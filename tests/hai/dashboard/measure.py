@@ -17,19 +17,22 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
-from tests.hai.server.test_access import NoEngine
+from tests.hai.server.http.test_access import NoEngine
 
 from fireflyer.hai import lifecycle
-from fireflyer.hai.dashboard import routes
+from fireflyer.hai.controller.controller import Controller
+from fireflyer.hai.dashboard import app as dashboard
 from fireflyer.hai.dashboard.sessions import Sessions
 from fireflyer.hai.database.connection import Database
 from fireflyer.hai.database.schema import sample
 from fireflyer.hai.database.store import Fresh, Moment, Store
-from fireflyer.hai.engines import Node
 from fireflyer.hai.home import Home
-from fireflyer.hai.identity import Identity, Scope
+from fireflyer.hai.http.access import Accounts
+from fireflyer.hai.http.throttle import Throttle
 from fireflyer.hai.lifecycle import Launch, Task
 from fireflyer.hai.model import TaskSpec
+from fireflyer.hai.model.engine import Node
+from fireflyer.hai.model.identity import Identity, Scope
 from fireflyer.hai.sampling.series import (
     KEPT_S,
     LEVELS,
@@ -39,9 +42,6 @@ from fireflyer.hai.sampling.series import (
     pack,
     point,
 )
-from fireflyer.hai.server.access import Accounts
-from fireflyer.hai.server.controller import Controller
-from fireflyer.hai.server.throttle import Throttle
 
 NODES, TASKS, ROUNDS = 2000, 5000, 5
 
@@ -183,7 +183,7 @@ def main() -> None:
         if "--plain" not in sys.argv:
             sys.stdout.write(f"{fill_year(store.database)} chunks of samples\n")
         accounts = Accounts(store.database)
-        app = routes.build(controller, store, accounts, Sessions(accounts), Throttle())
+        app = dashboard.build(controller, store, accounts, Sessions(accounts), Throttle())
         asyncio.run(measure(app))
         store.close()
 

@@ -15,15 +15,15 @@ from typing import Any
 
 from tests.hai.dashboard.browser import DESKTOP, PHONE, Browser
 from tests.hai.server.fake_server import FakeEngine
-from tests.hai.server.test_access import Somebody
+from tests.hai.server.http.test_access import Somebody
 
 from fireflyer.hai.client import Client
 from fireflyer.hai.database.samples import Samples
 from fireflyer.hai.database.store import Store
-from fireflyer.hai.engines import Node
-from fireflyer.hai.faults.observations import Validator
 from fireflyer.hai.home import Home, ServerFile, locate
 from fireflyer.hai.model import TaskSpec, TaskView
+from fireflyer.hai.model.engine import Node
+from fireflyer.hai.model.observations import Validator
 from fireflyer.hai.sampling.series import LEVELS, point
 from fireflyer.hai.server.process import Options, serve
 

@@ -11,25 +11,25 @@ from markupsafe import escape
 from starlette.responses import Response
 from tests.hai.dashboard.conftest import Visitor
 from tests.hai.server.conftest import Server
-from tests.hai.server.test_access import NoEngine, Somebody, ask
-from tests.hai.server.test_public import public
+from tests.hai.server.http.test_access import NoEngine, Somebody, ask
+from tests.hai.server.http.test_public import public
 from tests.ports import take_ports
 from tests.waiting import LIMIT_S
 
 from fireflyer.errors import ConfigError
-from fireflyer.hai.administration import Administration
-from fireflyer.hai.dashboard import routes
+from fireflyer.hai.client.administration import Administration
+from fireflyer.hai.controller.controller import Controller
+from fireflyer.hai.dashboard import app as dashboard
 from fireflyer.hai.dashboard.auth_middleware import HEADERS, OPEN, AuthMiddleware, next_page
 from fireflyer.hai.dashboard.sessions import Sessions
 from fireflyer.hai.database.store import Store
 from fireflyer.hai.home import Home
-from fireflyer.hai.identity import SCOPES, Scope
+from fireflyer.hai.http.access import Accounts
+from fireflyer.hai.http.auth import Needs
+from fireflyer.hai.http.responses import route_scopes
+from fireflyer.hai.http.throttle import Throttle
 from fireflyer.hai.model import TaskSpec
-from fireflyer.hai.server.access import Accounts
-from fireflyer.hai.server.auth import Needs
-from fireflyer.hai.server.controller import Controller
-from fireflyer.hai.server.responses import route_scopes
-from fireflyer.hai.server.throttle import Throttle
+from fireflyer.hai.model.identity import SCOPES, Scope
 
 MakeSpec = Callable[..., TaskSpec]
 MakeVisitor = Callable[..., Visitor]
@@ -85,7 +85,7 @@ def scopes(tmp_path: Path) -> Iterator[dict[str, Scope | None]]:
     store = Store(home.database)
     controller = Controller(home, store, NoEngine())
     accounts = Accounts(store.database)
-    app = routes.build(controller, store, accounts, Sessions(accounts), Throttle())
+    app = dashboard.build(controller, store, accounts, Sessions(accounts), Throttle())
     found: dict[str, Scope | None] = {}
     for method, path, calls in route_scopes(app):
         needed = [call.scope for call in calls if isinstance(call, Needs)]

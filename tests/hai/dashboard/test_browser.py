@@ -10,10 +10,10 @@ from tests.hai.dashboard.test_pages import HOSTILE, RIGHT_TO_LEFT
 from tests.hai.dashboard.test_use import record
 from tests.hai.dashboard.test_validation_pages import seed
 from tests.hai.server.conftest import Server
-from tests.hai.server.test_access import Somebody
+from tests.hai.server.http.test_access import Somebody
 from tests.waiting import LIMIT_S
 
-from fireflyer.hai.administration import Administration
+from fireflyer.hai.client.administration import Administration
 from fireflyer.hai.model import TaskSpec
 from fireflyer.hai.sampling.series import point
 

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from fireflyer.hai.dashboard import cluster_map, tail, text_filters
+from fireflyer.hai.controller.logs import LogFile
+from fireflyer.hai.dashboard import tail, text_filters
+from fireflyer.hai.dashboard.charts import cluster_map
+from fireflyer.hai.dashboard.charts.timeline import ATTEMPTS, MOST_BARS, timeline
 from fireflyer.hai.dashboard.event_text import told
-from fireflyer.hai.dashboard.timeline import ATTEMPTS, MOST_BARS, timeline
 from fireflyer.hai.ledger import segments
 from fireflyer.hai.model import Event, NodeView, TaskSpec
-from fireflyer.hai.server.logs import LogFile
 
 
 def history(attempts: int, each_s: float = 10.0) -> list[Event]:

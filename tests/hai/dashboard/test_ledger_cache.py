@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.hai.server.test_access import NoEngine
+from tests.hai.server.http.test_access import NoEngine
 
 from fireflyer.hai import lifecycle
+from fireflyer.hai.controller.controller import Controller
 from fireflyer.hai.dashboard import ledger_cache
 from fireflyer.hai.dashboard.ledger_cache import LedgerCache
 from fireflyer.hai.dashboard.page_queries import PageQueries
@@ -17,11 +18,10 @@ from fireflyer.hai.database.connection import Database
 from fireflyer.hai.database.history_queries import HistoryQueries
 from fireflyer.hai.database.store import Fresh, Moment, Store
 from fireflyer.hai.home import Home
-from fireflyer.hai.identity import Identity
 from fireflyer.hai.ledger import Shape, account
 from fireflyer.hai.lifecycle import Note, Task
 from fireflyer.hai.model import TaskSpec
-from fireflyer.hai.server.controller import Controller
+from fireflyer.hai.model.identity import Identity
 
 WHO = Identity(user="ada", token="home", scope="admin")
 GPUS = {f"n{i}": 0 for i in range(4)}
@@ -145,7 +145,7 @@ def test_the_first_event_since_a_moment_is_found(past: Past) -> None:
 
 class Nodes(NoEngine):
     def nodes(self) -> list[Any]:
-        from fireflyer.hai.engines import Node
+        from fireflyer.hai.model.engine import Node
 
         return [Node(name=name) for name in GPUS]
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from markupsafe import escape
 from tests.hai.dashboard.conftest import Tags, Visitor
 from tests.hai.server.conftest import Server
-from tests.hai.server.test_access import Somebody
+from tests.hai.server.http.test_access import Somebody
 from tests.waiting import LIMIT_S
 
 from fireflyer import heartbeat
-from fireflyer.hai.administration import Administration
+from fireflyer.hai.client.administration import Administration
 from fireflyer.hai.home import profile_folder
-from fireflyer.hai.identity import Quota, TokenRequest
 from fireflyer.hai.model import TaskSpec, TaskState
+from fireflyer.hai.model.identity import Quota, TokenRequest
 
 MakeSpec = Callable[..., TaskSpec]
 MakeVisitor = Callable[..., Visitor]

@@ -9,16 +9,16 @@ import pytest
 from fastapi import Request
 from tests.hai.dashboard.conftest import Visitor
 from tests.hai.server.conftest import Server
-from tests.hai.server.test_access import Somebody
+from tests.hai.server.http.test_access import Somebody
 
 from fireflyer.errors import Unauthenticated
-from fireflyer.hai.administration import Administration
-from fireflyer.hai.dashboard import refusal_log
-from fireflyer.hai.dashboard.refusal_log import RefusalLog
+from fireflyer.hai.client.administration import Administration
+from fireflyer.hai.dashboard.routes import refusal_log
+from fireflyer.hai.dashboard.routes.refusal_log import RefusalLog
 from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.database.connection import Database
-from fireflyer.hai.identity import Identity, NewToken, TokenRequest
-from fireflyer.hai.server.access import Accounts
+from fireflyer.hai.http.access import Accounts
+from fireflyer.hai.model.identity import Identity, NewToken, TokenRequest
 
 MakeVisitor = Callable[..., Visitor]
 

@@ -7,8 +7,8 @@ import pytest
 from fireflyer.hai.dashboard import sessions
 from fireflyer.hai.dashboard.sessions import Sessions
 from fireflyer.hai.database.connection import Database
-from fireflyer.hai.identity import HOME_TOKEN, Identity, TokenRequest
-from fireflyer.hai.server.access import Accounts
+from fireflyer.hai.http.access import Accounts
+from fireflyer.hai.model.identity import HOME_TOKEN, Identity, TokenRequest
 
 OWNER = Identity(user="owner", token=HOME_TOKEN, scope="admin")
 
@@ -70,7 +70,7 @@ def test_the_tokens_expiry_ends_it(harness: Harness, monkeypatch: pytest.MonkeyP
     (view,) = harness.accounts.tokens("ada")
     assert view.expires is not None
     later = view.expires
-    monkeypatch.setattr("fireflyer.hai.server.access.time.time", lambda: later)
+    monkeypatch.setattr("fireflyer.hai.http.access.time.time", lambda: later)
     assert not harness.sessions.holds(secret)
 
 

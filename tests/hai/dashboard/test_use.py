@@ -9,16 +9,16 @@ from xml.etree import ElementTree
 from tests.hai.dashboard.conftest import Tags, Visitor
 from tests.hai.dashboard.test_pages import check_markup
 from tests.hai.server.conftest import Server
-from tests.hai.server.test_access import Somebody
+from tests.hai.server.http.test_access import Somebody
 from tests.waiting import LIMIT_S
 
-from fireflyer.hai.dashboard.use_charts import GRAPHS, draw
+from fireflyer.hai.controller.series import select
+from fireflyer.hai.dashboard.charts.use_charts import GRAPHS, draw
 from fireflyer.hai.database.samples import Samples
 from fireflyer.hai.database.store import Store
 from fireflyer.hai.home import Home
 from fireflyer.hai.model import SeriesView, TaskSpec
 from fireflyer.hai.sampling.series import METRICS, Point, point
-from fireflyer.hai.server.routes.series import select
 
 MINUTE = 60.0
 

@@ -9,10 +9,10 @@ from tests.hai.dashboard.conftest import Tags, Visitor
 from tests.hai.dashboard.test_pages import HOSTILE, check_markup
 from tests.hai.server.conftest import Server
 
-from fireflyer.hai.dashboard import validation_charts as charts
+from fireflyer.hai.dashboard.charts import validation_charts as charts
+from fireflyer.hai.model.validations import Ended, Finding, Returned, Started, Suspected
 from fireflyer.hai.validation.health import Health, health, noteworthy
 from fireflyer.hai.validation.journal import Journal
-from fireflyer.hai.validation.policy import Ended, Finding, Returned, Started, Suspected
 
 MakeVisitor = Callable[..., Visitor]
 

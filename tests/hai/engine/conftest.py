@@ -17,7 +17,10 @@ import msgspec
 import pytest
 from tests.waiting import LIMIT_S
 
-from fireflyer.hai.engines import (
+from fireflyer.hai.engines.inventory import parse_inventory
+from fireflyer.hai.engines.link import connect
+from fireflyer.hai.engines.local import LocalEngine
+from fireflyer.hai.model.engine import (
     EngineEvent,
     Gang,
     GangEnded,
@@ -25,11 +28,8 @@ from fireflyer.hai.engines import (
     RankExited,
     RankStarted,
 )
-from fireflyer.hai.engines.cgroups import Base
-from fireflyer.hai.engines.inventory import parse_inventory
-from fireflyer.hai.engines.link import connect
-from fireflyer.hai.engines.local import LocalEngine
-from fireflyer.hai.engines.messages import Request
+from fireflyer.hai.supervisor.cgroups import Base
+from fireflyer.hai.supervisor.messages import Request
 from fireflyer.rpc import FrameBuffer, frame
 
 SECRET = "5ec7e7" * 8

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from fireflyer.hai.engines import NodeObserved
-from fireflyer.hai.engines.cgroups import (
+from fireflyer.hai.model.engine import NodeObserved
+from fireflyer.hai.model.observations import OutOfMemory
+from fireflyer.hai.supervisor.cgroups import (
     Base,
     Cgroup,
     Limits,
@@ -20,7 +21,6 @@ from fireflyer.hai.engines.cgroups import (
     settings,
     write_note,
 )
-from fireflyer.hai.faults.observations import OutOfMemory
 
 Stage = Any
 

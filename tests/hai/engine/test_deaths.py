@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from tests.waiting import LIMIT_S
 
-from fireflyer.hai.engines import Gang, GangEnded, link, local
+from fireflyer.hai.engines import link, local
 from fireflyer.hai.engines.local import LocalEngine
+from fireflyer.hai.model.engine import Gang, GangEnded
 
 Stage = Any
 
@@ -300,7 +301,7 @@ def test_a_supervisor_that_nobody_needs_leaves() -> None:
     code = """
 import os, socket
 from fireflyer._native.hai import set_child_subreaper
-from fireflyer.hai.engines import supervise
+from fireflyer.hai.supervisor import supervise
 supervise.IDLE_S = 0.05
 listener = socket.socket(socket.AF_UNIX)
 listener.bind("")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.hai.conformance.host import host, sigkill
 
-from fireflyer.hai.engines import GangEnded, RankExited, RankJoined, RankStarted
+from fireflyer.hai.model.engine import GangEnded, RankExited, RankJoined, RankStarted
 
 Stage = Any
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fireflyer.hai.engines import Gang, GangEnded, RankStarted
 from fireflyer.hai.engines.gang import GangState, Now
-from fireflyer.hai.engines.messages import Cause, PartEnded, Record
+from fireflyer.hai.model.engine import Gang, GangEnded, RankStarted
+from fireflyer.hai.supervisor.messages import Cause, PartEnded, Record
 
 GANG = Gang(
     task="t1",

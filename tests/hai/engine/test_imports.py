@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fireflyer.hai.engines.imports import MARK, has_loaded_torch, imports_torch, start_of
+from fireflyer.hai.supervisor.imports import MARK, has_loaded_torch, imports_torch, start_of
 
 
 @pytest.mark.parametrize(

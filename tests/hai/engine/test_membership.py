@@ -10,7 +10,8 @@ import pytest
 from tests import draws
 from tests.hai.engine.test_gang import GANG as PLAIN
 
-from fireflyer.hai.engines import (
+from fireflyer.hai.engines.gang import GangState, Now
+from fireflyer.hai.model.engine import (
     EngineEvent,
     Gang,
     GangEnded,
@@ -19,8 +20,7 @@ from fireflyer.hai.engines import (
     RankJoined,
     RankStarted,
 )
-from fireflyer.hai.engines.gang import GangState, Now
-from fireflyer.hai.engines.messages import Cause, Newcomer, PartEnded, Record
+from fireflyer.hai.supervisor.messages import Cause, Newcomer, PartEnded, Record
 
 GANG = msgspec.structs.replace(
     PLAIN, nodes=("n0", "n1"), ranks_per_node=2, elastic=True, rejoins=2, directory=Path("/t1/1")

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import pytest
 
-from fireflyer.hai.engines import RankExited, RankStarted
-from fireflyer.hai.engines.journal import read_journal
-from fireflyer.hai.engines.messages import PartEnded
+from fireflyer.hai.model.engine import RankExited, RankStarted
+from fireflyer.hai.supervisor.journal import read_journal
+from fireflyer.hai.supervisor.messages import PartEnded
 
 Stage = Any
 Start = Literal["fork", "exec"]

@@ -119,7 +119,7 @@ def test_memory_that_is_freed_stays_unless_the_user_says_otherwise(
     stage: Stage, start: Start, env: dict[str, str], mapped: int
 ) -> None:
     script = """
-        from tests.test_allocator import mapped_by_a_large_block
+        from tests.support.test_allocator import mapped_by_a_large_block
         print(mapped_by_a_large_block())
     """
 
@@ -270,7 +270,7 @@ def test_the_package_imports_nothing_until_asked(tmp_path: Path) -> None:
 import sys
 import fireflyer.hai
 print([m for m in ("msgspec", "fireflyer._native", "torch", "asyncio") if m in sys.modules])
-import fireflyer.hai.engines.local, fireflyer.hai.engines.supervise
+import fireflyer.hai.engines.local, fireflyer.hai.supervisor.supervise
 print([m for m in ("torch", "numpy", "sqlalchemy", "fastapi") if m in sys.modules])
 try:
     fireflyer.hai.nothing

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.hai.conformance.host import host, sigkill
 
-from fireflyer.hai.engines import RankExited
+from fireflyer.hai.model.engine import RankExited
 
 Stage = Any
 

@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 from fireflyer._native.hai import SuspendPage
-from fireflyer.hai.engines.messages import Freeze
+from fireflyer.hai.supervisor.messages import Freeze
 
 Stage = Any
 

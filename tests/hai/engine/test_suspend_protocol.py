@@ -13,7 +13,7 @@ from tests.draws import cases
 from fireflyer._native.hai import SuspendPage
 from fireflyer.errors import Corrupted
 from fireflyer.hai.engines.gang import decide
-from fireflyer.hai.engines.messages import Frozen
+from fireflyer.hai.supervisor.messages import Frozen
 
 
 class ModelRank:

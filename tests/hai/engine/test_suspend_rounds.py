@@ -9,7 +9,7 @@ import pytest
 
 from fireflyer._native.hai import SuspendPage
 from fireflyer.hai.engines.gang import decide
-from fireflyer.hai.engines.messages import Frozen
+from fireflyer.hai.supervisor.messages import Frozen
 
 RANKS, PER_NODE = 8, 4
 ROUNDS, PER_TEST = 1000, 100

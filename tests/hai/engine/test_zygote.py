@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fireflyer.hai.engines.imports import MARK
+from fireflyer.hai.supervisor.imports import MARK
 
 Stage = Any
 

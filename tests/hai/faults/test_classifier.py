@@ -8,7 +8,6 @@ import pytest
 
 from fireflyer import heartbeat
 from fireflyer.hai import lifecycle
-from fireflyer.hai.engines import GangEnded, RankExited
 from fireflyer.hai.faults.classifier import (
     EXPLAINS_S,
     LOOK_S,
@@ -21,10 +20,11 @@ from fireflyer.hai.faults.classifier import (
     period_s,
     read_sight,
 )
-from fireflyer.hai.faults.observations import Hang, Network, Observation, Straggler, Xid
 from fireflyer.hai.faults.rules import default_rules, merged, parse
 from fireflyer.hai.lifecycle import Note, Task, Verdict
 from fireflyer.hai.model import Event, TaskSpec
+from fireflyer.hai.model.engine import GangEnded, RankExited
+from fireflyer.hai.model.observations import Hang, Network, Observation, Straggler, Xid
 
 TASK = Task(
     id="t1", order=1, nodes=2, world=2, max_restarts=1, max_node_faults=2, state="running", attempt=1,

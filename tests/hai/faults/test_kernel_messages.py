@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.draws import cases
 
-from fireflyer.hai.faults.kernel_log import KernelLog, chosen, open_kernel_log
-from fireflyer.hai.faults.kernel_messages import LINE_BYTES, message, parse
-from fireflyer.hai.faults.observations import Memory, Network, OutOfMemory, Xid
+from fireflyer.hai.model.observations import Memory, Network, OutOfMemory, Xid
+from fireflyer.hai.supervisor.kernel_log import KernelLog, chosen, open_kernel_log
+from fireflyer.hai.supervisor.kernel_messages import LINE_BYTES, message, parse
 
 XID = "NVRM: Xid (PCI:0000:3b:00): "
 MLX = "mlx5_core 0000:5e:00.0"

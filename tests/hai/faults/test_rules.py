@@ -5,7 +5,18 @@ from pathlib import Path
 import pytest
 
 from fireflyer.errors import ConfigError
-from fireflyer.hai.faults.observations import (
+from fireflyer.hai.faults.rules import (
+    ACTIONS,
+    NOTHING,
+    Decision,
+    decide,
+    default_rules,
+    gravest,
+    load,
+    merged,
+    parse,
+)
+from fireflyer.hai.model.observations import (
     KINDS,
     Exit,
     Hang,
@@ -19,17 +30,6 @@ from fireflyer.hai.faults.observations import (
     Straggler,
     Validator,
     Xid,
-)
-from fireflyer.hai.faults.rules import (
-    ACTIONS,
-    NOTHING,
-    Decision,
-    decide,
-    default_rules,
-    gravest,
-    load,
-    merged,
-    parse,
 )
 
 RULES = default_rules()

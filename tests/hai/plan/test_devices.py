@@ -6,8 +6,8 @@ from tests.hai.plan.bench import Bench, launched
 
 from fireflyer.errors import ConfigError
 from fireflyer.hai.lifecycle import Action, Launch
+from fireflyer.hai.model.devices import is_type, mask, matches, members, parse_request, pick
 from fireflyer.hai.scheduling.cluster import Job, Node, Quota, Window
-from fireflyer.hai.scheduling.devices import is_type, mask, matches, members, parse_request, pick
 from fireflyer.hai.scheduling.why import Why, explain
 
 

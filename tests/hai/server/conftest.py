@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 import pytest
-from tests import costs
-from tests.hai.server.postgres import Postgres, missing
+from tests.hai.server.database.postgres import Postgres, missing
+from tests.plugins import costs
 from tests.waiting import LIMIT_S
 
 from fireflyer.hai.client import Client

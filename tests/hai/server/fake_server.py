@@ -32,9 +32,9 @@ from fireflyer.errors import FireflyerError
 from fireflyer.hai.database import upgrade  # noqa: F401
 from fireflyer.hai.database.connection import PostgreSQL
 from fireflyer.hai.database.leader import LEASE_S
-from fireflyer.hai.engines import EngineEvent, Gang, GangEnded, Node, RankExited, RankStarted
 from fireflyer.hai.engines.inventory import Device, divide, parse_inventory
 from fireflyer.hai.home import ServerFile, locate
+from fireflyer.hai.model.engine import EngineEvent, Gang, GangEnded, Node, RankExited, RankStarted
 from fireflyer.hai.server.listeners import Public
 from fireflyer.hai.server.process import Options, serve
 

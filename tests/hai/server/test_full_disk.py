@@ -13,11 +13,11 @@ from tests.hai.server.conftest import Server
 from fireflyer.errors import NoSpace
 from fireflyer.hai.database import reserve
 from fireflyer.hai.database.connection import Database
-from fireflyer.hai.engines import RankStarted
-from fireflyer.hai.engines.journal import Journal, read_journal
-from fireflyer.hai.engines.messages import Record
 from fireflyer.hai.model import TaskSpec
+from fireflyer.hai.model.engine import RankStarted
 from fireflyer.hai.server.process import _End
+from fireflyer.hai.supervisor.journal import Journal, read_journal
+from fireflyer.hai.supervisor.messages import Record
 
 MakeSpec = Callable[..., TaskSpec]
 

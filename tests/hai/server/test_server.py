@@ -289,7 +289,7 @@ def test_a_home_that_is_a_file(tmp_path: Path) -> None:
 def test_a_spec_that_cannot_work_is_refused(
     server: Any, spec: MakeSpec, change: dict[str, Any], message: str
 ) -> None:
-    from fireflyer.hai.admission import check
+    from fireflyer.hai.model.admission import check
 
     with pytest.raises(ConfigError, match=message):
         check(spec(**{"args": (), **change}) if "args" not in change else spec(*change["args"]))

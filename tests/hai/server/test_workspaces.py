@@ -10,8 +10,8 @@ import pytest
 from tests.waiting import LIMIT_S, until
 
 from fireflyer.errors import ConfigError, FireflyerError, WorkspaceError
-from fireflyer.hai import orphans
 from fireflyer.hai.model import TaskSpec
+from fireflyer.hai.processes import orphans
 from fireflyer.hai.workspaces import client
 from fireflyer.hai.workspaces.blob_store import Offer
 from fireflyer.hai.workspaces.manifest import encode

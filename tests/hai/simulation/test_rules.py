@@ -8,8 +8,8 @@ import pytest
 from tests.hai.simulation.test_replay import FREE, S, check_accounts, ends, trace_of, untimed
 
 from fireflyer.errors import TraceError
-from fireflyer.hai.identity import Quota
 from fireflyer.hai.lifecycle import Action
+from fireflyer.hai.model.identity import Quota
 from fireflyer.hai.scheduling.cluster import Cluster, Window
 from fireflyer.hai.scheduling.planner import plan
 from fireflyer.hai.scheduling.policies import POLICIES

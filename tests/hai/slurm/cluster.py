@@ -15,7 +15,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.guard import marked
+from tests.plugins.guard import marked
 from tests.ports import take_ports
 from tests.waiting import LIMIT_S
 

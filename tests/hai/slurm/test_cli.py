@@ -2,10 +2,8 @@
 
 import pytest
 
-from fireflyer.hai.engines import Node, RankStarted
 from fireflyer.hai.engines.clocks import translated
 from fireflyer.hai.engines.gang import Now
-from fireflyer.hai.engines.messages import PartEnded, Record
 from fireflyer.hai.engines.slurm.cli import (
     Place,
     Spot,
@@ -14,6 +12,8 @@ from fireflyer.hai.engines.slurm.cli import (
     parse_tree,
     share_of,
 )
+from fireflyer.hai.model.engine import Node, RankStarted
+from fireflyer.hai.supervisor.messages import PartEnded, Record
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from tests.hai.engine.conftest import SECRET
 from tests.hai.slurm.cluster import NODES, Cluster
 
 from fireflyer.errors import ConfigError
-from fireflyer.hai.engines import GangEnded, NodesChanged, RankExited, RankStarted
-from fireflyer.hai.engines.messages import Launch
-from fireflyer.hai.engines.parts import ROLE, Announcement, read_part
 from fireflyer.hai.engines.slurm.engine import SlurmEngine
+from fireflyer.hai.model.engine import GangEnded, NodesChanged, RankExited, RankStarted
+from fireflyer.hai.supervisor.messages import Launch
+from fireflyer.hai.supervisor.parts import ROLE, Announcement, read_part
 from fireflyer.rpc import frame
 from fireflyer.rpc.handshake import Handshake
 from fireflyer.rpc.proof import Secret

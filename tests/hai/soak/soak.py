@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-from tests.hai.server.postgres import Postgres, missing
+from tests.hai.server.database.postgres import Postgres, missing
 from tests.hai.soak.storm import Killer, Users
 from tests.hai.soak.target import Platform
 from tests.hai.soak.verify import Verdict, left_behind, verify

@@ -2,11 +2,11 @@
 
 import pytest
 
+from fireflyer.hai.controller.pinned_jobs import PinnedJobs
 from fireflyer.hai.lifecycle import Launch, Preempt
 from fireflyer.hai.model import PRIORITIES
 from fireflyer.hai.scheduling.cluster import Cluster, Health, Job, Node
 from fireflyer.hai.scheduling.planner import plan
-from fireflyer.hai.server.pinned_jobs import PinnedJobs
 
 
 def cluster_of(policy: str = "timeshare", **health: Health) -> tuple[Cluster, PinnedJobs]:

@@ -10,22 +10,18 @@ from tests.draws import cases, drawn
 
 from fireflyer.errors import ConfigError
 from fireflyer.hai.model import NodeView
-from fireflyer.hai.validation import journal as journals
-from fireflyer.hai.validation.journal import Journal
-from fireflyer.hai.validation.policy import (
+from fireflyer.hai.model.validations import (
     Ended,
     Entry,
     Finding,
-    NodeState,
     Returned,
     Started,
     Suspected,
     Trigger,
-    due,
-    fold,
-    may_return,
-    peers_of,
 )
+from fireflyer.hai.validation import journal as journals
+from fireflyer.hai.validation.journal import Journal
+from fireflyer.hai.validation.policy import NodeState, due, fold, may_return, peers_of
 from fireflyer.hai.validation.settings import REQUESTED_ONLY, ValidationSettings, load
 
 WEEK = 7 * 86_400.0

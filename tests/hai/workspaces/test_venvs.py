@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.test_workspace import wheel
+from tests.cli.platform.test_workspace import wheel
 from tests.waiting import LIMIT_S, until
 
-from fireflyer.hai import orphans
+from fireflyer.hai.processes import orphans
 from fireflyer.hai.workspaces.venv_builder import END_LIMIT_S, MARK
 from fireflyer.hai.workspaces.venvs import Venvs, key
 

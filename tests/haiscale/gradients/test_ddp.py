@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.draws import full
-from tests.test_allocator import mapped_by_a_large_block
+from tests.support.test_allocator import mapped_by_a_large_block
 from torch import nn
 from torch.nn import functional
 

@@ -14,10 +14,10 @@ from torch import nn
 from fireflyer import haiscale, hfreduce
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale.ddp import DistributedDataParallel
-from fireflyer.haiscale.gradients.reducer import Times
 from fireflyer.haiscale.reporting.activations import Activations
 from fireflyer.haiscale.reporting.advice import advise
 from fireflyer.haiscale.reporting.facts import Facts
+from fireflyer.haiscale.reporting.times import Times
 
 FORWARD, BACKWARD, WAIT, STEP, DATA, TELL = 2.0, 4.0, 1.0, 3.0, 5.0, 0.0625
 STEPS = 4

@@ -17,7 +17,7 @@ from fireflyer._native import hfreduce as native
 from fireflyer._native.hfreduce import ANY_BYTES, Algorithm, Kind, Rule
 from fireflyer.errors import CollectiveError, ConfigError
 from fireflyer.hfreduce import ProcessGroupHFReduce, rules
-from fireflyer.hfreduce.rendezvous.topology import RankInfo
+from fireflyer.hfreduce.topology import RankInfo
 
 COUNT = 100_003  # 400 KB of float32: a ring by the engine's own rules
 HEAD = 'version = 1\nmachine = "m"\nhosts = 3\n'

@@ -25,7 +25,7 @@ from fireflyer.hfreduce.rendezvous.connection_listener import (
 from fireflyer.hfreduce.rendezvous.establish import Connection, connect
 from fireflyer.hfreduce.rendezvous.handshake import Hello, Purpose
 from fireflyer.hfreduce.rendezvous.payload_links import Links
-from fireflyer.hfreduce.rendezvous.topology import RankInfo
+from fireflyer.hfreduce.topology import RankInfo
 
 GROUP = b"sixteen bytes it"
 KEY = b"right"

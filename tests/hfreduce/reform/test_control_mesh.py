@@ -20,7 +20,7 @@ from fireflyer.hfreduce.rendezvous import establish
 from fireflyer.hfreduce.rendezvous.establish import Connection
 from fireflyer.hfreduce.rendezvous.handshake import Purpose
 from fireflyer.hfreduce.rendezvous.peer_exchange import PeerExchange
-from fireflyer.hfreduce.rendezvous.topology import RankInfo, Topology
+from fireflyer.hfreduce.topology import RankInfo, Topology
 
 
 def failure(connection: Connection) -> BaseException | None:

@@ -33,7 +33,7 @@ from fireflyer.hfreduce.reform.membership import (
     Wait,
     has_quorum,
 )
-from fireflyer.hfreduce.rendezvous.topology import RankInfo
+from fireflyer.hfreduce.topology import RankInfo
 
 SCHEDULES = int(os.environ.get("FIREFLYER_SCHEDULES") or draws.cases(2000))
 EPOCHS = 3

@@ -15,7 +15,7 @@ from fireflyer.bench.harness.command_process import CommandProcess
 from fireflyer.errors import DeadlineExceeded, FireflyerError, PeerLost
 from fireflyer.fs3 import survey
 from fireflyer.fs3.client import Client, Settings
-from fireflyer.fs3.discovery import attach, find
+from fireflyer.fs3.client.discovery import attach, find
 
 READY_S = 60.0
 END_S = 20.0

@@ -33,10 +33,10 @@ from numpy.typing import NDArray
 from fireflyer.errors import ConfigError, FileError, FireflyerError
 from fireflyer.fs3.client import Client, Settings
 from fireflyer.fs3.client.data import Buffer
+from fireflyer.fs3.client.discovery import attach, find
 from fireflyer.fs3.client.file import File
 from fireflyer.fs3.client.metadata import Metadata, encoded
 from fireflyer.fs3.client.settings import find_secret
-from fireflyer.fs3.discovery import attach, find
 from fireflyer.fs3.meta.inode import ROOT, Inode
 from fireflyer.fs3.meta.messages import Create
 

@@ -23,10 +23,10 @@ from fireflyer.bench.harness import goals
 from fireflyer.bench.harness.report import Row
 from fireflyer.errors import FireflyerError
 from fireflyer.hai.client import Client
-from fireflyer.hai.engines import Gang, GangEnded, RankStarted
 from fireflyer.hai.engines.local import LocalEngine
 from fireflyer.hai.home import EngineFile
 from fireflyer.hai.model import TERMINAL, Event, TaskSpec
+from fireflyer.hai.model.engine import Gang, GangEnded, RankStarted
 
 NODES, RANKS = 2, 2
 SAVE_S = 0.2

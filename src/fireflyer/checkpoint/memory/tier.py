@@ -32,7 +32,7 @@ from fireflyer.checkpoint.memory.keeper_probe import KeeperProbe
 from fireflyer.checkpoint.memory.memfd import Memory
 from fireflyer.checkpoint.memory.replica import Opening, ReplicaStorage, Source
 from fireflyer.errors import DeadlineExceeded, FireflyerError, PeerLost, WireError
-from fireflyer.hfreduce.rendezvous.topology import boot_id, host_key, interface_address
+from fireflyer.hfreduce.topology import boot_id, host_key, interface_address
 from fireflyer.log import get_logger
 
 _log = get_logger("checkpoint")

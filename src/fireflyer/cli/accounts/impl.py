@@ -7,9 +7,9 @@ from pathlib import Path
 
 from fireflyer.cli.printing import as_json, table
 from fireflyer.errors import ConfigError
-from fireflyer.hai.administration import Administration
 from fireflyer.hai.client import Client
-from fireflyer.hai.identity import (
+from fireflyer.hai.client.administration import Administration
+from fireflyer.hai.model.identity import (
     SCOPES,
     AuditEntry,
     Group,

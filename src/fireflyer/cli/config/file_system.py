@@ -11,9 +11,9 @@ import msgspec
 from fireflyer.cli.config.settings import DEFAULT, Setting
 from fireflyer.errors import ConfigError
 from fireflyer.fs3.client.connection import TIMEOUT_S
+from fireflyer.fs3.client.discovery import VARIABLE
 from fireflyer.fs3.client.settings import Settings
 from fireflyer.fs3.config import FILE, ClusterConfig, NodeConfig, said, settled
-from fireflyer.fs3.discovery import VARIABLE
 
 
 def cluster_file(where: str | None) -> Path | None:

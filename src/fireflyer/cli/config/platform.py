@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 
 from fireflyer.cli.config.settings import DEFAULT, HIDDEN, Setting
+from fireflyer.fs3.client.discovery import VARIABLE
 from fireflyer.fs3.client.settings import SECRET, SECRET_FILE
-from fireflyer.fs3.discovery import VARIABLE
+from fireflyer.hai.controller.log_quota import LIMIT_BYTES
 from fireflyer.hai.faults.rules import NAME as FAULTS
 from fireflyer.hai.home import Home
 from fireflyer.hai.scheduling.policies import DEFAULT as DEFAULT_POLICY
-from fireflyer.hai.server.log_quota import LIMIT_BYTES
 from fireflyer.hai.server.settings import DEFAULT_NODES, read_settings
 from fireflyer.hai.validation.settings import NAME as VALIDATOR
 

@@ -12,9 +12,9 @@ import typer
 
 from fireflyer.cli.printing import progress
 from fireflyer.errors import ConfigError, FileError, StorageError
-from fireflyer.fs3 import survey, transfer
-from fireflyer.fs3.client import Client
-from fireflyer.fs3.discovery import attach
+from fireflyer.fs3 import survey
+from fireflyer.fs3.client import Client, transfer
+from fireflyer.fs3.client.discovery import attach
 from fireflyer.program import described, report
 
 PIECE = 4 << 20

@@ -19,8 +19,8 @@ from fireflyer.ffrecord.convert.statistics import size_text
 from fireflyer.fs3 import scrub as scrubbing
 from fireflyer.fs3 import survey
 from fireflyer.fs3.client import Settings
-from fireflyer.fs3.discovery import attach
-from fireflyer.fs3.discovery import find as find_place
+from fireflyer.fs3.client.discovery import attach
+from fireflyer.fs3.client.discovery import find as find_place
 from fireflyer.fs3.manager.routing import SLOTS
 from fireflyer.fs3.meta import Inode
 from fireflyer.fs3.meta.messages import Counts

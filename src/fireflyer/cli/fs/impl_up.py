@@ -12,7 +12,8 @@ from types import FrameType
 import typer
 
 from fireflyer import log
-from fireflyer.fs3 import config, discovery
+from fireflyer.fs3 import config
+from fireflyer.fs3.client import discovery
 from fireflyer.fs3.process import ALL, Process
 from fireflyer.fs3.roles import Role
 from fireflyer.program import allow_descriptors

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from fireflyer.cli import printing
 from fireflyer.cli.run.follow import Tail, follow
 from fireflyer.errors import ConfigError, FireflyerError
-from fireflyer.hai.admission import check
 from fireflyer.hai.client import Client
 from fireflyer.hai.home import locate
-from fireflyer.hai.job_file import SUFFIX, Job, read, to_spec
 from fireflyer.hai.model import Event, TaskSpec, TaskState
 from fireflyer.hai.model import TaskView as View
+from fireflyer.hai.model.admission import check
+from fireflyer.hai.model.job_file import SUFFIX, Job, read, to_spec
 from fireflyer.hai.workspaces import client as shipping
 from fireflyer.hai.workspaces.containment import check_inside, folder_in, relative_to
 from fireflyer.hai.workspaces.manifest import identify, in_words
@@ -59,28 +59,6 @@ def with_job_file(
     values = _environment(env)
     job = replace(job, env={**job.env, **values}, labels={**job.labels, **_labels(labels)})
     return replace(launch, job=job)
-
-
-def start_as_asked(
-    request: Launch, home: Path | None, rehearse: str | None, prof: str | None,
-    *, detach: bool, all_ranks: bool, json: bool,
-) -> int:  # fmt: skip
-    """Runs the task: with the faults of `rehearse`, profiled with the options `prof`, or as it is.
-
-    Raises:
-        ConfigError: both are given.
-    """
-    if rehearse is not None and prof is not None:
-        raise ConfigError("--prof and --rehearse exclude each other")
-    if prof is not None:
-        from fireflyer.cli.run.profiling import profiled
-
-        return profiled(request, home, prof, detach=detach, all_ranks=all_ranks, json=json)
-    if rehearse is not None:
-        from fireflyer.cli.run.rehearsal import rehearsed
-
-        return rehearsed(request, home, rehearse, detach=detach, all_ranks=all_ranks, json=json)
-    return launch(request, home, detach=detach, all_ranks=all_ranks, json=json)
 
 
 class Companion(Protocol):

@@ -4,10 +4,10 @@ import re
 from collections.abc import Collection, Iterable
 
 from fireflyer.errors import ConfigError
-from fireflyer.hai.identity import Quota
 from fireflyer.hai.model import PRIORITIES
+from fireflyer.hai.model.devices import is_type
+from fireflyer.hai.model.identity import Quota
 from fireflyer.hai.scheduling.cluster import Window
-from fireflyer.hai.scheduling.devices import is_type
 from fireflyer.hai.simulation.trace import Trace
 from fireflyer.units import parse_seconds
 

@@ -11,11 +11,11 @@ import msgspec
 
 from fireflyer import log
 from fireflyer.errors import ConfigError
+from fireflyer.hai.controller.log_quota import HEAD_BYTES, LIMIT_BYTES
 from fireflyer.hai.database.connection import PostgreSQL, parse_url
 from fireflyer.hai.engines.inventory import Device
 from fireflyer.hai.home import EngineFile, ServerFile, Settings, locate
 from fireflyer.hai.server.listeners import Public, parse_public
-from fireflyer.hai.server.log_quota import HEAD_BYTES, LIMIT_BYTES
 from fireflyer.hai.server.process import Options
 from fireflyer.hai.server.process import serve as serve_home
 from fireflyer.hai.server.settings import DEFAULT_NODES, inventory, remember, settle

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fireflyer.cli.printing import as_json, clock, table
 from fireflyer.hai.client import Client
-from fireflyer.hai.validation.policy import Ended, Entry, Returned, Started, Suspected
+from fireflyer.hai.model.validations import Ended, Entry, Returned, Started, Suspected
 from fireflyer.program import plain
 
 

@@ -12,6 +12,7 @@ from fireflyer._native.fs3.client import Engine
 from fireflyer.errors import FileError, FireflyerError
 from fireflyer.fs3.client.cluster import Cluster
 from fireflyer.fs3.client.data import Buffer, Data, memory_of
+from fireflyer.fs3.client.directory_storage import Fs3Storage
 from fireflyer.fs3.client.file import File, read_files
 from fireflyer.fs3.client.metadata import Metadata, Path, SessionKeepAlive, encoded
 from fireflyer.fs3.client.modes import BinaryMode, TextMode, as_text, parse
@@ -24,8 +25,6 @@ from fireflyer.rpc.proof import Secret
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from fireflyer.fs3.client.storage import Fs3Storage
 
 TIMEOUT_S = 5.0
 """Default timeout of `connect`."""
@@ -285,10 +284,8 @@ class Client(Names):
         with self.open(path, "rb+") as file:
             file.truncate(length)
 
-    def storage(self, path: Path = "/") -> "Fs3Storage":
+    def storage(self, path: Path = "/") -> Fs3Storage:
         """Returns a directory, made if missing, as a `fireflyer.storage.Storage`."""
-        from fireflyer.fs3.client.storage import Fs3Storage
-
         return Fs3Storage(self, os.fsdecode(encoded(path)))
 
     def statistics(self) -> dict[str, int]:

@@ -22,12 +22,12 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from fireflyer.errors import FireflyerError
 from fireflyer.fs3.client.connection import Client, connect
 from fireflyer.fs3.client.data import Buffer
+from fireflyer.fs3.client.discovery import find
 from fireflyer.fs3.client.file import File
 from fireflyer.fs3.client.modes import BUFFER_BYTES
 from fireflyer.fs3.client.names import KINDS
-from fireflyer.fs3.discovery import find
+from fireflyer.fs3.client.transfer import End, Item, Local, Remote, beside_of, copy
 from fireflyer.fs3.meta.inode import DIRECTORY, FILE, SYMLINK, Inode
-from fireflyer.fs3.transfer import End, Item, Local, Remote, beside_of, copy
 
 PREFIX = "fs3://"
 THREADS = 16

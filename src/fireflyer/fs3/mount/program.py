@@ -15,7 +15,7 @@ from fireflyer._native.fs3.mount import Mount
 from fireflyer.errors import ConfigError, StorageError, Unavailable
 from fireflyer.fs3 import survey
 from fireflyer.fs3.client import Client, Settings, connect
-from fireflyer.fs3.discovery import VARIABLE, Place, find
+from fireflyer.fs3.client.discovery import VARIABLE, Place, find
 from fireflyer.fs3.mount.requests import Requests
 from fireflyer.log import get_logger
 from fireflyer.program import user_directory

@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fireflyer.hai.dashboard.sessions import LONGEST_S, Sessions
-from fireflyer.hai.identity import HOME_TOKEN, Identity
+from fireflyer.hai.model.identity import HOME_TOKEN, Identity
 
 ROOT = "/dashboard"
 SIGN_IN = f"{ROOT}/sign-in"

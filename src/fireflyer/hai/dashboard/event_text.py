@@ -3,7 +3,7 @@
 from typing import Any
 
 from fireflyer.hai.model import Event
-from fireflyer.hai.validation.policy import Ended, Entry, Returned, Started, Suspected
+from fireflyer.hai.model.validations import Ended, Entry, Returned, Started, Suspected
 
 
 def told(event: Event) -> list[str | float]:

@@ -13,21 +13,22 @@ from pathlib import Path
 
 import msgspec
 
-from fireflyer.hai.dashboard import cluster_map, profiles, tail, timeline, use_charts
+from fireflyer.hai.controller.controller import Controller
+from fireflyer.hai.controller.dispatch import masked
+from fireflyer.hai.controller.series import check_scope, select
+from fireflyer.hai.dashboard import profiles, tail
+from fireflyer.hai.dashboard.charts import cluster_map, timeline, use_charts
 from fireflyer.hai.dashboard.ledger_cache import Ledger, LedgerCache
 from fireflyer.hai.dashboard.text_filters import title
 from fireflyer.hai.database.history_queries import HistoryQueries, TaskSummary
 from fireflyer.hai.database.samples import Samples
 from fireflyer.hai.database.store import Store
-from fireflyer.hai.identity import MASKED, Identity
 from fireflyer.hai.ledger import Account, segments
 from fireflyer.hai.model import PRIORITIES, TERMINAL, Event, NodeView, RankView, TaskView, WhyView
+from fireflyer.hai.model.identity import MASKED, Identity
+from fireflyer.hai.model.validations import Entry
 from fireflyer.hai.scheduling.cluster import Job
-from fireflyer.hai.server.controller import Controller
-from fireflyer.hai.server.dispatch import masked
-from fireflyer.hai.server.routes.series import check_scope, select
 from fireflyer.hai.validation.health import Health, health
-from fireflyer.hai.validation.policy import Entry
 
 DAY_S = 86_400.0
 

@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from fireflyer.charts.axes import number
 from fireflyer.hai.dashboard import text_filters
 from fireflyer.hai.dashboard.event_text import happened, told
-from fireflyer.hai.identity import Identity
+from fireflyer.hai.model.identity import Identity
 from fireflyer.hai.simulation.style import STYLE
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from fireflyer.hai.identity import HOME_TOKEN, Identity, hash_secret
-from fireflyer.hai.server.access import Accounts
+from fireflyer.hai.http.access import Accounts
+from fireflyer.hai.model.identity import HOME_TOKEN, Identity, hash_secret
 
 IDLE_S = 12 * 3600.0
 """Seconds without a request after which a session ends."""

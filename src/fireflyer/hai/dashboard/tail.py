@@ -4,8 +4,8 @@ import os
 
 import msgspec
 
+from fireflyer.hai.controller.logs import LogFile
 from fireflyer.hai.dashboard.text_filters import log_text
-from fireflyer.hai.server.logs import LogFile
 
 BYTES = 32_768
 

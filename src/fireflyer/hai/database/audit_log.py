@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from fireflyer.errors import FireflyerError
 from fireflyer.hai.database import schema
 from fireflyer.hai.database.connection import Database
-from fireflyer.hai.identity import AuditEntry, Identity
+from fireflyer.hai.model.identity import AuditEntry, Identity
 from fireflyer.program import plain
 
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from fireflyer.hai.database.connection import Database
 from fireflyer.hai.database.schema import node_mark as _mark
 from fireflyer.hai.database.schema import window as _window
-from fireflyer.hai.scheduling.cluster import Window
+from fireflyer.hai.model.windows import Window
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):

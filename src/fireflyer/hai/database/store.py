@@ -22,9 +22,9 @@ from fireflyer.hai.database.schema import audit as _audit
 from fireflyer.hai.database.schema import event as _event
 from fireflyer.hai.database.schema import quota as _quota
 from fireflyer.hai.database.schema import task as _task
-from fireflyer.hai.identity import Quota
 from fireflyer.hai.lifecycle import ACTIVE, Launch, Note, Step, Task
 from fireflyer.hai.model import TERMINAL, Event, Lease, TaskSpec, TaskState
+from fireflyer.hai.model.identity import Quota
 
 _TASK = re.compile(r"t[1-9][0-9]{0,14}", re.ASCII)
 LISTED = [

@@ -7,7 +7,7 @@ to be in sync.
 from msgspec.structs import replace
 
 from fireflyer.hai.engines.gang import Now
-from fireflyer.hai.engines.messages import PartEnded, Record
+from fireflyer.hai.supervisor.messages import PartEnded, Record
 
 SAME_NS = 100_000_000
 """Maximum difference in nanoseconds of clocks taken as equal; wall clocks agree no better."""

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from fireflyer.hai.engines import EngineEvent, Gang, GangEnded, NodeObserved
 from fireflyer.hai.engines.membership import Membership, Outcome
-from fireflyer.hai.engines.messages import Frozen, Newcomer, PartEnded, Record
+from fireflyer.hai.model.engine import EngineEvent, Gang, GangEnded, NodeObserved
+from fireflyer.hai.supervisor.messages import Frozen, Newcomer, PartEnded, Record
 
 
 class Now(msgspec.Struct, frozen=True):

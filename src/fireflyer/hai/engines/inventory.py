@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from fireflyer.errors import ConfigError
-from fireflyer.hai.scheduling.devices import MOST, is_type
+from fireflyer.hai.model.devices import MOST, is_type
 from fireflyer.log import get_logger
 
 _log = get_logger("hai")

@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from fireflyer.errors import WireError
-from fireflyer.hai.engines.messages import (
+from fireflyer.hai.supervisor.messages import (
     Attach,
     Attached,
     Frozen,

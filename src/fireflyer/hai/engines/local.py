@@ -17,15 +17,19 @@ from typing import Literal
 from msgspec.structs import replace
 
 from fireflyer.errors import Corrupted, TaskError
-from fireflyer.hai import orphans
-from fireflyer.hai.engines import EngineEvent, Gang, Node, NodesChanged, cgroups
 from fireflyer.hai.engines.gang import GangState, Now, decide
-from fireflyer.hai.engines.imports import start_of
 from fireflyer.hai.engines.inventory import Device, divide
-from fireflyer.hai.engines.journal import doors_path, journal_path, read_journal
-from fireflyer.hai.engines.keeper_activation import KEEPER_SUFFIX
 from fireflyer.hai.engines.link import Link, connect, spawn
-from fireflyer.hai.engines.messages import (
+from fireflyer.hai.engines.zygotes import Zygotes
+from fireflyer.hai.forkserver import DEFAULT_PRELOAD
+from fireflyer.hai.model.engine import EngineEvent, Gang, Node, NodesChanged
+from fireflyer.hai.processes import orphans
+from fireflyer.hai.supervisor import cgroups
+from fireflyer.hai.supervisor.imports import start_of
+from fireflyer.hai.supervisor.journal import doors_path, journal_path, read_journal
+from fireflyer.hai.supervisor.keeper_activation import KEEPER_SUFFIX
+from fireflyer.hai.supervisor.kernel_log import chosen
+from fireflyer.hai.supervisor.messages import (
     Attach,
     Attached,
     Condemn,
@@ -40,9 +44,6 @@ from fireflyer.hai.engines.messages import (
     Part,
     Record,
 )
-from fireflyer.hai.engines.zygotes import Zygotes
-from fireflyer.hai.faults.kernel_log import chosen
-from fireflyer.hai.forkserver import DEFAULT_PRELOAD
 from fireflyer.log import get_logger
 
 _log = get_logger("hai")

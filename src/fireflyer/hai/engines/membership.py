@@ -14,9 +14,9 @@ from typing import Literal
 
 import msgspec
 
-from fireflyer.hai.engines import Gang, RankExited, RankJoined, RankStarted
-from fireflyer.hai.engines.messages import Cause, Newcomer
+from fireflyer.hai.model.engine import Gang, RankExited, RankJoined, RankStarted
 from fireflyer.hai.processes import describe_exit
+from fireflyer.hai.supervisor.messages import Cause, Newcomer
 
 Outcome = Literal["finished", "failed", "stopped", "suspended", "lost"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fireflyer.errors import ProtocolMismatch, WireError
 from fireflyer.hai.engines.link import Link
-from fireflyer.hai.engines.messages import Record
-from fireflyer.hai.engines.parts import ROLE, Announcement
+from fireflyer.hai.supervisor.messages import Record
+from fireflyer.hai.supervisor.parts import ROLE, Announcement
 from fireflyer.rpc.address import tune
 from fireflyer.rpc.handshake import Handshake
 from fireflyer.rpc.proof import Secret

@@ -1,4 +1,4 @@
-"""The engine's side of its zygotes (`hai.zygote`): one per environment of tasks with fork
+"""The engine's side of its zygotes (`hai.forkserver.zygote`): one per environment of tasks with fork
 servers."""
 
 import asyncio
@@ -10,10 +10,10 @@ import sys
 
 import msgspec
 
-from fireflyer.hai.engines import Gang
 from fireflyer.hai.engines.link import birth
-from fireflyer.hai.engines.messages import PRESENT, TITLE_ROOM, Tree
+from fireflyer.hai.model.engine import Gang
 from fireflyer.hai.processes import kill
+from fireflyer.hai.supervisor.messages import PRESENT, TITLE_ROOM, Tree
 from fireflyer.log import get_logger
 
 KEPT = 2
@@ -37,7 +37,7 @@ class _Zygote:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.setblocking(False)
         with theirs:
-            command = [python, "-P", "-m", "fireflyer.hai.zygote", *preload, TITLE_ROOM]
+            command = [python, "-P", "-m", "fireflyer.hai.forkserver.zygote", *preload, TITLE_ROOM]
             self.pid = os.posix_spawn(
                 python, command, env,
                 file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)], setsid=True,

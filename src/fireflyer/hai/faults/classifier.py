@@ -15,20 +15,12 @@ from typing import Any
 import msgspec
 
 from fireflyer import heartbeat
-from fireflyer.hai.engines import GangEnded, RankExited
 from fireflyer.hai.faults.hang_detection import HangDetector, StragglerDetector, behind
-from fireflyer.hai.faults.observations import (
-    Exit,
-    Hang,
-    Loss,
-    Observation,
-    Seen,
-    Silence,
-    Straggler,
-)
 from fireflyer.hai.faults.rules import Decision, Rule, decide, gravest
 from fireflyer.hai.lifecycle import ACTIVE, Note, Task, Verdict
 from fireflyer.hai.model import Event, TaskSpec
+from fireflyer.hai.model.engine import GangEnded, RankExited
+from fireflyer.hai.model.observations import Exit, Hang, Loss, Observation, Seen, Silence, Straggler
 
 EXPLAINS_S = 300.0
 """Time for which an observation that ended nothing explains the end of its attempt."""

@@ -15,11 +15,11 @@ import msgspec
 from fireflyer.errors import TaskError
 from fireflyer.hai.database.node_marks import Mark
 from fireflyer.hai.database.store import Moment, Store
-from fireflyer.hai.engines import Engine, EngineEvent, GangEnded, NodeObserved, RankExited
 from fireflyer.hai.faults import classifier
-from fireflyer.hai.faults.observations import Observation, Validator
 from fireflyer.hai.faults.rules import Decision, Faults, Rule
 from fireflyer.hai.lifecycle import Note, Task, Verdict
+from fireflyer.hai.model.engine import Engine, EngineEvent, GangEnded, NodeObserved, RankExited
+from fireflyer.hai.model.observations import Observation, Validator
 from fireflyer.log import get_logger
 
 KINDS = ("observed", "acted")

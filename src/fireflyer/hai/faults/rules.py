@@ -14,7 +14,8 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from fireflyer.errors import ConfigError
-from fireflyer.hai.faults.observations import (
+from fireflyer.hai.model import Event
+from fireflyer.hai.model.observations import (
     KINDS,
     Exit,
     Hang,
@@ -28,7 +29,6 @@ from fireflyer.hai.faults.observations import (
     Xid,
     kind,
 )
-from fireflyer.hai.model import Event
 
 ActionName = Literal["note", "restart", "restart elsewhere", "drain node", "stop task"]
 Cause = Literal["script", "node", "network"]

@@ -8,12 +8,11 @@ Discretised attained service follows Tiresias (NSDI'19). Pure.
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
-if TYPE_CHECKING:
-    from fireflyer.hai.scheduling.jobs import Job
+from fireflyer.hai.scheduling.jobs import Job
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +121,7 @@ class Accounts:
         self._accounts: dict[str, Account] = {}
         self._jobs: dict[str, dict[str, Job]] = {}
 
-    def join(self, job: "Job", now: float) -> None:
+    def join(self, job: Job, now: float) -> None:
         """Adds a job to its account, and gives the job its level."""
         if self._scale is None:
             return
@@ -133,7 +132,7 @@ class Accounts:
             account = self._accounts[key] = Account(self._scale, 0.0, now)
         job.standing = account.level
 
-    def leave(self, job: "Job") -> None:
+    def leave(self, job: Job) -> None:
         """Takes a job that is over out of its account."""
         key = self._key(job)
         mine = self._jobs.get(key)
@@ -144,7 +143,7 @@ class Accounts:
                 if self._by == "job" or not self._accounts[key].level:
                     del self._accounts[key]
 
-    def jobs(self, key: str) -> Iterable["Job"]:
+    def jobs(self, key: str) -> Iterable[Job]:
         """Returns the jobs of an account; the caller may change their places meanwhile."""
         return list(self._jobs.get(key, {}).values())
 
@@ -152,7 +151,7 @@ class Accounts:
         """Returns the level of a known account."""
         return self._accounts[key].level
 
-    def charge(self, job: "Job", gpus: float, now: float) -> None:
+    def charge(self, job: Job, gpus: float, now: float) -> None:
         """Makes the job's account hold `gpus` more GPUs (fewer, if negative) from now on."""
         key = self._key(job)
         account = self._accounts.get(key)
@@ -160,7 +159,7 @@ class Accounts:
             account.hold(gpus, now)
             self._remind(key, account, now)
 
-    def credit(self, job: "Job", service: float, now: float) -> str | None:
+    def credit(self, job: Job, service: float, now: float) -> str | None:
         """Adds past service to the job's account; returns its key if the level changed."""
         key = self._key(job)
         account = self._accounts.get(key)
@@ -190,7 +189,7 @@ class Accounts:
         account = self._accounts.get(key)
         return account is None or account.version != version
 
-    def _key(self, job: "Job") -> str:
+    def _key(self, job: Job) -> str:
         return job.user if self._by == "user" else job.id
 
     def _remind(self, key: str, account: Account, now: float) -> None:

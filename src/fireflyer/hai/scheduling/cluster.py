@@ -14,16 +14,16 @@ import msgspec
 
 from fireflyer.hai.lifecycle import Action, Launch, Preempt, Release
 from fireflyer.hai.model import PRIORITIES
+from fireflyer.hai.model.devices import DeviceTable
+from fireflyer.hai.model.windows import LEAD_S, Window
 from fireflyer.hai.scheduling import usable
 from fireflyer.hai.scheduling.accounts import Accounts
 from fireflyer.hai.scheduling.capacity import Capacity
 from fireflyer.hai.scheduling.changes import Changes
-from fireflyer.hai.scheduling.devices import DeviceTable
 from fireflyer.hai.scheduling.jobs import (
     ANY,
     AUTO,
     AVOID_S,
-    LEAD_S,
     NORMAL,
     Health,
     Job,
@@ -31,7 +31,6 @@ from fireflyer.hai.scheduling.jobs import (
     Phase,
     Quota,
     Reservation,
-    Window,
 )
 from fireflyer.hai.scheduling.lanes import Lanes, QueueKey, QuotaKey, Shape
 from fireflyer.hai.scheduling.placement import Topology
@@ -382,8 +381,8 @@ class Cluster:
     def _foresee(self, job: Job, window: Window) -> None:
         """Sets a timer for when a window closes to the job: it has fewer nodes then, and may
         release those it keeps. Without an estimate the window's own timers suffice."""
-        if job.estimate_s is not None and not window.lets_in(job):
-            self._remind(window.closes(job), "closes", job.id, job.since)
+        if job.estimate_s is not None and not window.lets_in(job.user, job.group):
+            self._remind(window.closes(job.estimate_s), "closes", job.id, job.since)
 
     def _arrive(self, job: Job) -> None:
         if self.alike:

@@ -17,8 +17,6 @@ ANY = "*"
 AVOID_S = 300.0
 """Wait after which a job takes nodes that it avoids rather than leave them idle: what failed there
 may be over, as when only the supervisor was killed."""
-LEAD_S = 600.0
-"""Time before a window within which no job of unknown length starts on its nodes."""
 
 Phase = Literal["queued", "starting", "running", "suspending", "held"]
 """held: suspended by its user; it holds nothing and waits for a resume."""
@@ -104,31 +102,6 @@ class Job(msgspec.Struct, gc=False, kw_only=True, eq=False):
     preemptions: int = 0
     ripe: bool = False
     """True if the job holds nodes and its quantum is over."""
-
-
-class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes that are taken out from `begin` to `end`: for maintenance, or reserved for a user or
-    group."""
-
-    id: str
-    nodes: frozenset[str]
-    begin: float
-    end: float
-    reason: str = ""
-    user: str = ""
-    group: str = ""
-    """User and group that may use the nodes meanwhile; both empty: none may."""
-
-    def lets_in(self, job: "Job") -> bool:
-        """Returns whether the window is a reservation for this job's user or group."""
-        if not self.user and not self.group:
-            return False
-        return self.user in ("", job.user) and self.group in ("", job.group)
-
-    def closes(self, job: "Job") -> float:
-        """Returns the time from which the job may not start on the nodes: it would not end before
-        the window begins."""
-        return self.begin - (LEAD_S if job.estimate_s is None else job.estimate_s)
 
 
 class Reservation(msgspec.Struct, frozen=True):

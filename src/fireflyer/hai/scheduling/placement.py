@@ -8,12 +8,8 @@ possible, those with the least to spare: this keeps room on one leaf for the nex
 nodes are filled first (best fit).
 """
 
-from typing import TYPE_CHECKING
-
 from fireflyer.hai.scheduling.capacity import Capacity, members
-
-if TYPE_CHECKING:
-    from fireflyer.hai.scheduling.cluster import Job
+from fireflyer.hai.scheduling.jobs import Job
 
 
 class Topology:
@@ -98,7 +94,7 @@ class Topology:
 
 
 def choose(
-    job: "Job", fitting: int, kept: list[int], capacity: Capacity, topology: Topology
+    job: Job, fitting: int, kept: list[int], capacity: Capacity, topology: Topology
 ) -> list[int]:
     """Chooses the nodes for a gang, in the order of its ranks.
 
@@ -127,7 +123,7 @@ def choose(
     return topology.order(chosen)
 
 
-def _single(job: "Job", fitting: int, capacity: Capacity, topology: Topology) -> int:
+def _single(job: Job, fitting: int, capacity: Capacity, topology: Topology) -> int:
     tight = capacity.tightest(job.gpus, fitting) if job.gpus else fitting
     if not topology.flat:  # from the leaf with the least to spare
         tight = min(topology.all_leaves(tight), key=int.bit_count)
@@ -135,7 +131,7 @@ def _single(job: "Job", fitting: int, capacity: Capacity, topology: Topology) ->
 
 
 def _in_leaves(
-    count: int, job: "Job", leaves: list[int], kept: list[int], capacity: Capacity
+    count: int, job: Job, leaves: list[int], kept: list[int], capacity: Capacity
 ) -> list[int]:
     """Takes nodes from the smallest leaf that is large enough, else from the largest leaves
     first."""
@@ -151,9 +147,7 @@ def _in_leaves(
     return chosen
 
 
-def _tightest(
-    count: int, job: "Job", fitting: int, kept: list[int], capacity: Capacity
-) -> list[int]:
+def _tightest(count: int, job: Job, fitting: int, kept: list[int], capacity: Capacity) -> list[int]:
     chosen = [place for place in kept if fitting >> place & 1][:count]
     for place in chosen:
         fitting ^= 1 << place

@@ -16,9 +16,9 @@ import math
 from enum import Enum, auto
 
 from fireflyer.hai.lifecycle import Action, Launch, Preempt, Release
+from fireflyer.hai.model.devices import mask, pick
 from fireflyer.hai.scheduling.capacity import Capacity, members
 from fireflyer.hai.scheduling.cluster import ALL, Cluster, Job
-from fireflyer.hai.scheduling.devices import mask, pick
 from fireflyer.hai.scheduling.jobs import Reservation
 from fireflyer.hai.scheduling.lanes import Lane, QueueKey, QuotaKey, Shape
 from fireflyer.hai.scheduling.placement import choose
@@ -185,7 +185,7 @@ class _Plan:
             if window.begin <= self.now < window.end:
                 for name in sorted(window.nodes & cluster.places.keys()):
                     for job in cluster.jobs_on(name):
-                        if not window.lets_in(job):
+                        if not window.lets_in(job.user, job.group):
                             self._preempt(job, window.reason or "its node is reserved")
 
     def _keep_for_moving(self) -> None:
@@ -495,7 +495,7 @@ class _Plan:
         if room is None:
             if len(rooms) >= ROOMS:
                 del rooms[next(iter(rooms))]
-            room = PreemptionCache(self.cluster, rank, shape, spared)
+            room = PreemptionCache(self.cluster, self.cluster.ladder, rank, shape, spared)
         rooms[rank, shape, spared] = room
         room.refresh()
         return room

@@ -1,15 +1,13 @@
 """Scheduling policies by name. A policy is a handful of decisions; `planner.py` carries them out."""
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from fireflyer.errors import ConfigError
 from fireflyer.hai.scheduling.accounts import Scale
-
-if TYPE_CHECKING:
-    from fireflyer.hai.scheduling.cluster import Job
+from fireflyer.hai.scheduling.jobs import Job
 
 Behind = Literal["nothing", "backfill", "anything"]
 
@@ -39,7 +37,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Wait after which a job is overdue: it comes before all levels of its priority, any level
     makes room for it, and nodes are kept free for it."""
 
-    def quantum_s(self, job: "Job") -> float:
+    def quantum_s(self, job: Job) -> float:
         """Returns how long after its launch a job is left alone by jobs of its priority."""
         del job
         return 0.0
@@ -99,7 +97,7 @@ class TimeShare(Policy, frozen=True, kw_only=True):
     worth: float = 20.0
     """Minimum ratio of the work between two interruptions to the cost of one."""
 
-    def quantum_s(self, job: "Job") -> float:
+    def quantum_s(self, job: Job) -> float:
         known = (job.checkpoint_s, job.restart_s)
         cost = UNMEASURED_S if None in known else sum(each or 0.0 for each in known)
         return max(self.shortest_s, self.worth * cost)
@@ -115,7 +113,7 @@ class FixedQuantum(Policy, frozen=True, kw_only=True):
     patience_s: float = 12 * 3600.0
     fixed_s: float = 1800.0
 
-    def quantum_s(self, job: "Job") -> float:
+    def quantum_s(self, job: Job) -> float:
         del job
         return self.fixed_s
 

@@ -11,19 +11,17 @@ change.
 """
 
 import math
-from typing import TYPE_CHECKING
 
 from fireflyer.hai.scheduling.capacity import members
+from fireflyer.hai.scheduling.jobs import Job
 from fireflyer.hai.scheduling.lanes import QueueKey, Shape
-
-if TYPE_CHECKING:
-    from fireflyer.hai.scheduling.cluster import Cluster, Job
+from fireflyer.hai.scheduling.view import ClusterView
 
 Cost = tuple[int, float, int, int]
 """Cost of emptying a node: highest priority among the victims, the work lost and the capacity idled
 by them, the number of victims (each has to save and restart), minus their levels."""
 
-_Found = tuple[Cost, int, list["Job"], int]
+_Found = tuple[Cost, int, list[Job], int]
 """Cost of emptying a node, its place, the victims, and all nodes that the same victims leave at the
 same cost: the node alone, or those of a gang that has them whole."""
 
@@ -47,8 +45,8 @@ def bound(rank: QueueKey) -> Class:
 
 
 def victims_on(
-    cluster: "Cluster", place: int, limit: Class, shape: Shape, spared: str | None
-) -> list["Job"] | None:
+    cluster: ClusterView, place: int, limit: Class, shape: Shape, spared: str | None
+) -> list[Job] | None:
     """Returns the victims to leave a node so that it takes one member of this shape; None:
     impossible.
 
@@ -98,7 +96,7 @@ def victims_on(
     return first_enough(jobs, left, left_memory) or None
 
 
-def first_enough(jobs: list[tuple["Job", int]], left: int, left_memory: int) -> list["Job"]:
+def first_enough(jobs: list[tuple[Job, int]], left: int, left_memory: int) -> list[Job]:
     """Returns the first jobs that free enough, less those that prove unnecessary; empty: even all
     do not suffice. Each job comes with the GPUs that it holds here."""
     chosen: list[tuple[Job, int]] = []
@@ -118,7 +116,7 @@ def first_enough(jobs: list[tuple["Job", int]], left: int, left_memory: int) -> 
     return [job for job, _ in chosen]
 
 
-def _cost(victims: list["Job"], priority: int, count: int) -> Cost:
+def _cost(victims: list[Job], priority: int, count: int) -> Cost:
     """Returns the cost of one of `count` nodes for a job of this priority. A gang leaves all its
     nodes, of which at most `count` are needed; each of these bears its share of the whole gang.
 
@@ -143,7 +141,7 @@ def _cost(victims: list["Job"], priority: int, count: int) -> Cost:
 
 
 def ready_at(
-    cluster: "Cluster", place: int, rank: QueueKey | None, shape: Shape, spared: str | None = None
+    cluster: ClusterView, place: int, rank: QueueKey | None, shape: Shape, spared: str | None = None
 ) -> float:
     """Returns when a node could take a member of this shape if nothing ends early; inf: not known.
 
@@ -174,7 +172,7 @@ def ready_at(
     return found if left <= 0 and left_memory <= 0 else math.inf
 
 
-def _leaves_at(cluster: "Cluster", rank: QueueKey | None, job: "Job", spared: str | None) -> float:
+def _leaves_at(cluster: ClusterView, rank: QueueKey | None, job: Job, spared: str | None) -> float:
     """Returns the time from which a running job would make room; inf: never under these rules."""
     if rank is None:
         if job.estimate_s is None:
@@ -196,7 +194,7 @@ class VictimIndex:
 
     __slots__ = ("_cluster", "_of", "_reach", "_read", "_ripe", "_steps")
 
-    def __init__(self, cluster: "Cluster") -> None:
+    def __init__(self, cluster: ClusterView) -> None:
         self._cluster = cluster
         self._read = -1
         self._of: list[Class | None] = []
@@ -266,6 +264,7 @@ class PreemptionCache:
     __slots__ = (
         "_cluster",
         "_found",
+        "_ladder",
         "_limit",
         "_rank",
         "_read",
@@ -276,9 +275,14 @@ class PreemptionCache:
     )
 
     def __init__(
-        self, cluster: "Cluster", rank: QueueKey | None, shape: Shape, spared: str | None
+        self,
+        cluster: ClusterView,
+        ladder: VictimIndex,
+        rank: QueueKey | None,
+        shape: Shape,
+        spared: str | None,
     ) -> None:
-        self._cluster = cluster
+        self._cluster, self._ladder = cluster, ladder
         self._rank = rank
         self._limit = (0, 0) if rank is None else bound(rank)
         self._shape = shape
@@ -314,7 +318,7 @@ class PreemptionCache:
             self._when[place] = found
         return found
 
-    def search(self, among: int, count: int) -> dict[int, list["Job"]]:
+    def search(self, among: int, count: int) -> dict[int, list[Job]]:
         """Finds the cheapest nodes that could take `count` members, now or once their victims have
         left.
 
@@ -327,7 +331,7 @@ class PreemptionCache:
         left = among & ~self._unable
         if not enough(count, left):
             return {}
-        ladder = cluster.ladder
+        ladder = self._ladder
         ladder.refresh()
         free = cluster.capacity.fitting(self._shape[1], self._shape[2], left)
         seen = self._examine((free, *ladder.below(self._limit)), left, count)
@@ -383,7 +387,7 @@ class PreemptionCache:
             self._found[each] = entry
         return entry
 
-    def _alike(self, gang: "Job") -> int:
+    def _alike(self, gang: Job) -> int:
         """Returns the nodes of a gang that has them whole which are large enough for a member. All
         of them change together."""
         capacity, places = self._cluster.capacity, self._cluster.places

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
-from fireflyer.hai.identity import Quota as Row
 from fireflyer.hai.model import PRIORITIES
+from fireflyer.hai.model.identity import Quota as Row
 from fireflyer.hai.scheduling.jobs import ANY, Quota
 from fireflyer.hai.scheduling.lanes import QuotaKey
 

@@ -6,14 +6,11 @@ user loses a save and a restart, but no turn. Levels and owners therefore do not
 limits the moved GPUs per gained GPU.
 """
 
-from typing import TYPE_CHECKING
-
 from fireflyer.hai.scheduling.capacity import members
+from fireflyer.hai.scheduling.jobs import Job
 from fireflyer.hai.scheduling.placement import choose
 from fireflyer.hai.scheduling.preemption import first_enough
-
-if TYPE_CHECKING:
-    from fireflyer.hai.scheduling.cluster import Cluster, Job
+from fireflyer.hai.scheduling.view import ClusterView
 
 MOST = 0.5
 """Maximum number of GPUs moved per GPU that the waiting job gets on the vacated nodes."""
@@ -27,7 +24,7 @@ class RepackIndex:
 
     __slots__ = ("_cluster", "_found", "_gpus", "_level", "_memory_mib", "_read")
 
-    def __init__(self, cluster: "Cluster", level: int, gpus: int, memory_mib: int) -> None:
+    def __init__(self, cluster: ClusterView, level: int, gpus: int, memory_mib: int) -> None:
         self._cluster = cluster
         self._level, self._gpus, self._memory_mib = level, gpus, memory_mib
         self._read = -1
@@ -35,7 +32,7 @@ class RepackIndex:
         """GPUs to move and the jobs that hold them, by place. Only nodes that need moves and can be
         emptied."""
 
-    def search(self, count: int, among: int) -> dict[int, list["Job"]]:
+    def search(self, count: int, among: int) -> dict[int, list[Job]]:
         """Returns the nodes of `among` that could take `count` members with the fewest GPUs moved.
 
         Returns:
@@ -76,7 +73,7 @@ class RepackIndex:
             else:
                 self._found.pop(place, None)
 
-    def _leave(self, place: int) -> list["Job"]:
+    def _leave(self, place: int) -> list[Job]:
         """Returns the jobs that have to move from a node, small ones first; empty: none has to, or
         they cannot."""
         cluster = self._cluster
@@ -98,8 +95,8 @@ class RepackIndex:
 
 
 def destinations(
-    cluster: "Cluster", jobs: list["Job"], among: int, now: float
-) -> list[tuple["Job", int]]:
+    cluster: ClusterView, jobs: list[Job], among: int, now: float
+) -> list[tuple[Job, int]]:
     """Returns where each of these jobs could go at once, by best fit, large ones first.
 
     Args:

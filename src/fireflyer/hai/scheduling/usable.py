@@ -1,21 +1,19 @@
 """Nodes that a job may use, free or not. Pure."""
 
-from typing import TYPE_CHECKING
-
-from fireflyer.hai.scheduling.jobs import AVOID_S
-
-if TYPE_CHECKING:
-    from fireflyer.hai.scheduling.cluster import Cluster, Job
+from fireflyer.hai.scheduling.jobs import AVOID_S, Job
+from fireflyer.hai.scheduling.view import ClusterView
 
 
-def allowed(cluster: "Cluster", job: "Job", now: float) -> int:
+def allowed(cluster: ClusterView, job: Job, now: float) -> int:
     """Returns the healthy nodes with GPUs of the job's type that no window closes; for nodes
     that the job avoids see `Job.avoid`."""
     found = cluster.ready | cluster.suspect
     if job.gpu_type:
         found &= cluster.devices.typed(job.gpu_type)
     for window in cluster.windows.values():
-        if window.end > now >= window.closes(job) and not window.lets_in(job):
+        if window.end > now >= window.closes(job.estimate_s) and not window.lets_in(
+            job.user, job.group
+        ):
             for name in window.nodes:
                 if name in cluster.places:
                     found &= ~(1 << cluster.places[name])
@@ -29,7 +27,7 @@ def allowed(cluster: "Cluster", job: "Job", now: float) -> int:
     return found
 
 
-def large_enough(cluster: "Cluster", job: "Job") -> int:
+def large_enough(cluster: ClusterView, job: Job) -> int:
     """Returns the nodes that could ever take a member of the job, in any state."""
     found = (1 << len(cluster.names)) - 1
     if job.gpu_type:

@@ -11,8 +11,8 @@ from typing import Literal
 import msgspec
 
 from fireflyer.hai.lifecycle import count
+from fireflyer.hai.model.devices import in_words
 from fireflyer.hai.scheduling.cluster import Cluster, Job
-from fireflyer.hai.scheduling.devices import in_words
 from fireflyer.hai.scheduling.jobs import AVOID_S, Reservation
 from fireflyer.hai.scheduling.preemption import ready_at
 from fireflyer.hai.scheduling.usable import large_enough
@@ -216,7 +216,7 @@ def _behind_window(cluster: Cluster, job: Job, now: float) -> _Hold:
     closing = [
         window
         for window in cluster.windows.values()
-        if not window.lets_in(job) and window.end > now
+        if not window.lets_in(job.user, job.group) and window.end > now
     ]
     window = min(closing, key=lambda window: (window.begin, window.id))
     about = f" ({window.reason})" if window.reason else ""

@@ -1,1 +1,1 @@
-"""The server: its process, HTTP routes, and the controller behind them."""
+"""The server: its process, its listeners and its HTTP routes."""

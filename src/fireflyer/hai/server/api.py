@@ -4,20 +4,23 @@ them.
 Every request carries a bearer token (`auth.py`). An error is `{"error": class, "message": text}`.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Query, Request, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fireflyer.hai import job_file
-from fireflyer.hai.admission import check_labels
+from fireflyer.hai.controller.controller import Controller
+from fireflyer.hai.controller.metrics import CONTENT_TYPE
 from fireflyer.hai.dashboard.sessions import CODE_S, Sessions
 from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.database.samples import Samples
 from fireflyer.hai.database.store import Store
-from fireflyer.hai.identity import HOME_TOKEN, Identity, SignInCode
+from fireflyer.hai.http import responses, streams
+from fireflyer.hai.http.access import Accounts
+from fireflyer.hai.http.auth import needing
+from fireflyer.hai.http.request_times import Timed
+from fireflyer.hai.http.responses import Granted, documented, json, read
+from fireflyer.hai.http.streams import AskedLog, LastId, Number
 from fireflyer.hai.model import (
     Event,
     LeaseRequest,
@@ -26,19 +29,15 @@ from fireflyer.hai.model import (
     TaskSpec,
     TaskState,
     TaskView,
+    job_file,
 )
-from fireflyer.hai.server import responses, streams
-from fireflyer.hai.server.access import Accounts
-from fireflyer.hai.server.auth import needing
-from fireflyer.hai.server.controller import Controller
-from fireflyer.hai.server.metrics import CONTENT_TYPE, Metrics
-from fireflyer.hai.server.responses import Granted, documented, json, read
+from fireflyer.hai.model.admission import check_labels
+from fireflyer.hai.model.identity import HOME_TOKEN, Identity, SignInCode
 from fireflyer.hai.server.routes.accounts import account_routes
 from fireflyer.hai.server.routes.cluster import cluster_routes
 from fireflyer.hai.server.routes.ledger import ledger_routes
 from fireflyer.hai.server.routes.series import series_routes
-from fireflyer.hai.server.streams import AskedLog, LastId, Number
-from fireflyer.hai.workspaces.routes import workspace_routes
+from fireflyer.hai.server.routes.workspaces import workspace_routes
 
 ATTEMPT_HEADER = "X-Fireflyer-Attempt"
 NEXT_HEADER = "X-Fireflyer-Next"
@@ -243,25 +242,3 @@ def _code_route(app: FastAPI, sessions: Sessions, trail: AuditLog) -> None:
     async def sign_in_code(who: Identity = needs("read")) -> Response:
         """Create a code that signs one browser in to the dashboard, once, as the token's user."""
         return json(SignInCode(code=sessions.code(who), seconds=CODE_S))
-
-
-class Timed:
-    """Middleware that measures the time to the start of each response, by route; streams are
-    excluded."""
-
-    def __init__(self, app: ASGIApp, meters: Metrics) -> None:
-        self._app = app
-        self._meters = meters
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = time.perf_counter()
-
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                route = getattr(scope.get("route"), "path", "none")
-                if not route.endswith("/stream"):
-                    labels = self._meters.request_s.labels(route, str(message["status"]))
-                    labels.observe(time.perf_counter() - begun)
-            await send(message)
-
-        await self._app(scope, receive, sending)

@@ -28,24 +28,24 @@ import msgspec
 
 from fireflyer import log
 from fireflyer.errors import ConfigError, Corrupted, FireflyerError, StorageError
-from fireflyer.hai.dashboard import routes
+from fireflyer.hai.controller.controller import Controller
+from fireflyer.hai.controller.log_quota import LIMIT_BYTES, LogQuota
+from fireflyer.hai.dashboard import app as dashboard
 from fireflyer.hai.dashboard.auth_middleware import AuthMiddleware
 from fireflyer.hai.dashboard.sessions import Sessions
 from fireflyer.hai.database.connection import Database, PostgreSQL, parse_url
 from fireflyer.hai.database.leader import LEASE_S, LEAVE_S, Leader
 from fireflyer.hai.database.store import Store
-from fireflyer.hai.engines import Engine
 from fireflyer.hai.engines.inventory import Device
 from fireflyer.hai.home import EngineFile, Home, ServerFile, locate, write_private
+from fireflyer.hai.http.access import Accounts
+from fireflyer.hai.http.auth import Authenticator
+from fireflyer.hai.http.throttle import Throttle
+from fireflyer.hai.model.engine import Engine
 from fireflyer.hai.scheduling.policies import DEFAULT, policy_named
 from fireflyer.hai.server import api
-from fireflyer.hai.server.access import Accounts
-from fireflyer.hai.server.auth import Authenticator
-from fireflyer.hai.server.controller import Controller
 from fireflyer.hai.server.listeners import Public, Web, listen, web_config
-from fireflyer.hai.server.log_quota import LIMIT_BYTES, LogQuota
 from fireflyer.hai.server.settings import DEFAULT_NODES, inventory, read_settings
-from fireflyer.hai.server.throttle import Throttle
 from fireflyer.program import allow_descriptors, open_standard_streams
 
 LOG_POLL_S = 1.0
@@ -95,8 +95,8 @@ def chosen_engine(options: Options) -> Engine:
         from fireflyer.hai.engines.slurm.engine import SlurmEngine
 
         return SlurmEngine(options.home.path, options.engine.partition)
-    from fireflyer.hai.engines.cgroups import find_base
     from fireflyer.hai.engines.local import LocalEngine
+    from fireflyer.hai.supervisor.cgroups import find_base
 
     return LocalEngine(options.nodes, devices=options.devices, base=find_base())
 
@@ -353,7 +353,7 @@ def _webs(
     sessions = Sessions(accounts)
     app = api.build(controller, parts.store, accounts, sessions, shut_down)
     throttle = Throttle()
-    pages = routes.build(controller, parts.store, accounts, sessions, throttle)
+    pages = dashboard.build(controller, parts.store, accounts, sessions, throttle)
     gate = Authenticator(app, accounts, token, throttle)
     auth = AuthMiddleware(gate, pages, sessions, home=True, secure=False)
     webs = [Web(web_config(auth))]

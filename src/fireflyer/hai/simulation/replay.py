@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from fireflyer.errors import TraceError
-from fireflyer.hai.identity import Quota
 from fireflyer.hai.lifecycle import Action, Launch, Preempt
 from fireflyer.hai.model import PRIORITIES
+from fireflyer.hai.model.identity import Quota
 from fireflyer.hai.scheduling.capacity import members
 from fireflyer.hai.scheduling.cluster import Cluster, Node, Window
 from fireflyer.hai.scheduling.cluster import Job as Wanted

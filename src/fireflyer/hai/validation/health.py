@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from fireflyer.hai.validation.policy import Ended, Finding
+from fireflyer.hai.model.validations import Ended, Finding
 from fireflyer.validator.judgement import judge
 
 Standing = Literal["passed", "not run", "worse", "failed"]

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from fireflyer.hai.validation.policy import Entry, NodeState, Summary, fold
+from fireflyer.hai.model.validations import Entry
+from fireflyer.hai.validation.policy import NodeState, Summary, fold
 from fireflyer.log import get_logger
 
 NAME = "validator.jsonl"

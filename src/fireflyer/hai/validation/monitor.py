@@ -16,23 +16,25 @@ from typing import Protocol
 import msgspec
 
 from fireflyer.errors import ConfigError, FireflyerError, TaskError
-from fireflyer.hai.admission import MAX_REASON
 from fireflyer.hai.database.store import Row
-from fireflyer.hai.faults.observations import Observation, Validator, kind
 from fireflyer.hai.faults.rules import Decision
 from fireflyer.hai.lifecycle import Request
 from fireflyer.hai.model import PINNED, TERMINAL, NodeView, TaskSpec, TaskView
-from fireflyer.hai.validation import script
-from fireflyer.hai.validation.journal import Journal
-from fireflyer.hai.validation.policy import (
+from fireflyer.hai.model.admission import MAX_REASON
+from fireflyer.hai.model.observations import Observation, Validator, kind
+from fireflyer.hai.model.validations import (
     Ended,
     Entry,
     Finding,
-    NodeState,
     Returned,
     Started,
     Suspected,
     Trigger,
+)
+from fireflyer.hai.validation import script
+from fireflyer.hai.validation.journal import Journal
+from fireflyer.hai.validation.policy import (
+    NodeState,
     drained_by_rule,
     due,
     fold,

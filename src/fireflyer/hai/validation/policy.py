@@ -5,14 +5,12 @@ and why; `may_return` says whether a drained node passed what it was drained for
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
 
 import msgspec
 
 from fireflyer.hai.model import NodeView
+from fireflyer.hai.model.validations import Ended, Entry, Returned, Started, Suspected, Trigger
 from fireflyer.hai.validation.settings import ValidationSettings
-
-Trigger = Literal["requested", "return", "fault", "weekly"]
 
 RETURNS_S = 30 * 86_400.0
 
@@ -30,70 +28,6 @@ PROOF: Mapping[str, tuple[tuple[str, ...], ...]] = {
 """Figures by the kind of the fault: one of each group must have passed."""
 
 OTHERWISE = (("gemm",), ("memory pattern",))
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one figure."""
-
-    name: str
-    status: Literal["passed", "failed", "not run"]
-    value: float | None = None
-    unit: str = ""
-    reason: str = ""
-    better: Literal["more", "less"] = "more"
-
-
-class Suspected(msgspec.Struct, frozen=True, kw_only=True, tag="suspected"):
-    """A fault that the rules blame on a node."""
-
-    node: str
-    wall: float
-    kind: str
-    """Kind of the observation."""
-    check: str = ""
-    """Name of the figure, if the validator observed it."""
-    drained: bool = False
-
-
-class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
-    """Begin of a validation."""
-
-    node: str
-    wall: float
-    task: str
-    trigger: Trigger
-
-
-class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
-    """End of a validation."""
-
-    node: str
-    wall: float
-    task: str
-    trigger: Trigger
-    findings: tuple[Finding, ...] = ()
-    """Empty: the validation gave no result; `error` says why."""
-    error: str = ""
-
-    @property
-    def failed(self) -> tuple[Finding, ...]:
-        return tuple(found for found in self.findings if found.status == "failed")
-
-
-class Returned(msgspec.Struct, frozen=True, kw_only=True, tag="returned"):
-    """Return of a drained node to service."""
-
-    node: str
-    wall: float
-
-
-Entry = Suspected | Started | Ended | Returned
-
-
-class NodeHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """Entries of one node's journal, oldest first."""
-
-    entries: tuple[Entry, ...]
 
 
 class NodeState(msgspec.Struct):

@@ -9,8 +9,8 @@ import sys
 
 import msgspec
 
-from fireflyer import hai
-from fireflyer.hai.validation.policy import Finding
+from fireflyer.hai import rank
+from fireflyer.hai.model.validations import Finding
 from fireflyer.validator import runner
 from fireflyer.validator.limits import Bound, Limits
 from fireflyer.validator.model import Settings, all_checks, chosen
@@ -37,15 +37,15 @@ def main(argument: str) -> int:
     findings = []
     for result in runner.run(
         chosen(all_checks(), order.checks), settings, Limits(order.limits),
-        stop=hai.suspend_requested, budget_s=runner.QUICK_S,
+        stop=rank.suspend_requested, budget_s=runner.QUICK_S,
     ):  # fmt: skip
         fields = {name: getattr(result, name) for name in Finding.__struct_fields__}
         findings.append(Finding(**fields))
         sys.stdout.write(f"{result.name}: {result.status} {result.reason}\n")
         sys.stdout.flush()
-    if hai.suspend_requested():
-        hai.suspended()
-    folder = hai.task().output
+    if rank.suspend_requested():
+        rank.suspended()
+    folder = rank.task().output
     part = folder / f"{RESULT}.part"
     part.write_bytes(msgspec.json.encode(findings))
     part.replace(folder / RESULT)

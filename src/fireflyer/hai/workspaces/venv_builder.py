@@ -15,8 +15,8 @@ import venv
 from pathlib import Path
 
 from fireflyer._native.hai import set_parent_death_signal
-from fireflyer.hai import orphans
 from fireflyer.hai.home import write_private
+from fireflyer.hai.processes import orphans
 
 MARK = "FIREFLYER_MAKING"
 """Environment variable of all processes that make an environment: its folder."""

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from fireflyer.haiprof.events import OTHER
-from fireflyer.haiprof.inside import points, prepare
+from fireflyer.haiprof.inside import points
 from fireflyer.haiprof.inside.buffer import EventBuffer
 from fireflyer.haiprof.inside.modules import SEARCH_EVERY, RootModules
 from fireflyer.haiprof.inside.operators import OperatorRecorder
@@ -45,8 +45,12 @@ _session: "Session | None" = None
 _watches_forks = False
 
 
-def serve() -> None:
-    """Runs one session with the profiler that waits for this process; returns if none does."""
+def serve(renew_lock: Callable[[], None]) -> None:
+    """Runs one session with the profiler that waits for this process; returns if none does.
+
+    Args:
+        renew_lock: called in a child that is forked during the session, so that it can be attached to.
+    """
     connection = _connect()
     if connection is None:
         return
@@ -54,7 +58,7 @@ def serve() -> None:
         try:
             request = _receive_request(connection)
             if request is not None:
-                Session(connection, request).run()
+                Session(connection, request, renew_lock).run()
         except OSError:
             return  # the profiler is gone
 
@@ -90,8 +94,11 @@ def _receive_request(connection: socket.socket) -> Request | None:
 class Session:
     """One session: hooks in, records out, hooks out."""
 
-    def __init__(self, connection: socket.socket, request: Request) -> None:
+    def __init__(
+        self, connection: socket.socket, request: Request, renew_lock: Callable[[], None]
+    ) -> None:
         self._connection, self._request = connection, request
+        self.renew_lock = renew_lock
         self._encode = msgspec.msgpack.Encoder().encode
         self._buffer = EventBuffer()
         self._undo: list[Callable[[], None]] = []
@@ -289,4 +296,4 @@ def _after_fork() -> None:
     session, _session = _session, None
     if session is not None:
         session.abandon()
-        prepare.renew_lock()
+        session.renew_lock()

@@ -121,6 +121,6 @@ def _run_agent(busy: _thread.LockType) -> None:
     from fireflyer.haiprof.inside.agent import serve
 
     try:
-        serve()
+        serve(renew_lock)
     finally:
         busy.release()

@@ -1,17 +1,29 @@
 """A sharded model as `elastic.training.Wrapper`: sharded anew after each reform, from memory if possible."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
+from torch import nn
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from fireflyer.errors import ShardsLost
-from fireflyer.haiscale.consistency import described
+from fireflyer.haiscale.consistency import Options, described
 from fireflyer.hfreduce import ProcessGroupHFReduce
 
-if TYPE_CHECKING:
-    from fireflyer.haiscale.fsdp import FullyShardedDataParallel
+
+class ShardedModel(Protocol):
+    """A `FullyShardedDataParallel`, as the elastic steps use it."""
+
+    @property
+    def module(self) -> nn.Module: ...
+    @property
+    def _alike(self) -> Options: ...
+    def discard(self) -> bool: ...
+    def reshard(
+        self, process_group: ProcessGroup | None, *, steps: int | None, values: bool = True
+    ) -> object: ...
 
 
 class Shards:
@@ -23,7 +35,7 @@ class Shards:
 
     def __init__(
         self,
-        model: "FullyShardedDataParallel",
+        model: ShardedModel,
         optimizer: Optimizer,
         group: ProcessGroupHFReduce,
     ) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 
 from fireflyer import hfreduce
 from fireflyer.errors import ConfigError
+from fireflyer.haiscale.consistency import bytes_of
 
 CHUNK_BYTES = 8 << 20
 """Maximum size of a transfer in bytes."""
@@ -132,13 +133,6 @@ def share(state: Any, root: int, group: hfreduce.ProcessGroupHFReduce, *, takes:
             for part, news in zip(inside, window.split([len(p) for p in inside]), strict=True):
                 part.copy_(news)
     return result
-
-
-def bytes_of(tensor: torch.Tensor | Array) -> torch.Tensor:
-    """Returns dense CPU memory as uint8 [bytes], or a copy if the tensor is otherwise."""
-    if isinstance(tensor, np.ndarray):
-        return torch.from_numpy(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8))
-    return tensor.resolve_conj().resolve_neg().contiguous().cpu().view(-1).view(torch.uint8)
 
 
 class _TensorStream:

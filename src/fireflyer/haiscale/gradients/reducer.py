@@ -11,7 +11,6 @@ mask follows, which says which parameters any rank's backward reached. The reduc
 else. Single-threaded: autograd of CPU modules runs hooks in the thread that called backward.
 """
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +28,7 @@ from fireflyer.haiscale.gradients.buckets import Bucket
 from fireflyer.haiscale.gradients.sample_weights import SampleWeights
 from fireflyer.haiscale.gradients.split_optimizer import Settings, SplitOptimizer
 from fireflyer.haiscale.gradients.suspend_vote import MaskTail, SuspendVote
+from fireflyer.haiscale.reporting.times import CommunicationTimer, Times
 from fireflyer.haiscale.torch_state import isolated_torch_state
 from fireflyer.hfreduce.backend.planned_hierarchy import PlannedHierarchy
 from fireflyer.log import get_logger
@@ -47,46 +47,6 @@ class Options:
     static_graph: bool
     check_gradients: bool
     tree: PlannedHierarchy | None
-
-
-@dataclass
-class Times:
-    """Times of this rank since construction, in seconds of `clock`.
-
-    Attributes:
-        exposed_s: time spent waiting for reductions.
-        optimizer_s: time of optimizer steps on buckets here; without `optimizer=` the script steps
-            itself.
-        under_way_s: time with some reduction, or all-gather of a sharded model, in flight.
-        steps: number of synchronised backwards.
-    """
-
-    exposed_s: float = 0.0
-    optimizer_s: float = 0.0
-    under_way_s: float = 0.0
-    steps: int = 0
-    reductions: int = 0
-    clock: Callable[[], float] = time.monotonic
-
-
-class CommunicationTimer:
-    """Records the time during which an owner's communication is in flight."""
-
-    def __init__(self, times: Times) -> None:
-        self._times = times
-        self._count = 0
-        self._since = 0.0
-
-    def begin(self) -> None:
-        if not self._count:
-            self._since = self._times.clock()
-        self._count += 1
-
-    def end(self) -> None:
-        """Ends the communication that `begin` was called for."""
-        self._count -= 1
-        if not self._count:
-            self._times.under_way_s += self._times.clock() - self._since
 
 
 class BucketReduction:

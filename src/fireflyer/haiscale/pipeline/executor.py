@@ -304,7 +304,8 @@ class Pipeline(Uncopied):
                         self.watch(action, begin, time.monotonic())
         self.mail.finish()
         if trains:
-            sum_tied(self)
+            beyond_activations = 2 * self.schedule.stages * (self.chunks + 1)
+            sum_tied(self.stages, self.size, self.mail, beyond_activations)
             reduce_over_replicas(wrapped)
         loss = self._loss_for_all(step, criterion is not None)
         outputs = step.outputs()
@@ -359,7 +360,7 @@ class Pipeline(Uncopied):
         Raises:
             ConfigError: `max_norm` is not a number of at least 0.
         """
-        return clip(self, max_norm)
+        return clip(self.stages, self._group, max_norm)
 
     def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:  # type: ignore[override]
         """Returns the state of this rank's stages, under the names of the unpartitioned module."""

@@ -2,16 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from fireflyer import hfreduce
 from fireflyer.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fireflyer.haiscale.gradients.reducer import Times
+from fireflyer.haiscale.reporting.times import Times
 
 WIRE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1 + 4 / 256}
 
@@ -33,7 +31,7 @@ class Facts:
         reductions: number of portions into which the gradients are cut.
     """
 
-    times: "Times"
+    times: Times
     sent: Callable[[], int]
     rank: int
     world: int

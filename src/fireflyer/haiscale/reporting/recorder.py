@@ -6,7 +6,7 @@ The spans of a step follow each other. torch's hooks begin them:
     data       from there, or from the end of an optimizer step, until another span begins
     optimizer  the script's optimizer.step()
 
-The wrapper counts two further times itself (`reducer.Times`): waits for reductions, and the
+The wrapper counts two further times itself (`times.Times`): waits for reductions, and the
 optimizer's steps on single buckets. They are subtracted from the span in which they happen, so the
 parts of a step add up to its wall time. A step ends when the first forward after a synchronised
 backward begins. The first step is not counted: it includes nothing of a previous step, and the

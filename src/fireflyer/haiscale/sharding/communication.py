@@ -19,8 +19,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 
 from fireflyer import hfreduce
 from fireflyer.errors import CollectiveError
-from fireflyer.haiscale.gradients.reducer import CommunicationTimer, Times
 from fireflyer.haiscale.mesh import DataLayout
+from fireflyer.haiscale.reporting.times import CommunicationTimer, Times
 
 NO_LIMIT = datetime.timedelta(0)
 

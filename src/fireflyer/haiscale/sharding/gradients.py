@@ -31,11 +31,12 @@ from torch.distributed.tensor import DTensor
 from fireflyer import hfreduce
 from fireflyer.errors import CollectiveError, ConfigError, WireError
 from fireflyer.haiscale.gradients import deferred, deferred_shard
-from fireflyer.haiscale.gradients.reducer import FIRST, CommunicationTimer, Times
+from fireflyer.haiscale.gradients.reducer import FIRST
 from fireflyer.haiscale.gradients.sample_weights import SampleWeights
 from fireflyer.haiscale.gradients.split_optimizer import Settings, SplitOptimizer
 from fireflyer.haiscale.gradients.suspend_vote import MaskTail, SuspendVote
 from fireflyer.haiscale.mesh import DataLayout
+from fireflyer.haiscale.reporting.times import CommunicationTimer, Times
 from fireflyer.haiscale.sharding.communication import Channels, Gather, Label, Replication, Scatter
 from fireflyer.haiscale.torch_state import isolated_torch_state
 from fireflyer.log import get_logger

@@ -31,7 +31,7 @@ from fireflyer.errors import CollectiveError, DeadlineExceeded, RankFailed
 from fireflyer.hfreduce.backend.process_group import ProcessGroupHFReduce
 from fireflyer.hfreduce.backend.tensors import address_of
 from fireflyer.hfreduce.backend.work import Promise
-from fireflyer.hfreduce.torch import empty
+from fireflyer.hfreduce.backend.zero_copy import empty
 
 Tree = Any  # a rank, or a list of trees: mypy has no finite name for it
 

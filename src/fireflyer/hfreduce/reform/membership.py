@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from fireflyer.hfreduce.rendezvous.topology import RankInfo
+from fireflyer.hfreduce.topology import RankInfo
 
 Ballot = tuple[int, int]
 """Round, and the rank that leads it; ballots are ordered by both."""

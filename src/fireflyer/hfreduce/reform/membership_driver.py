@@ -32,7 +32,7 @@ from fireflyer.hfreduce.reform.membership import (
 )
 from fireflyer.hfreduce.rendezvous.connection_listener import GroupEndpoint, discard
 from fireflyer.hfreduce.rendezvous.handshake import Purpose
-from fireflyer.hfreduce.rendezvous.topology import RankInfo
+from fireflyer.hfreduce.topology import RankInfo
 from fireflyer.rpc.frames import FrameBuffer, frame
 
 _LOOK_AROUND_S = 0.2

@@ -28,7 +28,7 @@ from fireflyer.hfreduce.reform.membership_driver import MembershipDriver, decode
 from fireflyer.hfreduce.rendezvous.connection_listener import GroupEndpoint, discard, open_listener
 from fireflyer.hfreduce.rendezvous.establish import Connection, RankSlot, establish
 from fireflyer.hfreduce.rendezvous.handshake import Lineage, Purpose
-from fireflyer.hfreduce.rendezvous.topology import RankInfo, Topology, interface_address
+from fireflyer.hfreduce.topology import RankInfo, Topology, interface_address
 from fireflyer.rpc.frames import FrameBuffer, frame
 
 GRACE_S = 5.0

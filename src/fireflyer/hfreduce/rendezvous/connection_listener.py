@@ -27,7 +27,7 @@ from fireflyer.errors import DeadlineExceeded, PeerLost, ProtocolMismatch
 from fireflyer.hfreduce import cores
 from fireflyer.hfreduce.rendezvous import handshake
 from fireflyer.hfreduce.rendezvous.handshake import Hello, Purpose
-from fireflyer.hfreduce.rendezvous.topology import RankInfo, boot_id, host_key
+from fireflyer.hfreduce.topology import RankInfo, boot_id, host_key
 from fireflyer.log import get_logger
 
 Handler = Callable[[int, socket.socket], None]

@@ -31,7 +31,6 @@ from fireflyer.errors import (
 from fireflyer.finalizer import Finalizer
 from fireflyer.hfreduce import cores, rules, transport
 from fireflyer.hfreduce.placement import create_control
-from fireflyer.hfreduce.reform.join_listener import JoinListener
 from fireflyer.hfreduce.rendezvous.connection_listener import (
     ConnectionListener,
     GroupEndpoint,
@@ -41,11 +40,12 @@ from fireflyer.hfreduce.rendezvous.connection_listener import (
     process_of,
 )
 from fireflyer.hfreduce.rendezvous.handshake import Lineage, Purpose
+from fireflyer.hfreduce.rendezvous.join_listener import JoinListener
 from fireflyer.hfreduce.rendezvous.payload_links import Links
 from fireflyer.hfreduce.rendezvous.peer_exchange import PeerExchange, Store
-from fireflyer.hfreduce.rendezvous.topology import RankInfo as RankInfo
-from fireflyer.hfreduce.rendezvous.topology import Topology as Topology
-from fireflyer.hfreduce.rendezvous.topology import interface_address as interface_address
+from fireflyer.hfreduce.topology import RankInfo as RankInfo
+from fireflyer.hfreduce.topology import Topology as Topology
+from fireflyer.hfreduce.topology import interface_address as interface_address
 
 _PAST_EPOCHS = 16
 _PING_S = 0.5

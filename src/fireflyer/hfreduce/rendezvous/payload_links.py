@@ -8,7 +8,7 @@ from typing import Protocol
 from fireflyer.errors import RankFailed, WireError
 from fireflyer.hfreduce.rendezvous.connection_listener import GroupEndpoint, give_away
 from fireflyer.hfreduce.rendezvous.handshake import Purpose
-from fireflyer.hfreduce.rendezvous.topology import RankInfo
+from fireflyer.hfreduce.topology import RankInfo
 
 
 class Target(Protocol):

@@ -16,7 +16,7 @@ from fireflyer.errors import (
     FireflyerError,
     RankFailed,
 )
-from fireflyer.hfreduce.rendezvous.topology import RankInfo
+from fireflyer.hfreduce.topology import RankInfo
 from fireflyer.log import get_logger
 
 _LOOK_AROUND_S = 0.5

@@ -17,11 +17,12 @@ import msgspec
 import pytest
 from tests.draws import full
 from tests.hai.server.conftest import POSTGRESQL
+from tests.hai.server.database.postgres import Postgres
 from tests.hai.server.fake_server import FakeEngine
-from tests.hai.server.postgres import Postgres
 from tests.waiting import LIMIT_S
 
 from fireflyer.errors import FireflyerError, NoSpace, TaskError
+from fireflyer.hai.controller.controller import Controller
 from fireflyer.hai.database.connection import Database, PostgreSQL
 from fireflyer.hai.database.store import Moment, Store
 from fireflyer.hai.home import Home
@@ -35,7 +36,6 @@ from fireflyer.hai.model import (
     TaskSpec,
     TaskView,
 )
-from fireflyer.hai.server.controller import Controller
 
 MakeSpec = Callable[..., TaskSpec]
 

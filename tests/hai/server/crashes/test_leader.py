@@ -14,8 +14,8 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from tests.hai.server.conftest import Forks, Server
-from tests.hai.server.postgres import Postgres
-from tests.hai.server.proxy import Proxy
+from tests.hai.server.database.postgres import Postgres
+from tests.hai.server.http.proxy import Proxy
 from tests.waiting import LIMIT_S, until
 
 from fireflyer.errors import PeerLost, Stale, Unavailable

@@ -15,7 +15,7 @@ import pytest
 from tests.hai.server.conftest import Forks, Server
 from tests.hai.server.crashes.test_crashes import SOAK, Storm, check_history, settle
 from tests.hai.server.crashes.test_leader import LEASE_S, options, row
-from tests.hai.server.postgres import Postgres
+from tests.hai.server.database.postgres import Postgres
 from tests.waiting import until
 
 from fireflyer.hai.database.connection import Database, PostgreSQL

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from fireflyer.errors import ConfigError, PeerLost, TaskError
-from fireflyer.hai.engines import Node
+from fireflyer.hai.model.engine import Node
 
 COMMAND_S = 30.0
 """Timeout of a command in seconds; without slurmctld commands give up after about 10 s."""

@@ -18,18 +18,18 @@ from typing import Literal
 from msgspec.structs import replace
 
 from fireflyer.errors import ProtocolMismatch, TaskError
-from fireflyer.hai.engines import EngineEvent, Gang, NodesChanged
 from fireflyer.hai.engines.clocks import translated
-from fireflyer.hai.engines.journal import journal_path
 from fireflyer.hai.engines.local import LocalEngine, _now, _Run, decided, make_folders
 from fireflyer.hai.engines.membership import Outcome
-from fireflyer.hai.engines.messages import Attach, Attached, Launched, Leave, Record, Start
-from fireflyer.hai.engines.parts import part_path, read_announcement, write_part
 from fireflyer.hai.engines.remote import RemoteLink, reach
 from fireflyer.hai.engines.slurm.cli import Slurm, share_of
 from fireflyer.hai.engines.slurm.jobs import Job, Jobs, Places
 from fireflyer.hai.engines.slurm.pending import Background, Ended, Pending, patiently
 from fireflyer.hai.forkserver import DEFAULT_PRELOAD
+from fireflyer.hai.model.engine import EngineEvent, Gang, NodesChanged
+from fireflyer.hai.supervisor.journal import journal_path
+from fireflyer.hai.supervisor.messages import Attach, Attached, Launched, Leave, Record, Start
+from fireflyer.hai.supervisor.parts import part_path, read_announcement, write_part
 from fireflyer.log import get_logger
 
 JOBS_S = 2.0

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from fireflyer.hai.engines.messages import Part
-from fireflyer.hai.engines.parts import Announcement, announce, read_part
+from fireflyer.hai.supervisor.messages import Part
+from fireflyer.hai.supervisor.parts import Announcement, announce, read_part
 
 
 def main(arguments: list[str]) -> None:

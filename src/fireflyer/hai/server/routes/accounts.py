@@ -6,7 +6,11 @@ from fastapi import FastAPI, Request, Response
 
 from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.database.store import Store
-from fireflyer.hai.identity import (
+from fireflyer.hai.http.access import Accounts
+from fireflyer.hai.http.auth import needing
+from fireflyer.hai.http.responses import documented, json, read
+from fireflyer.hai.http.streams import Number
+from fireflyer.hai.model.identity import (
     AuditEntry,
     Group,
     GroupRequest,
@@ -18,10 +22,6 @@ from fireflyer.hai.identity import (
     User,
     UserRequest,
 )
-from fireflyer.hai.server.access import Accounts
-from fireflyer.hai.server.auth import needing
-from fireflyer.hai.server.responses import documented, json, read
-from fireflyer.hai.server.streams import Number
 
 ENTRIES_PER_ANSWER = 1000
 

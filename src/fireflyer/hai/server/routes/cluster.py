@@ -5,20 +5,20 @@ from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 
-from fireflyer.hai.admission import MAX_NAME, MAX_REASON, check_line
+from fireflyer.hai.controller.controller import Controller
+from fireflyer.hai.controller.dispatch import masked
 from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.database.node_marks import Mark
 from fireflyer.hai.database.store import Store
-from fireflyer.hai.faults.observations import Validator
 from fireflyer.hai.faults.rules import Decision, Faults
-from fireflyer.hai.identity import Identity
+from fireflyer.hai.http.access import Accounts
+from fireflyer.hai.http.auth import needing
+from fireflyer.hai.http.responses import documented, json, read
 from fireflyer.hai.model import DrainRequest, NodeView, WhyView, WindowView
-from fireflyer.hai.server.access import Accounts
-from fireflyer.hai.server.auth import needing
-from fireflyer.hai.server.controller import Controller
-from fireflyer.hai.server.dispatch import masked
-from fireflyer.hai.server.responses import documented, json, read
-from fireflyer.hai.validation.policy import NodeHistory
+from fireflyer.hai.model.admission import MAX_NAME, MAX_REASON, check_line
+from fireflyer.hai.model.identity import Identity
+from fireflyer.hai.model.observations import Validator
+from fireflyer.hai.model.validations import NodeHistory
 
 VALIDATIONS = 200
 """Maximum number of entries of a node's journal in an answer."""

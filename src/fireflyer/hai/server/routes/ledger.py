@@ -8,15 +8,15 @@ from fastapi import FastAPI, Query, Response
 
 from fireflyer.errors import ConfigError
 from fireflyer.hai import ledger
+from fireflyer.hai.controller.controller import Controller
 from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.database.store import Row, Store
-from fireflyer.hai.identity import Identity
+from fireflyer.hai.http.access import Accounts
+from fireflyer.hai.http.auth import needing
+from fireflyer.hai.http.responses import documented, json
 from fireflyer.hai.ledger import Books, Shape
 from fireflyer.hai.model import PINNED, Event
-from fireflyer.hai.server.access import Accounts
-from fireflyer.hai.server.auth import needing
-from fireflyer.hai.server.controller import Controller
-from fireflyer.hai.server.responses import documented, json
+from fireflyer.hai.model.identity import Identity
 
 AT_A_TIME = 1000
 """Number of rows or events to read before other coroutines run."""

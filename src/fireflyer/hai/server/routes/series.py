@@ -1,23 +1,18 @@
-"""The HTTP route of series over time, and their selection for charts."""
+"""The HTTP route of series over time."""
 
 import time
-from math import isnan
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Response
 
-from fireflyer.errors import ConfigError
-from fireflyer.hai.admission import MAX_NAME, check_line
+from fireflyer.hai.controller.controller import Controller
+from fireflyer.hai.controller.series import check_scope, select
 from fireflyer.hai.database.audit_log import AuditLog
 from fireflyer.hai.database.samples import Samples
-from fireflyer.hai.identity import Identity
+from fireflyer.hai.http.auth import needing
+from fireflyer.hai.http.responses import documented, json
 from fireflyer.hai.model import SeriesView
-from fireflyer.hai.sampling.series import EMPTY, LEVELS, METRICS, Point, choose_level, mean, thin
-from fireflyer.hai.server.auth import needing
-from fireflyer.hai.server.controller import Controller
-from fireflyer.hai.server.responses import documented, json
-
-MOST_POINTS = 500
+from fireflyer.hai.model.identity import Identity
 
 Wall = Annotated[float, Query(ge=0, le=253_370_764_800)]
 Seconds = Annotated[float, Query(gt=0, le=10 * 365 * 86_400)]
@@ -36,50 +31,3 @@ def series_routes(app: FastAPI, controller: Controller, samples: Samples, trail:
         points; of users and tasks your own, for an operator all."""
         check_scope(controller, scope, who)
         return json(select(samples, scope, seconds, time.time() if until is None else until))
-
-
-def check_scope(controller: Controller, scope: str, who: Identity) -> None:
-    """Rejects a scope that does not exist or that the reader may not see.
-
-    Raises:
-        ConfigError: the text is not a scope, or names another user.
-        NoSuchTask: the reader has no such task.
-    """
-    check_line("the scope", scope, MAX_NAME)
-    kind, _, name = scope.partition(":")
-    if scope == "cluster" or (kind == "node" and name):
-        return
-    if kind in ("task", "rank") and name:
-        task = name.partition("/")[0]
-        controller.view(task)
-        controller.check_owner(task, who.only)
-    elif kind != "user" or not name or who.only not in (None, name):
-        raise ConfigError(
-            f"invalid scope {scope!r}: expected cluster, node:NAME, task:ID, rank:ID/RANK, or "
-            "user:NAME with your own name"
-        )
-
-
-def select(samples: Samples, scope: str, seconds: float, until: float) -> SeriesView:
-    """Returns the series of a scope over the last `seconds` before `until`, from the finest level
-    fit for such a time that still has points of it; without any, from the finest one."""
-    fit = [level for level in LEVELS if level >= choose_level(seconds)]
-    for level in (*fit, fit[0]):
-        begin, points = samples.read(scope, level, until - seconds, until)
-        _complete(samples, scope, level, begin, points)
-        if not all(isnan(value) for each in points for value in each):
-            break
-    points, size = thin(points, MOST_POINTS)
-    metrics: dict[str, list[float | None]] = {}
-    for name, column in zip(METRICS, zip(*points, strict=True), strict=True):
-        if not all(map(isnan, column)):
-            metrics[name] = [None if isnan(value) else value for value in column]
-    return SeriesView(scope=scope, begin=begin, step_s=level * size, metrics=metrics)
-
-
-def _complete(samples: Samples, scope: str, level: int, begin: int, points: list[Point]) -> None:
-    """Fills the newest two intervals, which may not have ended, from the minutes so far."""
-    for at in range(max(0, len(points) - 2), len(points)):
-        if level > LEVELS[0] and points[at] is EMPTY:
-            since = begin + at * level
-            points[at] = mean(samples.read(scope, LEVELS[0], since, since + level - 1)[1])

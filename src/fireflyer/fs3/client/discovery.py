@@ -1,0 +1,86 @@
+"""Finds a file system by its folder, its cluster.toml or its addresses."""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from fireflyer.errors import ConfigError, Unavailable
+from fireflyer.fs3.client.connection import TIMEOUT_S, Client, connect
+from fireflyer.fs3.client.settings import Settings
+from fireflyer.fs3.config import EMBEDDED, FILE, load, replace
+from fireflyer.rpc.address import Address
+
+VARIABLE = "FIREFLYER_FS"
+ADDRESS_FILE = "address"
+
+
+class Place(NamedTuple):
+    """File system. `secret_file` None: the environment names the secret."""
+
+    addresses: list[str]
+    secret_file: str | None
+
+
+def find(where: str | None = None) -> Place:
+    """Finds a file system by the folder of `fireflyer fs up --dir`, its cluster.toml, or addresses.
+
+    Addresses are HOST:PORT[,HOST:PORT...].
+
+    Args:
+        where: by default the value of FIREFLYER_FS.
+
+    Raises:
+        ConfigError: it is none of these. Unavailable: nothing runs in that folder.
+    """
+    named = where or os.environ.get(VARIABLE, "")
+    if not named:
+        raise ConfigError(f"no file system given: use --dir DIR, or set {VARIABLE}")
+    path = Path(named)
+    if path.is_dir():
+        return _in_folder(path)
+    if path.is_file():
+        config = load(path)
+        return Place([config.manager], config.secret_file or None)
+    addresses = named.split(",")
+    if "/" in named and not named.startswith("unix:"):
+        raise ConfigError(f"{named} does not exist")
+    for address in addresses:
+        Address.parse(address)
+    return Place(addresses, None)
+
+
+def _in_folder(folder: Path) -> Place:
+    start = f"`fireflyer fs up --dir {folder}` starts it"
+    if not (folder / FILE).exists():
+        raise ConfigError(f"there is no file system in {folder}; {start}")
+    config = load(folder / FILE)
+    if EMBEDDED not in config.nodes:
+        start = f"`fireflyer fs up --config {folder / FILE} --name NODE` starts a node of it"
+    addresses = [config.manager] if config.manager else []
+    with contextlib.suppress(FileNotFoundError):  # a single process may have got another port
+        addresses.insert(0, (folder / ADDRESS_FILE).read_text().strip())
+    for address in addresses:
+        with contextlib.suppress(OSError):
+            Address.parse(address).connect(1.0).close()
+            return Place([address], config.secret_file or None)
+    raise Unavailable(f"the file system in {folder} is not running; {start}")
+
+
+def announce(folder: Path, address: str) -> None:
+    """Records the address of the file system in a folder."""
+    path, text = folder / ADDRESS_FILE, address + "\n"
+    if (
+        not path.exists() or path.read_text() != text
+    ):  # a full disk does not keep the process from starting again
+        replace(path, text)
+
+
+def attach(
+    where: str | None = None, *, settings: Settings | None = None, timeout: float = TIMEOUT_S
+) -> Client:
+    """Connects to what `find` finds; raises as `find` and `connect`."""
+    place = find(where)
+    return connect(
+        place.addresses, secret_file=place.secret_file, settings=settings, timeout=timeout
+    )

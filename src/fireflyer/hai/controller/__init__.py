@@ -1,0 +1,1 @@
+"""The controller: the only writer of tasks, and what it consists of."""

@@ -1,0 +1,1 @@
+"""Charts of the dashboard: geometry of inline SVG."""

@@ -1,0 +1,1 @@
+"""Routes of the dashboard: pages, streams and changes."""

@@ -1,0 +1,1 @@
+"""HTTP between clients and the platform: accounts, tokens, responses, streams."""

@@ -1,0 +1,4 @@
+"""The supervisor of one task on one node, its messages, and what it observes on the node."""
+
+LISTENER, FORK_SERVER = 3, 4
+"""Descriptors of the supervisor: the listening socket, and the socket to the fork server."""

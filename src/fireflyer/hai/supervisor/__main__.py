@@ -1,0 +1,73 @@
+"""The supervisor of one task on one node, and its guard.
+
+    python -P -m fireflyer.hai.supervisor TASK NODE [ATTEMPT_FOLDER]
+    python -P -m fireflyer.hai.supervisor TASK NODE --guards SUPERVISOR
+    python -P -m fireflyer.hai.supervisor TASK NODE --guard GUARD --fork-server PID
+
+Descriptor 3 is the listening socket; the names only make `ps` readable. With a folder the engine is
+on another machine, and must prove the secret that a file of that folder holds. A zygote
+(`hai.forkserver.zygote`) starts the last two forms, after it has forked the named processes. Descriptor 4 is
+the socket to the fork server.
+
+    guard ── supervisor ─┬─ fork server
+                         ├─ rank ── processes that it starts
+                         └─ rank ...
+
+Guard and supervisor are subreapers and watch each other. When the supervisor dies, the guard adopts
+its descendants and kills all of them before it exits. When the guard dies, the supervisor does the
+same. The listening socket is open in both and in no other process. A connection refused or closed
+without an answer therefore proves that nothing of the task is left on the node.
+"""
+
+import os
+import signal
+import sys
+from typing import NoReturn
+
+from fireflyer._native.hai import set_child_subreaper
+from fireflyer.hai.processes import kill_descendants
+from fireflyer.hai.supervisor import FORK_SERVER, LISTENER
+
+
+def main() -> None:
+    """Runs as the guard or the supervisor, as the arguments say; otherwise forks to run both."""
+    node, *rest = sys.argv[2:]
+    forks = rest[0:1] == ["--guard"]
+    os.closerange(
+        FORK_SERVER + forks, 2**31 - 1
+    )  # closes descriptors that the server inherited from its starter
+    os.set_inheritable(LISTENER, False)
+    if forks:
+        os.set_inheritable(FORK_SERVER, False)
+        supervise(int(rest[1]), node, fork_server=int(rest[3]))
+    elif rest[0:1] == ["--guards"]:
+        stand_guard(int(rest[1]))
+    else:
+        set_child_subreaper()
+        guard = os.getpid()
+        supervisor = os.fork()
+        if supervisor == 0:
+            os.setsid()  # a signal to the guard's process group spares one of the two
+            set_child_subreaper()
+            supervise(guard, node, rest[0] if rest else "")
+        stand_guard(supervisor)
+
+
+def supervise(guard: int, node: str, attempt: str = "", fork_server: int | None = None) -> NoReturn:
+    """Runs the supervisor; imports here what the guard never needs."""
+    from fireflyer.hai.supervisor.supervise import Supervisor
+
+    Supervisor(LISTENER, guard, node, attempt, fork_server).run()
+
+
+def stand_guard(supervisor: int) -> NoReturn:
+    """Waits for the supervisor to end, then kills all descendants. Ignores SIGTERM, so a signal to
+    both processes leaves one to clean up."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.waitid(os.P_PID, supervisor, os.WEXITED)
+    kill_descendants()
+    os._exit(0)  # at once: our end of the listening socket says that something is left
+
+
+if __name__ == "__main__":
+    main()
