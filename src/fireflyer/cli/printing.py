@@ -2,8 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -222,35 +221,3 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def _style(head: str, text: str) -> str:
     return f"not bold {STYLES.get(text, '')}" if head in STYLED else "not bold"
-
-
-@contextmanager
-def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Shows a progress bar on stderr if that is a terminal.
-
-    Any thread may call the yielded function with a number of further bytes.
-    """
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-    from rich.text import Text
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(Text(plain(title)).markup, total=total)
-        yield lambda count: bar.advance(task, count)

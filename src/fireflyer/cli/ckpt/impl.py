@@ -21,7 +21,8 @@ from fireflyer.checkpoint.retention import Candidate, Keep, retired
 from fireflyer.checkpoint.save.stream_writer import save_contents
 from fireflyer.checkpoint.state.contents import Contents, nbytes_of
 from fireflyer.checkpoint.state.tree import Node, Tensor, path_name
-from fireflyer.cli.printing import age, as_json, progress, table
+from fireflyer.cli.printing import age, as_json, table
+from fireflyer.cli.progress import progress
 from fireflyer.errors import CheckpointError, ConfigError
 from fireflyer.ffrecord.convert.atomic_output import NewFolder, refuse_existing
 from fireflyer.ffrecord.convert.statistics import size_text

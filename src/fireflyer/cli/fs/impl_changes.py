@@ -10,7 +10,7 @@ from functools import partial
 
 import typer
 
-from fireflyer.cli.printing import progress
+from fireflyer.cli.progress import progress
 from fireflyer.errors import ConfigError, FileError, StorageError
 from fireflyer.fs3 import survey
 from fireflyer.fs3.client import Client, transfer

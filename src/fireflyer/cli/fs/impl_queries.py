@@ -13,7 +13,8 @@ import msgspec
 import typer
 
 from fireflyer.cli.fs.impl_changes import each
-from fireflyer.cli.printing import age, as_json, progress, table
+from fireflyer.cli.printing import age, as_json, table
+from fireflyer.cli.progress import progress
 from fireflyer.errors import FileError, FireflyerError
 from fireflyer.ffrecord.convert.statistics import size_text
 from fireflyer.fs3 import scrub as scrubbing

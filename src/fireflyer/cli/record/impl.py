@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from fireflyer.cli.printing import as_json, table
+from fireflyer.cli.progress import progress
 from fireflyer.errors import ConfigError
 from fireflyer.ffrecord.convert import exporters, repack, statistics, verification
 from fireflyer.ffrecord.convert.atomic_output import refuse_existing, write_atomically
@@ -336,38 +337,17 @@ def _done(written: Written, *, json: bool) -> None:
 
 @contextmanager
 def _progress(title: str, total: int | None) -> Iterator[Callable[[int, int], None]]:
-    """Shows a progress bar on stderr if that is a terminal.
+    """Shows progress; the yielded function takes the samples and the bytes so far."""
+    shown = 0
+    with progress(title, total, "samples") as advance:
 
-    The yielded function takes the samples and the bytes so far.
-    """
-    if not sys.stderr.isatty():
-        yield lambda samples, held: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-    from rich.text import Text
+        def upto(samples: int, held: int) -> None:
+            nonlocal shown
+            if samples - shown >= _SHOW_EVERY or samples == total:
+                advance(samples - shown)
+                shown = samples
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    with bar:
-        task = bar.add_task(Text(plain(title)).markup, total=total)
-
-        def advance(samples: int, held: int) -> None:
-            if samples % _SHOW_EVERY == 0 or samples == total:
-                bar.update(task, completed=samples)
-
-        yield advance
+        yield upto
 
 
 @contextmanager

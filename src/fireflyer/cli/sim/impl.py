@@ -2,14 +2,13 @@
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 import msgspec
 
 from fireflyer.cli import printing
+from fireflyer.cli.progress import progress
 from fireflyer.cli.sim import rules as sim_rules
 from fireflyer.errors import ConfigError
 from fireflyer.hai.scheduling.policies import DEFAULT, POLICIES, FixedQuantum, Policy, TimeShare
@@ -179,7 +178,7 @@ def _trace(asked: Asked) -> Trace:
 def _replayed(trace: Trace, setup: Setup) -> Done:
     gc.disable()  # a replay makes no reference cycles; the collector would take a tenth of its time
     try:
-        with _bar(setup.policy, len(trace.jobs)) as advance:
+        with progress(setup.policy, len(trace.jobs), "jobs") as advance:
             done = replay(trace, setup, advance)
         return measure(done), curves(done)
     finally:
@@ -219,22 +218,3 @@ def _write(path: Path, data: bytes) -> None:
         sys.stdout.buffer.write(data)
         return
     replace_content(path, data)
-
-
-@contextmanager
-def _bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Shows a progress bar on stderr if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns: list[Any] = [
-        *Progress.get_default_columns()[:2],
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    ]
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda count: bar.advance(task, count)
