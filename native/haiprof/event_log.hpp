@@ -9,10 +9,10 @@
 
 namespace ff::haiprof {
 
-// A word is `time << 16 | label << 8 | thread << 4 | phase << 1 | begin`, as in fireflyer/haiprof/events.py.
+// A word is `time << 17 | label << 9 | thread << 5 | phase << 1 | begin`, as in fireflyer/haiprof/events.py.
 class EventLog {
  public:
-  static constexpr int kCodeBits = 16;
+  static constexpr int kCodeBits = 17;
   static constexpr std::size_t kMostThreads = 15;
 
   // Memory for `most` words is reserved here and used as it fills, so that `put` never fails.
@@ -22,7 +22,7 @@ class EventLog {
   }
 
   static std::uint64_t code(bool begin, unsigned phase, unsigned label) {
-    return static_cast<std::uint64_t>(begin) | phase << 1 | label << 8;
+    return static_cast<std::uint64_t>(begin) | phase << 1 | label << 9;
   }
 
   // Drops the event, and counts it, if the log is full. `code` names no thread.
@@ -31,7 +31,7 @@ class EventLog {
       ++dropped_;
       return;
     }
-    words_.push_back(static_cast<std::uint64_t>(time) << kCodeBits | code | slot(thread) << 4);
+    words_.push_back(static_cast<std::uint64_t>(time) << kCodeBits | code | slot(thread) << 5);
   }
 
   // Notes that a thread is inside an outermost call, or has left it. Threads that share a number are never inside.

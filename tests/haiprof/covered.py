@@ -56,9 +56,10 @@ OF_PACKAGES: dict[str, tuple[int, list[str]]] = {
 
 def measure(name: str, ranks: int, words: list[str], python: str) -> dict[str, object]:
     """Returns the JSON report of rank 0."""
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    with tempfile.TemporaryDirectory() as folder:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
         script = EXAMPLES / f"{name.partition('-')[0]}.py"
         if not script.exists():
             script = Path(folder, "plain.py")

@@ -38,7 +38,10 @@ def rank(
         factor = jitter[step % len(jitter)]
         spent = {name: phases.get(name, 0.0) * factor for name in PHASES}
         seconds = sum(spent.values())
-        row = Row(step=step, begin_ns=at, seconds=seconds, phases=spent, between={})
+        callbacks = {"Reports": spent["callbacks"]} if "callbacks" in phases else {}
+        row = Row(
+            step=step, begin_ns=at, seconds=seconds, phases=spent, between={}, callbacks=callbacks
+        )  # fmt: skip
         profile.add(StepRecord(row=row))
         at += round(seconds * 1e9)
     return profile

@@ -108,6 +108,18 @@ def test_a_profiler_that_died_before_the_answer_leaves_a_socket_that_is_replaced
         assert not socket_path(script.pid, os.geteuid()).exists()
 
 
+def test_a_process_whose_last_session_is_just_ending_is_attached_to() -> None:
+    text = IDLE.replace(
+        "outer()\n",
+        "from fireflyer.haiprof.inside import prepare\n"
+        "prepare._busy.acquire()\n"  # as the agent does until its thread ends
+        "threading.Timer(0.3, prepare._busy.release).start()\n"
+        "outer()\n",
+    )
+    with running(text) as script:
+        assert not attach(script.pid).failure
+
+
 def test_only_one_profiler_at_a_time() -> None:
     with running(IDLE) as script, Target(script.pid) as target:
         with (

@@ -203,6 +203,14 @@ def test_time_outside_of_all_phases() -> None:
     assert "60% of all samples are in forward (model.py:7)" in found.evidence
 
 
+def test_callbacks_and_the_loop_of_a_trainer_are_named() -> None:
+    one = rank(0, {**HEALTHY, "callbacks": 0.02, "framework": 0.04}, world=1)
+    framework, callbacks = explain([one])
+    assert framework.sentence == "The Trainer's own loop takes 40.0 ms of each step, 25%."
+    assert callbacks.sentence == "Callbacks take 20.0 ms of each step, 12%."
+    assert callbacks.evidence == ["Reports takes 20.0 ms"]
+
+
 def test_findings_are_ranked_by_the_time_to_be_won() -> None:
     one = rank(0, {**HEALTHY, "other": 0.02, "data": 0.07}, world=1)
     assert [finding.kind for finding in explain([one])] == ["data", "other"]

@@ -4,37 +4,24 @@ import copy
 import inspect
 import io
 import pickle
+import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.haiprof.clockwork import Clock, Data, Hooks, Model, Slow, hooked, in_ms
 from torch import nn
 
 from fireflyer._native.haiprof import Timed
-from fireflyer.haiprof.events import COMMUNICATION, unpacked
+from fireflyer.haiprof.events import COMMUNICATION
+from fireflyer.haiprof.inside import agent, points
 from fireflyer.haiprof.inside import buffer as buffers
-from fireflyer.haiprof.inside import points
 from fireflyer.haiprof.inside.buffer import EventBuffer
 from fireflyer.haiprof.inside.modules import SEARCH_EVERY, RootModules
-from fireflyer.haiprof.phases import PhaseAccountant, Row
-
-MS = 1_000_000
-
-
-class Clock:
-    """Time that passes only when a phase of the script says so."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    def __call__(self) -> int:
-        return self.now
-
-    def work(self, ms: int) -> None:
-        self.now += ms * MS
+from fireflyer.haiprof.messages import Request
 
 
 @pytest.fixture
@@ -42,95 +29,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
     monkeypatch.setattr(buffers, "CLOCK", found)
     return found
-
-
-class Working(torch.autograd.Function):
-    """Takes known times in forward and backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, clock: Clock, there: int, back: int) -> torch.Tensor:
-        ctx.clock, ctx.back = clock, back
-        clock.work(there)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        ctx.clock.work(ctx.back)
-        return grads[0], None, None, None
-
-
-class Model(nn.Module):
-    def __init__(self, clock: Clock, there: int = 20, back: int = 40) -> None:
-        super().__init__()
-        self.inner = nn.Linear(2, 2)
-        self.times = (clock, there, back)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        apply: Callable[..., torch.Tensor] = Working.apply
-        result = apply(self.inner(x), *self.times)
-        return result
-
-
-class Slow(torch.optim.SGD):
-    def __init__(self, model: nn.Module, clock: Clock, ms: int) -> None:
-        super().__init__(model.parameters(), lr=0.1)
-        self.work = (clock, ms)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
-        if closure is not None:
-            with torch.enable_grad():
-                closure()
-        clock, ms = self.work
-        clock.work(ms)
-
-
-class Data(torch.utils.data.Dataset[torch.Tensor]):
-    def __init__(self, clock: Clock, ms: int) -> None:
-        self.work = (clock, ms)
-
-    def __len__(self) -> int:
-        return 1000
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        clock, ms = self.work
-        clock.work(ms)
-        return torch.ones(2)
-
-
-class Hooks:
-    """Hooks of one session."""
-
-    def __init__(self) -> None:
-        self.buffer = EventBuffer()
-        self.buffer.active = True
-        self.roots = RootModules(self.buffer)
-        self.undo = [
-            self.roots.undo,
-            *(one.undo for one in points.hook_points(self.buffer)),
-            points.OptimizerHooks(self.buffer, self.roots.at_step).undo,
-        ]
-
-    def rows(self) -> list[Row]:
-        return list(PhaseAccountant().feed(unpacked(self.buffer.drain()[0])))
-
-    def end(self) -> None:
-        self.buffer.active = False
-        for undo in reversed(self.undo):
-            undo()
-
-
-@contextmanager
-def hooked() -> Iterator[Hooks]:
-    hooks = Hooks()
-    try:
-        yield hooks
-    finally:
-        hooks.end()
-
-
-def in_ms(row: Row) -> dict[str, int]:
-    return {name: round(seconds * 1e3) for name, seconds in row.phases.items() if seconds}
 
 
 def loop(clock: Clock, model: Callable[..., Any], optimizer: Any, steps: int) -> None:
@@ -473,3 +371,89 @@ def test_a_buffer_that_is_not_drained_stops_growing(
         buffer.log.put(False, 1, 0)
     assert len(buffer.drain()[0]) == 8 * 10
     assert buffer.dropped == 10
+
+
+def test_methods_that_callbacks_override_are_timed_and_restored(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class TrainerCallback:
+        def on_step_end(self) -> None:
+            raise AssertionError("not overridden")
+
+        def on_log(self) -> None:
+            pass
+
+    class CallbackHandler(TrainerCallback):
+        def __init__(self, callbacks: list[TrainerCallback]) -> None:
+            self.callbacks = callbacks
+
+        def call_event(self) -> None:
+            for callback in self.callbacks:
+                callback.on_step_end()
+                callback.on_log()
+                clock.work(3)
+
+        def on_step_end(self) -> None:
+            self.call_event()
+
+    class Reports(TrainerCallback):
+        def on_step_end(self) -> None:
+            clock.work(5)
+
+    class More(Reports):
+        def on_step_end(self) -> None:
+            clock.work(1)
+            super().on_step_end()
+
+    module = ModuleType("transformers.trainer_callback")
+    vars(module).update(TrainerCallback=TrainerCallback, CallbackHandler=CallbackHandler)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    before = [vars(owner).copy() for owner in (TrainerCallback, CallbackHandler, Reports, More)]
+    model = Model(clock)
+    optimizer = Slow(model, clock, 7)
+    handler = CallbackHandler([Reports(), More()])
+    with hooked() as hooks:
+        for batch in torch.utils.data.DataLoader(Data(clock, 3, 10), batch_size=2):
+            model(batch).sum().backward()
+            optimizer.step()
+            handler.on_step_end()
+            clock.work(2)
+        rows = hooks.rows()
+    spent = {"data": 6, "forward": 20, "backward": 40, "optimizer": 7}
+    spent |= {"callbacks": 11, "framework": 6, "other": 2}
+    assert [in_ms(row) for row in rows] == [spent] * 4
+    assert rows[0].callbacks == pytest.approx({"Reports": 0.010, "More": 0.001})
+    classes = (TrainerCallback, CallbackHandler, Reports, More)
+    assert [vars(owner) for owner in classes] == before
+
+
+def test_modules_that_come_late_get_hooks_once_their_import_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Logger:
+        pass
+
+    class Mine(Logger):
+        def log_metrics(self) -> None:
+            pass
+
+    original = vars(Mine)["log_metrics"]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        session = agent.Session(ours, Request(seconds=1), lambda: None)
+        session._put_hooks()
+        loading = ModuleType("safetensors.torch")
+        vars(loading).update(save_file=copy.copy, __spec__=SimpleNamespace(_initializing=True))
+        monkeypatch.setitem(sys.modules, loading.__name__, loading)
+        session._put_hooks()
+        assert vars(loading)["save_file"] is copy.copy
+        loading.__spec__ = None
+        late = ModuleType("lightning.pytorch.loggers.logger")
+        vars(late).update(Logger=Logger)
+        monkeypatch.setitem(sys.modules, late.__name__, late)
+        session._put_hooks()
+        assert isinstance(vars(Mine)["log_metrics"], Timed)
+        assert isinstance(vars(loading)["save_file"], Timed)
+        session.abandon()
+    assert vars(Mine)["log_metrics"] is original
+    assert vars(loading)["save_file"] is copy.copy

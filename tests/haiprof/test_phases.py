@@ -9,10 +9,12 @@ from tests.draws import drawn, seeds
 from fireflyer.haiprof import events
 from fireflyer.haiprof.events import (
     BACKWARD,
+    CALLBACKS,
     CHECKPOINT,
     COMMUNICATION,
     DATA,
     FORWARD,
+    FRAMEWORK,
     OPTIMIZER,
     OTHER,
     PHASES,
@@ -23,6 +25,7 @@ from fireflyer.haiprof.phases import PhaseAccountant, Row
 from fireflyer.haiprof.records import summary
 
 MS = 1_000_000
+KINDS = [FORWARD, BACKWARD, DATA, UPDATE, COMMUNICATION, CHECKPOINT, CALLBACKS, FRAMEWORK]
 
 
 class Tape:
@@ -153,6 +156,35 @@ def test_communication_and_checkpoints_interrupt_without_a_change_of_what_follow
     }  # fmt: skip
 
 
+def test_the_rest_of_a_step_inside_the_loop_of_a_trainer_is_framework() -> None:
+    tape = Tape()
+    for _ in range(3):
+        tape.wait(1).mark("begin", FRAMEWORK).wait(2).span(DATA, 10).wait(4)
+        tape.mark("begin", UPDATE, 1).span(FORWARD, 20).wait(3).span(BACKWARD, 40).wait(8)
+        tape.mark("end", UPDATE, 1).wait(16).mark("end", FRAMEWORK)
+    row = tape.rows()[0]
+    assert in_ms(row) == {
+        "forward": 23, "backward": 40, "optimizer": 8, "data": 14, "framework": 18, "other": 1,
+    }  # fmt: skip
+    assert row.between == pytest.approx(
+        {"forward": 0.003, "data": 0.004, "framework": 0.018, "other": 0.001}
+    )
+
+
+def test_callbacks_are_named_and_hide_neither_phases_nor_what_they_interrupt() -> None:
+    tape = Tape()
+    for _ in range(3):
+        tape.span(DATA, 10).span(CALLBACKS, 1, 7).wait(2).span(FORWARD, 20).wait(1)
+        tape.span(CALLBACKS, 4, 8).wait(1).span(BACKWARD, 40).span(UPDATE, 8, 1)
+        tape.mark("begin", CALLBACKS, 7).wait(3).mark("begin", FRAMEWORK).wait(1)
+        tape.mark("end", FRAMEWORK).span(CHECKPOINT, 5).mark("end", CALLBACKS, 7)
+    row = tape.rows()[0]
+    assert in_ms(row) == {
+        "forward": 22, "backward": 40, "optimizer": 8, "data": 12, "checkpoint": 5, "callbacks": 9,
+    }  # fmt: skip
+    assert row.callbacks == pytest.approx({"7": 0.005, "8": 0.004})
+
+
 def test_a_report_moves_time_from_backward_to_communication_but_no_more_than_there_is() -> None:
     tape = Tape()
     for reported in (0, 4, 50):
@@ -194,7 +226,9 @@ def test_any_nesting_accounts_for_every_nanosecond(seed: int) -> None:
         if open_ and random.random() < 0.5:
             tape.mark("end", *open_.pop(random.choice([-1, -1, -1, 0])))
         else:
-            kind = random.choice([FORWARD, BACKWARD, DATA, UPDATE, COMMUNICATION, CHECKPOINT])
+            kind = random.choice(
+                [FORWARD, BACKWARD, DATA, UPDATE, COMMUNICATION, CHECKPOINT, CALLBACKS, FRAMEWORK]
+            )
             open_.append((kind, random.randint(0, 2)))
             tape.mark("begin", *open_[-1])
     rows = tape.rows()
@@ -203,6 +237,7 @@ def test_any_nesting_accounts_for_every_nanosecond(seed: int) -> None:
         assert set(row.phases) == set(PHASES)
         assert all(seconds >= 0 for seconds in row.phases.values())
         assert all(row.between[name] <= row.phases[name] + 1e-12 for name in row.between)
+        assert sum(row.callbacks.values()) == pytest.approx(row.phases["callbacks"])
     for one, following in pairwise(rows):
         assert following.begin_ns == one.begin_ns + round(one.seconds * 1e9)
 

@@ -15,6 +15,7 @@ from fireflyer.cli.prof.original_form import original_form
 from fireflyer.errors import ConfigError, ProfileError
 from fireflyer.haiprof.attach.collect import read_profile
 from fireflyer.haiprof.attach.unprepared import parse
+from fireflyer.haiprof.events import PHASES
 from fireflyer.haiprof.recorders import chosen
 from fireflyer.haiprof.records import Collective, Operator, RankProfile, Span, summary
 from fireflyer.haiprof.report.document import document
@@ -83,7 +84,7 @@ def test_the_document_has_what_scripts_rely_on(profiles: list[RankProfile]) -> N
     assert found["steps"] == 10
     assert found["covered"] == pytest.approx(0.98)
     assert found["phases"]["backward"] == pytest.approx(0.05, rel=0.02)
-    assert set(found["phases"]) == {*HEALTHY, "checkpoint"}
+    assert set(found["phases"]) == set(PHASES)
     assert [one["rank"] for one in found["ranks"]] == [0, 1]
     assert found["ranks"][0]["recorders"]["basic"]["cpu_s_rate"] == pytest.approx(0.5, rel=0.1)
     assert found["ranks"][0]["operators"][0]["operator"] == "aten::mm"
@@ -110,6 +111,8 @@ def test_text_names_findings_and_what_is_missing(profiles: list[RankProfile]) ->
     text = "\n".join(lines(document(profiles)))
     assert "No finding" in text
     assert "98.0% of their time accounted for" in text
+    assert "communication" in text
+    assert "checkpoint" not in text  # no rank has any
     slow = "\n".join(lines(document([rank(0, {**HEALTHY, "data": 0.3}, world=1)])))
     assert "1. Steps wait 300.0 ms for data" in slow
     assert bar({"forward": 1.0, "other": 1.0}, 10) == "FFFFF·····"

@@ -1,25 +1,31 @@
 """Events of a profiled process: the beginning or end of a phase in one thread, as one integer.
 
-An event is `nanoseconds since the start of the session << 16 | code`. The code holds, from the lowest
-bit: 1 bit begin, 3 bits phase, 4 bits thread, 8 bits label. A label numbers the optimizer, module or
-function of the event; its name travels once, beside the events. Numbers that do not fit share the
-last one.
+An event is `nanoseconds since the start of the session << 17 | code`. The code holds, from the lowest
+bit: 1 bit begin, 4 bits phase, 4 bits thread, 8 bits label. A label numbers the optimizer, module,
+function or callback of the event; its name travels once, beside the events. Numbers that do not fit
+share the last one. The time has 47 bits, 39 hours.
 """
 
 from array import array
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-PHASES = ("forward", "backward", "optimizer", "data", "communication", "checkpoint", "other")
-"""Names of the phases. `other` has no events: it is the rest of a step."""
+PHASES = (
+    "forward", "backward", "optimizer", "data", "communication", "checkpoint", "callbacks",
+    "framework", "other",
+)  # fmt: skip
+"""Names of the phases. `callbacks` are those of a Trainer, and its loggers. `framework` is the Trainer's
+own loop. `other` has no events: it is the rest of a step."""
 
-FORWARD, BACKWARD, OPTIMIZER, DATA, COMMUNICATION, CHECKPOINT, OTHER, UPDATE = range(8)
+(
+    FORWARD, BACKWARD, OPTIMIZER, DATA, COMMUNICATION, CHECKPOINT, CALLBACKS, FRAMEWORK, OTHER, UPDATE,
+) = range(10)  # fmt: skip
 """Numbers of the phases. UPDATE is a whole step of an optimizer; its time counts as `optimizer`.
 An event of phase OTHER is a report, see `PhaseAccountant`."""
 
 MOST_THREADS = 15
 MOST_LABELS = 255
-CODE_BITS = 16
+CODE_BITS = 17
 
 
 class Event(NamedTuple):
@@ -34,13 +40,13 @@ class Event(NamedTuple):
 
 def code(begin: bool, phase: int, thread: int = 0, label: int = 0) -> int:
     """Returns the low bits of an event."""
-    return begin | phase << 1 | thread << 4 | label << 8
+    return begin | phase << 1 | thread << 5 | label << 9
 
 
 def packed(events: Iterable[Event]) -> bytes:
     """Returns events as they travel: 64-bit integers of this machine's byte order."""
     return array(
-        "q", (e.time_ns << CODE_BITS | code(e.begin, e.phase, e.thread, e.label) for e in events)
+        "Q", (e.time_ns << CODE_BITS | code(e.begin, e.phase, e.thread, e.label) for e in events)
     ).tobytes()
 
 
@@ -50,9 +56,9 @@ def unpacked(data: bytes) -> Iterator[Event]:
     Raises:
         ValueError: the length is not a multiple of 8 bytes.
     """
-    words = array("q")
+    words = array("Q")
     words.frombytes(data)
     for word in words:
         yield Event(
-            word >> CODE_BITS, bool(word & 1), word >> 1 & 7, word >> 4 & 15, word >> 8 & 255
+            word >> CODE_BITS, bool(word & 1), word >> 1 & 15, word >> 5 & 15, word >> 9 & 255
         )

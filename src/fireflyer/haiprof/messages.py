@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):

@@ -13,21 +13,26 @@ Time between phases belongs to the phase that it prepares or completes:
     optimizer → optimizer   optimizer    zero_grad, schedulers
     data → next phase       data         the batch goes to its device
     optimizer → forward     data         if no loader was seen in the step: the script makes its batch
-    everything else         other        logging, callbacks
+    everything else         framework    inside the loop of a Trainer
+                            other        elsewhere: logging, what the script does between steps
 
 `Row.between` tells how much of each phase was attributed by this table.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
 from fireflyer.haiprof.events import (
     BACKWARD,
+    CALLBACKS,
     CHECKPOINT,
     COMMUNICATION,
     DATA,
     FORWARD,
+    FRAMEWORK,
     OPTIMIZER,
     OTHER,
     PHASES,
@@ -49,7 +54,7 @@ _AFTER = {
     (DATA, BACKWARD): FORWARD,
     (DATA, OPTIMIZER): DATA,
 }
-_INTERRUPTIONS = (COMMUNICATION, CHECKPOINT)
+_INTERRUPTIONS = (COMMUNICATION, CHECKPOINT, CALLBACKS, FRAMEWORK)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +69,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds by phase name; the sum is `seconds`."""
     between: dict[str, float]
     """Part of `phases` that lies between phases, by phase name."""
+    callbacks: dict[str, float] = {}
+    """Seconds of the phase `callbacks` by callback."""
+
+
+class _Part(NamedTuple):
+    """Time up to the end of one optimizer's step, in nanoseconds."""
+
+    end: int
+    spent: list[int]
+    between: list[int]
+    by_callback: Counter[int]
 
 
 class PhaseAccountant:
@@ -71,9 +87,15 @@ class PhaseAccountant:
 
     An event of phase OTHER is a report: its time is how long the gradient reducer of torch DDP
     waited in native code during the backward of this step. It moves from backward to communication.
+
+    An event of phase FRAMEWORK marks the loop of a Trainer. Phases inside of it count as elsewhere.
+
+    Args:
+        name_of: returns the name of a label.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name_of: Callable[[int], str] = str) -> None:
+        self._name_of = name_of
         self.thread: int | None = None
         self._open: list[tuple[int, int]] = []
         self._last = OTHER
@@ -82,10 +104,12 @@ class PhaseAccountant:
         self._spent = [0] * len(PHASES)
         self._between = [0] * len(PHASES)
         self._pending = 0
+        self._pending_in_loop = 0
         self._loaded = False
         self._updated: set[int] = set()
         self._round: set[int] = set()
-        self._kept: list[tuple[int, list[int], list[int]]] = []
+        self._by_callback: Counter[int] = Counter()
+        self._kept: list[_Part] = []
         self._reported = 0
         self.rows = 0
 
@@ -112,8 +136,10 @@ class PhaseAccountant:
             if event.phase == UPDATE:
                 self._last = OPTIMIZER
             return
-        if (event.phase, event.label) not in self._open:
-            return  # began before the session
+        if (event.phase, event.label) not in self._open:  # it began before the session
+            if phase == FRAMEWORK:
+                self._pending_in_loop = self._pending
+            return
         if phase not in _INTERRUPTIONS:
             self._settle(phase)
             self._last = phase
@@ -125,29 +151,30 @@ class PhaseAccountant:
     def _pass_time(self, now: int) -> None:
         """Counts the time since the last event for the innermost phase, or as pending."""
         passed, self._at = now - self._at, now
-        top = self._phase_now()
-        if top is None:
-            self._pending += passed
-        else:
-            self._spent[top] += passed
-
-    def _phase_now(self) -> int | None:
-        """Returns the phase of the innermost open event; None between phases.
-
-        An optimizer that runs a closure is between phases, too: its forward and backward are inside.
-        """
-        if not self._open:
-            return None
-        top = self._open[-1][0]
+        top, label = self._innermost()
         if top == FORWARD and any(kind == BACKWARD for kind, _ in self._open):
-            return BACKWARD
-        return None if top == UPDATE else top
+            top = BACKWARD
+        if top is None or top == UPDATE:  # an optimizer may run a closure: forward and backward
+            self._pending += passed
+            if any(kind == FRAMEWORK for kind, _ in self._open):
+                self._pending_in_loop += passed
+            return
+        self._spent[top] += passed
+        if top == CALLBACKS:
+            self._by_callback[label] += passed
+
+    def _innermost(self) -> tuple[int | None, int]:
+        """Returns phase and label of the innermost open event; (None, 0) between phases."""
+        for phase, label in reversed(self._open):
+            if phase != FRAMEWORK:
+                return phase, label
+        return None, 0
 
     def _settle(self, following: int) -> None:
         """Attributes pending time, now that the phase after it is known."""
         if not self._pending:
             return
-        own = bool(self._open) and self._open[-1][0] == UPDATE
+        own = self._innermost()[0] == UPDATE
         if own and self._last == OPTIMIZER:
             phase = OPTIMIZER
         elif (self._last, following) == (OPTIMIZER, FORWARD):
@@ -155,10 +182,14 @@ class PhaseAccountant:
             phase = FORWARD if within_a_round else OTHER if self._loaded else DATA
         else:
             phase = _AFTER.get((self._last, following), OTHER)
+        if phase == OTHER:
+            self._spent[FRAMEWORK] += self._pending_in_loop
+            self._between[FRAMEWORK] += self._pending_in_loop
+            self._pending -= self._pending_in_loop
         self._spent[phase] += self._pending
         if not (own and phase == OPTIMIZER):
             self._between[phase] += self._pending
-        self._pending = 0
+        self._pending = self._pending_in_loop = 0
 
     def _update_ended(self, optimizer: int) -> Iterator[Row]:
         """Ends a step if all optimizers of a round have stepped."""
@@ -179,8 +210,9 @@ class PhaseAccountant:
             moved = min(self._reported, spent[BACKWARD])
             spent[BACKWARD] -= moved
             spent[COMMUNICATION] += moved
-        self._kept.append((self._at, spent, self._between))
+        self._kept.append(_Part(self._at, spent, self._between, self._by_callback))
         self._spent, self._between = [0] * len(PHASES), [0] * len(PHASES)
+        self._by_callback = Counter()
         self._reported = 0
 
     def _close_kept(self) -> Iterator[Row]:
@@ -188,18 +220,20 @@ class PhaseAccountant:
         if not self._kept:
             return
         self._loaded = False
-        end = self._kept[-1][0]
+        end = self._kept[-1].end
         begin, self._begun = self._begun, end
         parts, self._kept = self._kept, []
         if begin is None:
             return
-        spent = [sum(part[1][n] for part in parts) for n in range(len(PHASES))]
-        between = [sum(part[2][n] for part in parts) for n in range(len(PHASES))]
+        spent = [sum(part.spent[n] for part in parts) for n in range(len(PHASES))]
+        between = [sum(part.between[n] for part in parts) for n in range(len(PHASES))]
+        callbacks = sum((part.by_callback for part in parts), Counter[int]())
         yield Row(
             step=self.rows,
             begin_ns=begin,
             seconds=(end - begin) / 1e9,
             phases={name: ns / 1e9 for name, ns in zip(PHASES, spent, strict=True)},
             between={name: ns / 1e9 for name, ns in zip(PHASES, between, strict=True) if ns},
+            callbacks={self._name_of(label): ns / 1e9 for label, ns in callbacks.items()},
         )
         self.rows += 1

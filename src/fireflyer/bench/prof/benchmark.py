@@ -108,15 +108,13 @@ class _Bench:
         found.phases_process_us.append((hooked[0] - bare[0]) / 1e3)
 
     def sampling(self, found: Found) -> None:
-        """Reads the CPU time of the agent's thread, and that of this process."""
-        spent, here = 0.0, time.process_time()
-        begin = time.monotonic()
+        """Reads the CPU time of the agent's thread, and that of this process without its readings."""
+        begin, here = time.monotonic(), time.process_time()
         agent = _AgentTime(self._child.pid)
         self._session(recorders="basic", rate_hz=100.0, watch=lambda _: agent.look())
-        spent = agent.seconds()
-        wall = time.monotonic() - begin
-        found.sampling.append(100 * spent / wall)
-        found.profiler.append(100 * (time.process_time() - here) / wall)
+        wall, spent = time.monotonic() - begin, time.process_time() - here - agent.own_s
+        found.sampling.append(100 * agent.seconds() / wall)
+        found.profiler.append(100 * spent / wall)
 
     def traces(self, found: Found) -> None:
         """Compares the CPU time that a trace of the same number of steps adds to the process."""
@@ -177,9 +175,12 @@ class _AgentTime:
         self._folder = Path(f"/proc/{pid}/task")
         self._before = {path.name for path in self._folder.iterdir()}
         self._spent: dict[str, float] = {}
+        self.own_s = 0.0
+        """CPU time of the readings."""
 
     def look(self) -> None:
         """Reads the times; called during the session, because they end with their threads."""
+        begin = time.thread_time()
         for path in self._folder.iterdir():
             if path.name not in self._before:
                 try:
@@ -187,6 +188,7 @@ class _AgentTime:
                 except OSError:
                     continue
                 self._spent[path.name] = ran / 1e9
+        self.own_s += time.thread_time() - begin
 
     def seconds(self) -> float:
         """Returns the sum."""

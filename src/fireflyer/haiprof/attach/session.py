@@ -72,9 +72,9 @@ class Session:
         self.dropped = 0
         self.training_thread = 0
         self._frames = FrameBuffer()
-        self._accountant = PhaseAccountant()
         self._threads: dict[int, str] = {}
         self._labels: dict[int, str] = {}
+        self._accountant = PhaseAccountant(lambda label: self._labels.get(label, str(label)))
         self._open: dict[tuple[int, int, int], list[int]] = {}
         self._ready: list[FromAgent] = []
         self._connection = self._meet(timeout_s)
@@ -171,6 +171,9 @@ class Session:
                 connection.close()
             if not self.target.alive():
                 raise ProfileError(f"process {self.target.pid} ended before it answered")
+            if time.monotonic() < end:
+                with contextlib.suppress(ProfileError):  # the agent of the session before may have
+                    self.target.wake()  # been about to end, and took the signal for its own
         raise ProfileError(
             f"process {self.target.pid} did not answer within {timeout_s:g} s: it is being profiled "
             f"already, or {self.target.obstacle()}"

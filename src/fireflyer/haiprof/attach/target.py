@@ -112,7 +112,7 @@ class Target:
         try:
             with open(f"/proc/{self.pid}/maps") as file:
                 for line in file:
-                    if found := pattern.search(line.rstrip("\n")):
+                    if ENDING in line and (found := pattern.search(line.rstrip("\n"))):
                         return int(found[1], 16) // page
         except OSError:
             return None

@@ -22,6 +22,7 @@ SLOW_SHARE = 0.15
 
 DATA_SHARE = 0.15
 COMMUNICATION_SHARE = 0.25
+CALLBACKS_SHARE = 0.05
 OTHER_SHARE = 0.10
 LOCK_SHARE = 0.10
 BLOCKED_SHARE = 0.05
@@ -35,7 +36,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     """slow-rank-cpu, slow-rank-disk, slow-rank-data, slow-network, lock, data, communication,
-    memory-growth, gpu-idle or other."""
+    memory-growth, gpu-idle, callbacks, framework or other."""
     sentence: str
     evidence: list[str]
     gain_s: float
@@ -54,7 +55,8 @@ def explain(profiles: Sequence[RankProfile]) -> list[Finding]:
     paired = PairedSteps(ranks)
     slow = list(_slow_ranks(ranks, paired, {finding.rank for finding in locks}))
     network = [] if slow or locks else list(_slow_network(ranks, paired))
-    found = [*locks, *slow, *network, *_memory_growth(ranks), *_gpu_idle(ranks), *_other(ranks)]
+    found = [*locks, *slow, *network, *_memory_growth(ranks), *_gpu_idle(ranks)]
+    found += [*_callbacks(ranks), *_framework(ranks), *_other(ranks)]
     if not any(finding.kind == "slow-rank-data" for finding in slow):
         found += _data(ranks)
     if not (slow or locks or network):
@@ -298,6 +300,43 @@ def _gpu_idle(ranks: list[RankMeasures]) -> Iterator[Finding]:
                     gain_s=(1 - busy) * one.step_s,
                     share=1 - busy,
                 )
+
+
+def _callbacks(ranks: list[RankMeasures]) -> Iterator[Finding]:
+    """Yields what callbacks take in the mean step: most of them are quick in most steps."""
+    step = sum(m.mean_s for m in ranks) / len(ranks)
+    spent: dict[str, float] = {}
+    for one in ranks:
+        for row in one.profile.steps:
+            for name, seconds in row.callbacks.items():
+                spent[name] = spent.get(name, 0.0) + seconds / one.steps / len(ranks)
+    whole = sum(spent.values())
+    if whole < CALLBACKS_SHARE * step:
+        return
+    yield Finding(
+        kind="callbacks",
+        sentence=f"Callbacks take {_time(whole)} of each step, {_percent(whole, step)}.",
+        evidence=[
+            f"{name} takes {_time(spent[name])}"
+            for name in sorted(spent, key=lambda name: -spent[name])[:3]
+        ],
+        gain_s=whole,
+        share=whole / step,
+    )
+
+
+def _framework(ranks: list[RankMeasures]) -> Iterator[Finding]:
+    step = median(m.step_s for m in ranks)
+    loop = median(m.phases["framework"] for m in ranks)
+    if loop < OTHER_SHARE * step:
+        return
+    yield Finding(
+        kind="framework",
+        sentence=f"The Trainer's own loop takes {_time(loop)} of each step, {_percent(loop, step)}.",
+        evidence=["it takes about the same time for a larger batch or model"],
+        gain_s=loop,
+        share=loop / step,
+    )
 
 
 def _other(ranks: list[RankMeasures]) -> Iterator[Finding]:

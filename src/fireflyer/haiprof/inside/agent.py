@@ -103,6 +103,8 @@ class Session:
         self._buffer = EventBuffer()
         self._undo: list[Callable[[], None]] = []
         self._roots: RootModules | None = None
+        self._points = points.PointHooks(self._buffer)
+        self._looked_at = (0, False)
         self._operators = OperatorRecorder(request.operator_steps)
         period = int(1e9 / request.rate_hz) if request.rate_hz > 0 else 0
         self._sampler = StackSampler(period) if period else None
@@ -147,8 +149,10 @@ class Session:
         )
 
     def _put_hooks(self) -> None:
-        """Puts all hooks in place, once torch is loaded."""
+        """Puts all hooks in place, once torch is loaded; those of other modules once these are."""
         buffer = self._buffer
+        if self._roots is not None:
+            self._put_point_hooks()
         if self._roots is not None or not self._request.phases or not _torch_is_loaded():
             return
         if not self._torch_known:
@@ -158,9 +162,16 @@ class Session:
         buffer.active = True
         self._roots = RootModules(buffer)
         self._undo.append(self._roots.undo)
-        for replacement in points.hook_points(buffer):
-            self._undo.append(replacement.undo)
+        self._put_point_hooks()
         self._undo.append(points.OptimizerHooks(buffer, self._at_step).undo)
+
+    def _put_point_hooks(self) -> None:
+        """Looks for points if modules were imported, or when the first step shows that all are."""
+        loaded = (len(sys.modules), self._training_thread != 0)
+        if loaded != self._looked_at:
+            self._looked_at = loaded
+            for replacement in self._points.search():
+                self._undo.append(replacement.undo)
 
     def _at_step(self, steps: int) -> int:
         """Runs in the thread that trains, at the end of an optimizer's step. Never raises.

@@ -16,17 +16,21 @@ from typing import Any, NamedTuple
 from fireflyer._native import haiprof
 from fireflyer.haiprof.events import (
     BACKWARD,
+    CALLBACKS,
     CHECKPOINT,
     COMMUNICATION,
     DATA,
+    FORWARD,
+    FRAMEWORK,
     OPTIMIZER,
     UPDATE,
 )
 from fireflyer.haiprof.inside.buffer import EventBuffer
+from fireflyer.haiprof.inside.callbacks import callback_methods
 
 _MISSING = object()
 
-__all__ = ["POINTS", "OptimizerHooks", "Point", "Replacement", "hook_points"]
+__all__ = ["POINTS", "OptimizerHooks", "Point", "PointHooks", "Replacement"]
 
 
 class Point(NamedTuple):
@@ -44,6 +48,22 @@ _COLLECTIVES = (
     "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send",
     "batch_isend_irecv",
 )  # fmt: skip
+
+_LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
+"""Names under which Lightning is distributed."""
+
+_LOOPS = (
+    (DATA, "loops.fetchers", "_DataFetcher.__next__"),
+    (DATA, "loops.fetchers", "_PrefetchDataFetcher.__next__"),
+    (FORWARD, "strategies.strategy", "Strategy.training_step"),
+    (FRAMEWORK, "loops.training_epoch_loop", "_TrainingEpochLoop.on_run_start"),
+    (FRAMEWORK, "loops.training_epoch_loop", "_TrainingEpochLoop.advance"),
+    (FRAMEWORK, "loops.training_epoch_loop", "_TrainingEpochLoop.on_advance_end"),
+    (FRAMEWORK, "loops.fit_loop", "_FitLoop.on_advance_start"),
+    (FRAMEWORK, "loops.fit_loop", "_FitLoop.on_advance_end"),
+)
+"""Lightning's functions for one step and one epoch. Functions for several steps are not timed: a session
+that begins in the midst of such a call would see other phases than one that begins before it."""
 
 POINTS = (
     Point(BACKWARD, "torch.autograd", "_engine_run_backward"),
@@ -73,6 +93,15 @@ POINTS = (
     Point(COMMUNICATION, "fireflyer.hfreduce", "allreduce"),
     *(Point(COMMUNICATION, "torch.distributed.distributed_c10d", name) for name in _COLLECTIVES),
     *(Point(COMMUNICATION, "torch.distributed", name) for name in _COLLECTIVES),
+    *(
+        Point(phase, f"{package}.{module}", name)
+        for package in _LIGHTNING
+        for phase, module, name in _LOOPS
+    ),
+    Point(DATA, "accelerate.data_loader", "send_to_device"),
+    Point(DATA, "transformers.trainer", "Trainer.get_batch_samples"),
+    Point(FRAMEWORK, "transformers.trainer", "Trainer._maybe_log_save_evaluate"),
+    Point(FRAMEWORK, "transformers.trainer_callback", "CallbackHandler.call_event"),
 )
 
 
@@ -97,9 +126,12 @@ class Replacement:
 def owner_of(point: Point) -> tuple[Any, str] | None:
     """Returns the object that holds a point's function, and its name there; None if not loaded.
 
-    A lazy attribute of a module is not loaded: a profiler imports nothing into its target for it.
+    A lazy attribute of a module is not loaded: a profiler imports nothing into its target for it. Nor is
+    a module whose import goes on: it may copy the function.
     """
     owner: Any = sys.modules.get(point.module)
+    if getattr(getattr(owner, "__spec__", None), "_initializing", False):
+        return None
     *path, name = point.attribute.split(".")
     for part in path:
         owner = inspect.getattr_static(owner, part, None)
@@ -128,24 +160,33 @@ def keep_from_compiler(function: Any) -> None:
         compiler.set_code_exec_strategy(function.__code__, only_itself)
 
 
-def hook_points(buffer: EventBuffer) -> Iterator[Replacement]:
-    """Puts a hook on each point that is loaded; yields what undoes it."""
-    wrapped: dict[int, Any] = {}  # one hook for a function that has several names
-    for point in POINTS:
-        found = owner_of(point)
-        if found is None:
-            continue
-        owner, name = found
-        original = getattr(owner, name)
-        hook = wrapped.get(id(original))
-        if hook is None:
-            hook = timed(original, buffer, point.phase, point.attribute)
-            wrapped[id(original)] = wrapped[id(hook)] = hook
-        if original is not hook:
-            try:
-                yield Replacement(owner, name, hook)
-            except (AttributeError, TypeError):  # an immutable type of another release
+class PointHooks:
+    """Hooks on the points and callbacks that are loaded."""
+
+    def __init__(self, buffer: EventBuffer) -> None:
+        self._buffer = buffer
+        self._hooks: dict[int, Any] = {}  # one hook for a function that has several names
+        self._placed: set[tuple[int, str]] = set()
+
+    def search(self) -> Iterator[Replacement]:
+        """Puts a hook on each place that has none yet; yields what undoes it."""
+        found = [(point.phase, point.attribute, owner_of(point)) for point in POINTS]
+        found += [(CALLBACKS, owner.__name__, (owner, name)) for owner, name in callback_methods()]
+        for phase, label, place in found:
+            if place is None or (id(place[0]), place[1]) in self._placed:
                 continue
+            owner, name = place
+            original = getattr(owner, name)
+            hook = self._hooks.get(id(original))
+            if hook is None:
+                hook = timed(original, self._buffer, phase, label)
+                self._hooks[id(original)] = self._hooks[id(hook)] = hook
+            self._placed.add((id(owner), name))
+            if original is not hook:
+                try:
+                    yield Replacement(owner, name, hook)
+                except (AttributeError, TypeError):  # an immutable type of another release
+                    continue
 
 
 class OptimizerHooks:

@@ -1,6 +1,7 @@
 """Recorders of one process: `basic`, `cpu`, `mem`, `io`. They read /proc."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
@@ -80,9 +81,13 @@ class Cpu(_OfProcess):
 
 
 class Memory(_OfProcess):
-    """Memory of the process: resident, private, swapped; page faults."""
+    """Memory of the process: resident, private, swapped; page faults.
+
+    The kernel takes milliseconds to add up a large process.
+    """
 
     name = "mem"
+    interval_s = 2.0
 
     def sample(self) -> dict[str, float]:
         fields = _stat(self.pid)
@@ -112,17 +117,18 @@ class InputOutput(_OfProcess):
     def __init__(self, pid: int) -> None:
         super().__init__(pid)
         self._inodes: set[str] = set()
+        self._tables: list[str] = []
         self._looked = 0
 
     def sample(self) -> dict[str, float]:
-        counters = _pairs(f"/proc/{self.pid}/io")
+        counters, fields = _pairs(f"/proc/{self.pid}/io"), _stat(self.pid)
         values = {
             "read_bytes_total": float(counters.get("read_bytes", 0)),
             "written_bytes_total": float(counters.get("write_bytes", 0)),
             "read_chars_total": float(counters.get("rchar", 0)),
             "written_chars_total": float(counters.get("wchar", 0)),
-            "disk_wait_s_total": int(_stat(self.pid)[39]) * _TICK,
-            "in_disk_wait": float(_stat(self.pid)[0] == "D"),
+            "disk_wait_s_total": int(fields[39]) * _TICK,
+            "in_disk_wait": float(fields[0] == "D"),
         }
         values |= self._network()
         values |= self._sockets()
@@ -139,22 +145,36 @@ class InputOutput(_OfProcess):
         return {"net_received_bytes_total": float(received), "net_sent_bytes_total": float(sent)}
 
     def _sockets(self) -> dict[str, float]:
-        """Returns unacknowledged bytes by peer, of the sockets of this process."""
-        if self._looked % 20 == 0:
-            self._inodes = self._own_sockets()
+        """Returns unacknowledged bytes by peer, of the sockets of this process.
+
+        The kernel takes milliseconds to list the sockets of a busy machine. So samples read only the
+        tables that held some of this process when it opened or closed a socket last.
+        """
+        tables = self._tables
+        if self._looked % 20 == 0 and (found := self._own_sockets()) != self._inodes:
+            self._inodes = found
+            tables, self._tables = ["tcp", "tcp6"], []
         self._looked += 1
         waiting: dict[str, float] = {}
-        for version in ("tcp", "tcp6"):
-            try:
-                lines = Path(f"/proc/{self.pid}/net/{version}").read_text().splitlines()[1:]
-            except OSError:
-                continue
-            for line in lines:
-                words = line.split()
-                if words[9] in self._inodes and words[3] == "01":
-                    peer = f"blocked_{_address(words[2].split(':')[0])}"
-                    waiting[peer] = waiting.get(peer, 0.0) + int(words[4].split(":")[0], 16)
+        for table in tables:
+            own = list(self._established(table))
+            if own and table not in self._tables:
+                self._tables.append(table)
+            for words in own:
+                peer = f"blocked_{_address(words[2].split(':')[0])}"
+                waiting[peer] = waiting.get(peer, 0.0) + int(words[4].split(":")[0], 16)
         return waiting
+
+    def _established(self, table: str) -> Iterator[list[str]]:
+        """Yields the fields of the connections of this process."""
+        try:
+            lines = Path(f"/proc/{self.pid}/net/{table}").read_text().splitlines()[1:]
+        except OSError:
+            return
+        for line in lines:
+            words = line.split(maxsplit=10)
+            if words[9] in self._inodes and words[3] == "01":
+                yield words
 
     def _own_sockets(self) -> set[str]:
         found = set()

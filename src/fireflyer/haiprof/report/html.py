@@ -9,17 +9,16 @@ from fireflyer.haiprof.events import PHASES
 from fireflyer.haiprof.records import RankProfile
 from fireflyer.haiprof.report.text import duration
 
-COLOURS = dict(
-    zip(
-        PHASES,
-        ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#bbbbbb"),
-        strict=True,
-    )
-)
+COLOURS = {
+    "forward": "#4477aa", "backward": "#66ccee", "optimizer": "#228833", "data": "#ccbb44",
+    "communication": "#ee6677", "checkpoint": "#aa3377", "callbacks": "#332288",
+    "framework": "#777777", "other": "#cccccc",
+}  # fmt: skip
 """A palette that people with colour-blindness can tell apart."""
 
-WIDTH, HEIGHT, LABEL, MOST_BARS = 720, 110, 18, 240
-"""Sizes of a drawing: width, height of bars over time, height of a line of text, most steps."""
+WIDTH, HEIGHT, LABEL, MOST_BARS, KEY = 720, 110, 18, 240, 26
+"""Sizes of a drawing: width, height of bars over time, height of a line of text, most steps, width of a
+colour in the key with its margins."""
 
 
 def page(report: dict[str, Any], profiles: Sequence[RankProfile]) -> str:
@@ -64,12 +63,14 @@ def _drawing(label: str, height: float, body: str) -> str:
 
 
 def _key() -> str:
-    places = [(name, n * WIDTH / len(PHASES)) for n, name in enumerate(PHASES)]
-    body = "".join(
-        f'<rect x="{x:.0f}" y="2" width="12" height="12" fill="{COLOURS[name]}"/>'
-        f'<text x="{x + 16:.0f}" y="12">{name}</text>'
-        for name, x in places
-    )
+    letters = sum(len(name) for name in PHASES)
+    body, x = "", 0.0
+    for name in PHASES:
+        body += (
+            f'<rect x="{x:.0f}" y="2" width="12" height="12" fill="{COLOURS[name]}"/>'
+            f'<text x="{x + 16:.0f}" y="12">{name}</text>'
+        )
+        x += KEY + (WIDTH - KEY * len(PHASES)) * len(name) / letters
     return f'<svg class="chart" viewBox="0 0 {WIDTH} {LABEL}" aria-hidden="true">{body}</svg>'
 
 

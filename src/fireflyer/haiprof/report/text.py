@@ -6,8 +6,8 @@ from typing import Any
 from fireflyer.haiprof.events import PHASES
 
 BAR = 30
-MARKS = dict(zip(PHASES, "FBODCK·", strict=True))
-"""Letter of each phase in bars without colour; K is checkpoint."""
+MARKS = dict(zip(PHASES, "FBODCKLW·", strict=True))
+"""Letter of each phase in bars without colour; K is checkpoint, L callbacks, W framework."""
 
 
 def bar(phases: dict[str, float], width: int = BAR) -> str:
@@ -38,9 +38,10 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
     if covered is not None:
         yield f"{report['steps']} steps; {covered:.1%} of their time accounted for"
         yield ""
-        yield "  ".join([f"{'rank':>4}", f"{'step':>9}", *(f"{name:>13}" for name in PHASES)])
+        shown = [n for n in PHASES if any(rank["phases"].get(n) for rank in report["ranks"])]
+        yield "  ".join([f"{'rank':>4}", f"{'step':>9}", *(f"{name:>13}" for name in shown)])
         for rank in report["ranks"]:
-            cells = [duration(rank["phases"].get(name)) for name in PHASES]
+            cells = [duration(rank["phases"].get(name)) for name in shown]
             step = duration(rank["step_s"])
             yield "  ".join([f"{rank['rank']:>4}", f"{step:>9}", *(f"{c:>13}" for c in cells)])
     yield ""
