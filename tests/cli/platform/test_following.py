@@ -1,13 +1,16 @@
 """What a follower of a task's output writes, and when."""
 
 import io
+import os
 import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from fireflyer.cli.run import follow
 from fireflyer.cli.run.follow import HELD_S, WAIT_S, Tail
 
 
@@ -87,3 +90,25 @@ def test_a_message_begins_a_line_where_both_go_to_one_place(
             sys.stderr.write(f"{words}\n")
             sys.stderr.flush()
     assert capfd.readouterr().err == "done\nhalf a line\namid\nfirst\nsecond\n"
+
+
+class Platform(Log):
+    """A task that goes on: its log has more lines, and its history no further event."""
+
+    def task_at(self, _task: str) -> tuple[Any, int]:
+        return SimpleNamespace(attempt=1, state="running"), 7
+
+    def events(self, **_: Any) -> list[Any]:
+        raise AssertionError("the reader is gone, and the history is waited for")
+
+
+def test_following_ends_with_the_reader_of_its_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    platform = Platform([b"first\n", b"second\n", b"third\n"])
+    monkeypatch.setattr(follow, "Client", lambda _home: platform)
+    with open(writing, "wb", buffering=0) as out:
+        monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=out))
+        with pytest.raises(BrokenPipeError):
+            follow.print_log(None, "t1", 0, None, follow=True)
+    assert platform.left == [b"second\n", b"third\n"]

@@ -79,6 +79,12 @@ class Tail:
         if self._errors:
             raise self._errors[0]
 
+    def copy(self, attempt: int) -> None:
+        """Copies an attempt's output until its end, in this thread; raises what `finish` raises."""
+        for rank in self._ranks:
+            self._copy(rank, attempt)
+        self.finish()
+
     def _copy(self, rank: int, attempt: int) -> None:
         offset = 0
         held = b""
@@ -169,14 +175,18 @@ def print_log(
 
 
 def _follow_log(client: Client, task: str, rank: int, out: BinaryIO) -> None:
+    """Copies attempt after attempt in this thread: the end of a pipe's reader ends it at once."""
     tail = Tail(client, task, [rank], out, mark=False)
     view, seq = client.task_at(task)
     if view.attempt:
-        tail.start(view.attempt)
-    if view.state in TERMINAL:
-        tail.finish()
-        return
-    follow(client, task, tail, seq, lambda _event: None)
+        tail.copy(view.attempt)
+    over = view.state in TERMINAL
+    while not over:
+        for event in client.events(task=task, after=seq, wait_s=WAIT_S):
+            seq = event.seq
+            if event.kind == "starting":
+                tail.copy(event.attempt)
+            over = over or event.kind in TERMINAL
 
 
 def print_events(
