@@ -7,7 +7,7 @@ TESTS = $(PY) -m pytest --dist loadgroup --no-loadscope-reorder --max-worker-res
 export SEED
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes; each would compile what it imports
 
-.PHONY: help setup dist demo test test-all rehearse budgets mutants lint bench soak soak-fs3 soak-hai native-test fuzz sim sim-mutants sim-kv soak-kv torch-suite cluster-histories stubs clean
+.PHONY: help setup dist demo docs docs-serve test test-all rehearse budgets mutants lint bench soak soak-fs3 soak-hai native-test fuzz sim sim-mutants sim-kv soak-kv torch-suite cluster-histories stubs clean
 help:
 	@grep -E '^[a-z0-9-]+: .*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
 
@@ -40,10 +40,10 @@ mutants: setup  ## change one line of PART=hfreduce at a time; its tests must fa
 torch-suite: setup  ## torch's own tests of collectives and DDP, over hfreduce
 	@$(PY) -m tests.torch_suite $(ARGS)
 
-lint: setup  ## ruff, mypy strict, import contracts, size limits, prose, C++ warnings as errors
+lint: setup  ## ruff, mypy strict, import contracts, size limits, prose, links of the documentation, C++ warnings as errors
 	@scripts/lint.sh
 
-bench: setup  ## the benchmark figures of the README
+bench: setup  ## allreduce on this machine against gloo
 	@.venv/bin/fireflyer bench allreduce $(ARGS)
 
 soak: setup  ## half an hour of random collectives and deaths (SECONDS=60 for less), a million operations, 3,000 killed writers, power cuts
@@ -79,6 +79,12 @@ cluster-histories: setup  ## the scheduler's promises over N=50000 random histor
 
 soak-kv: setup  ## the key-value store and the page cache on fs3, shot at: SECONDS=600 SEED=1
 	@$(PY) -m tests.kv.soak.soak --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1)
+
+docs: setup  ## build the documentation site, build/site/index.html; a dead link fails
+	@scripts/site.sh
+
+docs-serve: setup  ## show the documentation while its pages change
+	@scripts/site.sh --serve
 
 stubs: setup  ## regenerate the committed type stubs of the native module
 	@scripts/stubs.sh

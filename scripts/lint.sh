@@ -11,6 +11,7 @@ echo "lint: sizes";         $bin/python scripts/sizes.py
 echo "lint: prose";         $bin/python scripts/prose.py
 echo "lint: includes";      $bin/python scripts/includes.py
 echo "lint: circles";       $bin/python scripts/circles.py
+echo "lint: docs";          scripts/site.sh --check
 echo "lint: mypy --strict"; $bin/mypy --no-error-summary
 echo "lint: imports";       $bin/lint-imports --no-cache >build/lint-imports.log || { cat build/lint-imports.log; exit 1; }
 echo "lint: C++ warnings"

@@ -130,7 +130,7 @@ else
 import tomllib, pathlib
 p = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]
 extras = p["optional-dependencies"]
-names = p["dependencies"] + [d for e in ("torch", "demo", "envpool", "parquet", "postgresql", "zstd", "dev") for d in extras[e]]
+names = p["dependencies"] + [d for e in ("torch", "demo", "envpool", "parquet", "postgresql", "zstd", "docs", "dev") for d in extras[e]]
 print("\n".join(n for n in names if not n.startswith("fireflyer[")))
 E2
 )
