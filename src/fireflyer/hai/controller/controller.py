@@ -91,7 +91,7 @@ class Controller:
         self.dispatch.set_quotas(store.quotas())
         self._look_at_nodes()
         self._tasks: dict[str, Task] = {}
-        self._intake = SubmissionQueue(store, self.workspaces, self.dispatch, self._taken)
+        self.submissions = SubmissionQueue(store, self.workspaces, self.dispatch, self._taken)
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._failed: asyncio.Future[None] | None = None
         self._news = asyncio.Event()
@@ -176,7 +176,7 @@ class Controller:
         Args:
             at_once: stop running ranks with a grace period of 0 s.
         """
-        self._draining = self._intake.closed = True
+        self._draining = self.submissions.closed = True
         for task in list(self._tasks.values()):
             if task.state == "suspended":
                 continue
@@ -198,16 +198,12 @@ class Controller:
         """
         return self.faults.observed(found)
 
-    async def submit(
-        self, spec: TaskSpec, user: str = "", line: dict[str, Any] | None = None
-    ) -> TaskView:
-        """Submits a user's task; the task and its line of the audit log are on disk on return.
+    async def submit(self, spec: TaskSpec) -> TaskView:
+        """Submits a task of no user, as `submissions` does."""
+        return self.submitted(await self.submissions.submit(spec, "", None))
 
-        Raises:
-            ConfigError: a field of the spec is invalid.
-            TaskError: the task requests more than there is or the user's quota ever allows.
-        """
-        row = await self._intake.submit(spec, user, line)
+    def submitted(self, row: Row) -> TaskView:
+        """Returns the current view of a task that was just submitted."""
         task = self._tasks.get(row.task)
         if task is None or task.attempt or task.state != row.state:
             return self.view(row.task)
@@ -349,20 +345,22 @@ class Controller:
 
     def _apply(self, step: Step, when: Moment) -> None:
         """Writes a step and applies its effects; then plans, because nodes may be free now."""
+        before = self._tasks.get(step.task.id)
         self._commit(step, when)
+        if before is not None:
+            self.dispatch.follow(before, step.task)
         self._schedule()
         self._tell()
 
     def _commit(self, step: Step, when: Moment) -> None:
+        """Writes a step and does all that follows from it but the update of the cluster."""
         self._store.write(step, when)
         task = step.task
         before = self._tasks.get(task.id)
         self._tasks[task.id] = task
         self.meters.step(task, step.notes, when.wall)
-        if before is not None:
-            self.dispatch.follow(before, task)
-            if before.placement and not task.placement:
-                self.logs.wake(task.id, task.attempt)
+        if before is not None and before.placement and not task.placement:
+            self.logs.wake(task.id, task.attempt)
         for note in step.notes:
             _log.info("%s attempt %d: %s %s", task.id, task.attempt, note.kind, note.detail or "")
         for action in step.actions:

@@ -98,7 +98,8 @@ def _task_routes(
         with trail.refusals(who, "submit") as line:
             accounts.check_group(who, spec.group)
             check_labels(spec)
-            return json(await controller.submit(spec, who.user, line))
+            row = await controller.submissions.submit(spec, who.user, line)
+            return json(controller.submitted(row))
 
     async def listing(
         live: bool = False,

@@ -301,6 +301,12 @@ class Platform(RuleBasedStateMachine):
             self.dispatch.take_up(found, self.specs[name], [])
 
     def apply(self, step: Step) -> None:
+        before = self.tasks.get(step.task.id)
+        self.commit(step)
+        if before is not None:
+            self.dispatch.follow(before, step.task)
+
+    def commit(self, step: Step) -> None:
         name = step.task.id
         before = self.tasks.get(name)
         if before is not None and before.state in TERMINAL:
@@ -308,8 +314,6 @@ class Platform(RuleBasedStateMachine):
         if before is not None and before.state != step.task.state:
             assert step.notes[-1].kind in (step.task.state, "starting")
         self.tasks[name] = step.task
-        if before is not None:
-            self.dispatch.follow(before, step.task)
         self.history.setdefault(name, []).extend(note.kind for note in step.notes)
         for action in step.actions:
             self.perform(action)
@@ -334,8 +338,8 @@ class Platform(RuleBasedStateMachine):
         while wait_s == 0.0:
             for action in self.dispatch.plan():
                 step = lifecycle.decide(self.tasks[action.task], action)
+                self.commit(step)
                 self.dispatch.apply(action)
-                self.apply(step)
             wait_s = self.dispatch.wait_s()
         assert self.dispatch.plan() == [], "a second plan finds more to do"
 

@@ -66,7 +66,8 @@ async def submit_all(controller: Controller, specs: list[TaskSpec]) -> list[Task
 
     async def one(spec: TaskSpec) -> TaskView:
         with trail.refusals(ADA, "submit") as line:
-            return await controller.submit(spec, "ada", line)
+            row = await controller.submissions.submit(spec, "ada", line)
+            return controller.submitted(row)
 
     found = await asyncio.gather(*map(one, specs), return_exceptions=True)
     return [answer for answer in found if isinstance(answer, TaskView | Exception)]
