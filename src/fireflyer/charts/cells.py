@@ -10,6 +10,8 @@ MOST = 80
 
 WIDTH = 720
 LEFT, TOP = 110, 30
+LETTER = 7.2
+"""Width of a letter of a row's name."""
 
 
 def heat_map(
@@ -49,7 +51,8 @@ def heat_map(
     rows, columns, values = _grouped(rows, columns, values)
     top = max([v for row in values for v in row if v is not None], default=0.0)
     top = high if high is not None else top
-    side = min(16.0, (WIDTH - LEFT - 10) / max(len(columns), 1))
+    left = max(LEFT, round(LETTER * max(map(len, rows), default=0)) + 8)
+    side = min(16.0, (WIDTH - left - 10) / max(len(columns), 1))
     height = TOP + side * len(rows) + 30
     parts = [
         f'<svg class="chart" viewBox="0 0 {WIDTH} {height:.0f}" role="img">',
@@ -60,7 +63,7 @@ def heat_map(
         y = TOP + line * side
         if side >= 10 or line % 4 == 0:
             parts.append(
-                f'<text x="{LEFT - 6}" y="{y + side / 2 + 4:.1f}" text-anchor="end">{escape(name)}</text>'
+                f'<text x="{left - 6}" y="{y + side / 2 + 4:.1f}" text-anchor="end">{escape(name)}</text>'
             )
         for place, value in enumerate(row):
             mark = marks[line][place] if marks else ""
@@ -69,13 +72,13 @@ def heat_map(
             told = f"{name}, {columns[place]}: {number(value or 0.0)}{unit}"
             share = min(max((value or 0.0) / top, 0.0), 1.0) if top > 0 else 0.0
             cell = _cell(
-                LEFT + place * side, y, side, share, mark, tips[line][place] if tips else told
+                left + place * side, y, side, share, mark, tips[line][place] if tips else told
             )
             parts.append(f'<a href="{escape(links[place])}">{cell}</a>' if links else cell)
     foot = height - 10
     ends = f"{columns[0]} to {columns[-1]}" if columns else ""
     parts.append(
-        f'<text x="{LEFT}" y="{foot:.0f}">{escape(ends)}; darkest: {number(top)}{escape(unit)}</text>'
+        f'<text x="{left}" y="{foot:.0f}">{escape(ends)}; darkest: {number(top)}{escape(unit)}</text>'
     )
     return "\n".join([*parts, "</svg>"])
 

@@ -1,7 +1,8 @@
 """What the pages cost with 2,000 nodes and 5,000 tasks: `python -m tests.hai.dashboard.measure`.
 
-The database has a year of samples of 200 of the nodes, of 40 users and of the cluster (`--plain`: none).
-The median CPU time of the server's thread for a page, and the longest time in which nobody else had a turn.
+The database has a year of samples of 200 of the nodes, of 40 users and of the cluster, and of 20,000 tasks
+of that year (`--plain`: neither). The median CPU time of the process for a page, and the longest time in
+which nobody else of the server's thread had a turn.
 """
 
 import asyncio
@@ -24,7 +25,9 @@ from fireflyer.hai.controller.controller import Controller
 from fireflyer.hai.dashboard import app as dashboard
 from fireflyer.hai.dashboard.sessions import Sessions
 from fireflyer.hai.database.connection import Database
+from fireflyer.hai.database.schema import event as event_table
 from fireflyer.hai.database.schema import sample
+from fireflyer.hai.database.schema import task as task_table
 from fireflyer.hai.database.store import Fresh, Moment, Store
 from fireflyer.hai.home import Home
 from fireflyer.hai.http.access import Accounts
@@ -46,12 +49,15 @@ from fireflyer.hai.sampling.series import (
 NODES, TASKS, ROUNDS = 2000, 5000, 5
 
 PAGES = (
-    "", "/map", "/queue", "/tasks", "/nodes", "/ledger", "/nodes/n7", "/use?window=6h", "/use?window=24h",
-    "/use?window=30d", "/use?window=1y", "/use?window=1y&scope=node:n7", "/use?window=1y&scope=user:user1",
+    "", "/map", "/queue", "/tasks", "/tasks?state=over", "/tasks?state=failed&user=user1", "/nodes",
+    "/ledger", "/ledger?window=7d", "/nodes/n7", "/tasks/{mine}", "/tasks/{mine}/stop", "/validations",
+    "/validations/n7", "/users", "/use?window=6h", "/use?window=24h", "/use?window=7d", "/use?window=30d",
+    "/use?window=1y", "/use?window=1y&scope=node:n7", "/use?window=1y&scope=user:user1",
 )  # fmt: skip
 
 SAMPLED_NODES, SAMPLED_USERS = 200, 40
 YEAR_S = 365 * 86_400
+PAST_TASKS, PAST_FAULTS, PAST_RANKS = 20_000, 100, 8
 
 
 class Nodes(NoEngine):
@@ -109,6 +115,52 @@ def fill_year(database: Database) -> int:
     return count
 
 
+def fill_history(database: Database) -> int:
+    """Writes the tasks of a year that are over, with their events; how many events those are."""
+    draw, now = random.Random(2), time.time()
+    tasks: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
+
+    def note(kind: str, wall: float, /, **detail: Any) -> None:
+        text = msgspec.json.encode(detail).decode()
+        attempt = int(kind not in ("submitted", "queued"))
+        events.append({
+            "task": len(tasks), "attempt": attempt, "kind": kind, "detail": text, "monotonic_ns": 0,
+            "wall": wall,
+        })  # fmt: skip
+
+    for number in range(1, PAST_TASKS + 1):
+        user, node = f"user{number % 40}", f"n{draw.randrange(SAMPLED_NODES)}"
+        begin = now - YEAR_S + (YEAR_S - 90_000) * number / PAST_TASKS
+        end = begin + draw.uniform(600, 80_000)
+        state = draw.choice(["finished", "finished", "finished", "failed", "stopped"])
+        spec = TaskSpec(script="/train.py", cwd="/", ranks_per_node=PAST_RANKS, gpus=8)
+        tasks.append({
+            "id": number, "spec": msgspec.json.encode(spec).decode(), "secret": "", "state": state,
+            "reason": "", "attempt": 1, "restarts": 0, "stopping": False, "warm": False,
+            "created": begin, "user": user,
+        })  # fmt: skip
+        note("submitted", begin, user=user)
+        note("queued", begin)
+        note("starting", begin + 60, nodes=[node])
+        for rank in range(PAST_RANKS):
+            note("rank_started", begin + 61, rank=rank, node=node, pid=1000 + rank)
+        note("running", begin + 62)
+        if number % (PAST_TASKS // PAST_FAULTS) == 0:
+            note("observed", end, what="oom", node=node, wall=end, pid=1, text="out of memory")
+            note("acted", end, action="restart", rule="out-of-memory", node=node)
+        for rank in range(PAST_RANKS):
+            note(
+                "rank_exited", end, rank=rank, node=node, code=0, signal=None, suspended=False,
+            )  # fmt: skip
+        note("gang_ended", end, outcome=state, reason="")
+        note(state, end)
+    with database.writing() as connection:
+        connection.execute(task_table.insert(), tasks)
+        connection.execute(event_table.insert(), sorted(events, key=lambda event: event["wall"]))
+    return len(events)
+
+
 async def ask(app: FastAPI, path: str, scope: Scope) -> int:
     """One page, without its session; how many bytes it has."""
     who = Identity(user="user1", token="home", scope=scope)
@@ -136,9 +188,9 @@ async def ask(app: FastAPI, path: str, scope: Scope) -> int:
 
 async def measured(page: Callable[[], Awaitable[int]]) -> tuple[float, float, int]:
     """Milliseconds of CPU of a page, of the longest turn of another of its kind, and its bytes."""
-    begun = time.thread_time()
+    begun = time.process_time()
     size = await page()
-    spent = time.thread_time() - begun
+    spent = time.process_time() - begun
     longest, over = 0.0, False
 
     async def others() -> None:
@@ -157,9 +209,10 @@ async def measured(page: Callable[[], Awaitable[int]]) -> tuple[float, float, in
     return spent * 1e3, longest * 1e3, size
 
 
-async def measure(app: FastAPI) -> None:
-    scopes: tuple[Scope, ...] = ("operate", "submit")
-    for path in PAGES:
+async def measure(app: FastAPI, mine: str) -> None:
+    """Measures all pages. `mine`: a task of user1."""
+    for path in (page.format(mine=mine) for page in PAGES):
+        scopes: tuple[Scope, ...] = ("admin",) if path == "/users" else ("operate", "submit")
         for scope in scopes:
             page = partial(ask, app, path, scope)
             first = await measured(page)
@@ -177,14 +230,17 @@ def main() -> None:
         home = Home(Path(folder))
         home.create()
         store = Store(home.database)
+        plain = "--plain" in sys.argv
+        if not plain:
+            sys.stdout.write(f"{fill_history(store.database)} events of {PAST_TASKS} tasks\n")
         controller = Controller(home, store, Nodes(), "timeshare")
         started = fill(controller, store)
         sys.stdout.write(f"{NODES} nodes; {started} tasks run, {TASKS - started} wait\n")
-        if "--plain" not in sys.argv:
+        if not plain:
             sys.stdout.write(f"{fill_year(store.database)} chunks of samples\n")
         accounts = Accounts(store.database)
         app = dashboard.build(controller, store, accounts, Sessions(accounts), Throttle())
-        asyncio.run(measure(app))
+        asyncio.run(measure(app, f"t{2 if plain else PAST_TASKS + 2}"))
         store.close()
 
 

@@ -24,8 +24,10 @@ from fireflyer.hai.home import Home, ServerFile, locate
 from fireflyer.hai.model import TaskSpec, TaskView
 from fireflyer.hai.model.engine import Node
 from fireflyer.hai.model.observations import Validator
+from fireflyer.hai.model.validations import Ended, Finding, Returned, Suspected
 from fireflyer.hai.sampling.series import LEVELS, point
 from fireflyer.hai.server.process import Options, serve
+from fireflyer.hai.validation.journal import Journal
 
 LEAVES, NODES_OF_LEAF = 6, 16
 STRETCH = 3000.0
@@ -34,8 +36,10 @@ STRETCHED_S = 13.0
 
 PAGES = {
     "overview": "", "map": "/map", "queue": "/queue", "tasks": "/tasks", "task": "/tasks/t1",
-    "waiting": "/tasks/t12", "use": "/use?window=7d", "nodes": "/nodes", "node": "/nodes/n5",
-    "ledger": "/ledger", "users": "/users",
+    "waiting": "/tasks/t13", "use": "/use?window=7d", "nodes": "/nodes", "node": "/nodes/n5",
+    "ledger": "/ledger", "users": "/users", "use-node": "/use?scope=node:n5", "over": "/tasks?state=over",
+    "validations": "/validations", "validation": "/validations/n5", "leaf": "/map?leaf=leaf2",
+    "stop": "/tasks/t1/stop", "error": "/tasks/t999",
 }  # fmt: skip
 
 DOCUMENTS = (
@@ -53,7 +57,10 @@ class Engine(FakeEngine):
         super().__init__(0, files)
         for number in range(LEAVES * NODES_OF_LEAF):
             leaf = f"leaf{number // NODES_OF_LEAF + 1}"
-            node = Node(name=f"n{number}", gpus=8, memory_mib=512_000, leaf=leaf)
+            node = Node(
+                name=f"n{number}", gpus=8, memory_mib=512_000, leaf=leaf,
+                unheld="limits of cores are not held: /sys/fs/cgroup has no controller cpu",
+            )  # fmt: skip
             if number == 77:
                 node = Node(name="n77", state="down", reason="not answering", gpus=8, leaf=leaf)
             self._nodes.append(node)
@@ -109,7 +116,17 @@ def populate(cluster: Cluster) -> None:
         )
         return people[user].submit(spec)
 
-    pretrain = submit("ada", "gpt-13b-pretrain", 24, "say", "", expected_s=80_000, gpus=8)
+    pretrain = submit(
+        "ada",
+        "gpt-13b-pretrain",
+        24,
+        "say",
+        "",
+        expected_s=80_000,
+        gpus=8,
+        memory_mib=400_000,
+        cpus=48,
+    )
     client.wait(pretrain.id, {"running"}, 120)
     submit("bob", "vit-large", 8, gpus=8)
     submit("chen", "diffusion-sweep-3", 4, gpus=4)
@@ -175,6 +192,35 @@ def record(home: Path) -> None:
     store.close()
 
 
+def validate(home: Path) -> None:
+    """Weekly validations of all nodes; one of them is slow, and failed before it came back."""
+    journal, draw, now = Journal(home), random.Random(3), time.time()
+    for week in range(8, -1, -1):
+        for number in range(LEAVES * NODES_OF_LEAF):
+            speed = 0.8 if number == 9 and week < 3 else 1.0
+            found = [
+                Finding(
+                    name=name, status="passed", unit=unit,
+                    value=usual * draw.gauss(1, 0.01) * (speed if name == "disk write" else 1),
+                )
+                for name, usual, unit in (
+                    ("memory bandwidth", 240, "GB/s"), ("disk write", 2900, "MB/s"),
+                    ("gemm", 61, "GFLOP/CPU-s"), ("network latency", 3, "us"),
+                )
+            ]  # fmt: skip
+            if number == 5 and week == 1:
+                found[2] = Finding(name="gemm", status="failed", value=50.0, reason="2 bits differ")
+            wall = now - week * 7 * 86_400 - 600 * number
+            journal.add(
+                Ended(
+                    node=f"n{number}", wall=wall, task="t9", trigger="weekly", findings=tuple(found)
+                )
+            )
+    wall = now - 6.9 * 86_400
+    journal.add(Suspected(node="n5", wall=wall, kind="validator", check="gemm", drained=True))
+    journal.add(Returned(node="n5", wall=wall + 7200))
+
+
 def pause(seconds: float) -> None:
     """Time in which things last."""
     time.sleep(seconds)
@@ -203,27 +249,35 @@ def stretch() -> None:
     time.time = stretched
 
 
+def shoot_pages(browser: Browser, folder: Path, pages: dict[str, str]) -> None:
+    """Takes the pictures of pages, and names what is wider than the window."""
+    for size, kind in ((DESKTOP, "desktop"), (PHONE, "phone")):
+        for dark in (False, True):
+            for name, address in pages.items():
+                browser.look(size, dark=dark)
+                browser.open(address)
+                if browser.overhang() or browser.wide():
+                    print(f"{name} on a {kind}: {browser.overhang()} px, {browser.wide()}")
+                height = browser.run("return document.documentElement.scrollHeight")
+                browser.look((size[0], min(int(height), 3000)), dark=dark)
+                browser.picture(folder / f"{name}-{kind}{'-dark' if dark else ''}.png")
+
+
 def shoot(cluster: Cluster, folder: Path) -> None:
     browser = Browser(cluster.folder)
     try:
         browser.open(cluster.client.dashboard_link())
         browser.until_text("h1", "Overview")
         root = browser.driver.current_url
-        for size, kind in ((DESKTOP, "desktop"), (PHONE, "phone")):
-            for dark in (False, True):
-                browser.look(size, dark=dark)
-                for name, page in PAGES.items():
-                    browser.open(root + page)
-                    height = browser.run("return document.documentElement.scrollHeight")
-                    browser.look((size[0], min(int(height), 3000)), dark=dark)
-                    browser.picture(folder / f"{name}-{kind}{'-dark' if dark else ''}.png")
-                    browser.look(size, dark=dark)
+        shoot_pages(browser, folder, {name: root + page for name, page in PAGES.items()})
         for name, page, size, dark in DOCUMENTS:
             browser.look(size, dark=dark)
             browser.open(root + page)
             if "/tasks/" in page:
                 browser.until_text("#log-note", "Live.")
             browser.picture(folder / name)
+        browser.driver.delete_all_cookies()
+        shoot_pages(browser, folder, {"sign-in": root})
     finally:
         browser.close()
 
@@ -237,6 +291,7 @@ def main(folder: Path) -> None:
             populate(cluster)
             cluster.end()
             record(cluster.home)
+            validate(cluster.home)
             cluster.start(stretched=False)
             shoot(cluster, folder)
             cluster.end()

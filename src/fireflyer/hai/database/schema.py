@@ -7,7 +7,7 @@ has none.
 import sqlalchemy as sa
 
 PRODUCT = "fireflyer hai"
-VERSION = 5
+VERSION = 6
 """Number of the newest migration. An older program refuses to open a database with a larger
 number."""
 
@@ -56,6 +56,9 @@ attempt = sa.Table(
 """`devices`: indexes of the GPUs on each node, as JSON. `launched`: the engine's launch call has
 returned. `outcome` is null while the attempt is active."""
 
+FAULTS = sa.text("kind IN ('observed', 'acted')")
+"""Events about faults: few among many. A query with this very condition uses the index of them."""
+
 event = sa.Table(
     "event",
     metadata,
@@ -67,6 +70,7 @@ event = sa.Table(
     sa.Column("monotonic_ns", _Big, nullable=False),
     sa.Column("wall", sa.Double, nullable=False),
     sa.Index("event_by_task", "task", "attempt", "seq"),
+    sa.Index("event_by_fault", "seq", sqlite_where=FAULTS, postgresql_where=FAULTS),
     sqlite_autoincrement=True,
 )
 

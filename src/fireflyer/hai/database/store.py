@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from fireflyer.errors import NoSuchTask
 from fireflyer.hai.database.connection import Database
+from fireflyer.hai.database.schema import FAULTS
 from fireflyer.hai.database.schema import attempt as _attempt
 from fireflyer.hai.database.schema import audit as _audit
 from fireflyer.hai.database.schema import event as _event
@@ -318,10 +319,10 @@ class Store:
         with self.database.writing() as connection:
             self._note(connection, _event_values(_number(task), attempt, notes, when))
 
-    def newest(self, kinds: Sequence[str], limit: int, user: str | None = None) -> list[Event]:
-        """Returns the newest events of these kinds, oldest first; only of `user`'s tasks if
+    def newest_faults(self, limit: int, user: str | None = None) -> list[Event]:
+        """Returns the newest events `observed` and `acted`, oldest first; only of `user`'s tasks if
         given."""
-        query = sa.select(_event).where(_event.c.kind.in_(kinds)).order_by(_event.c.seq.desc())
+        query = sa.select(_event).where(FAULTS).order_by(_event.c.seq.desc())
         if user is not None:
             query = query.join(_task).where(_task.c.user == user)
         with self.database.reading() as connection:

@@ -22,9 +22,6 @@ from fireflyer.hai.model.engine import Engine, EngineEvent, GangEnded, NodeObser
 from fireflyer.hai.model.observations import Observation, Validator
 from fireflyer.log import get_logger
 
-KINDS = ("observed", "acted")
-"""Kinds of events that this module writes."""
-
 _log = get_logger("hai")
 
 
@@ -54,7 +51,7 @@ class FaultMonitor:
             drain: marks a node; raises TaskError for an unknown node.
         """
         self.classifier = classifier.FaultClassifier(
-            rules, store.newest(KINDS, 2 * classifier.REMEMBERED)
+            rules, store.newest_faults(2 * classifier.REMEMBERED)
         )
         self._store = store
         self._engine = engine
@@ -69,7 +66,7 @@ class FaultMonitor:
 
     def recent(self, limit: int, user: str | None = None) -> Faults:
         """Returns the rules in force and the newest observations, of all tasks or of one user's."""
-        events = self._store.newest(KINDS, limit, user)
+        events = self._store.newest_faults(limit, user)
         return Faults(rules=self.classifier.rules, events=tuple(events))
 
     def ended(self, task: Task, event: GangEnded) -> tuple[Verdict, tuple[Note, ...]]:

@@ -107,6 +107,7 @@ def test_a_database_of_version_3_gets_devices_and_samples(
     with old.writing() as connection:
         for step in (
             "DROP TABLE sample",
+            "DROP INDEX event_by_fault",
             "ALTER TABLE attempt DROP COLUMN devices",
             "UPDATE schema_version SET version = 3",
             "UPDATE alembic_version SET version_num = '0003'",

@@ -13,8 +13,9 @@ from fireflyer.charts import Axis, Series, line_chart
 from fireflyer.charts.axes import number
 from fireflyer.hai.model import SeriesView
 
-SIZE = (480, 250)
-"""Units of a drawing: two beside each other on a desktop, one on a phone."""
+SIZE = (360, 230)
+"""Units of a drawing: three beside each other on a desktop, one on a phone, where a unit is little
+less than a pixel."""
 
 FEW = 12
 """Number of points up to which each has a marker; a line of one point cannot be seen."""

@@ -97,7 +97,7 @@ def node_map(entries: Sequence[Ended], fleet: Health) -> str:
     figures += sorted({f.name for e in entries for f in e.findings} - set(figures))
     rows = [[_past(entry, name, fleet) for entry in entries] for name in figures]
     return heat_map(
-        "Loss against the fleet's present median, by validation",
+        "Loss against the fleet's median now",
         [short(name, 20) for name in figures], [clock(entry.wall) for entry in entries],
         [[_shade(cell) for cell in row] for row in rows], " %", 100 * DARKEST,
         marks=[[MARKS[cell.standing] if cell else "" for cell in row] for row in rows],

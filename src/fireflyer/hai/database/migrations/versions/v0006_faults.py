@@ -1,0 +1,15 @@
+"""The few events about faults, without a scan of all events."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0006"
+down_revision = "0005"
+
+
+def upgrade() -> None:
+    faults = sa.text("kind IN ('observed', 'acted')")
+    op.create_index(
+        "event_by_fault", "event", ["seq"], sqlite_where=faults, postgresql_where=faults
+    )
+    op.execute("UPDATE schema_version SET version = 6")
