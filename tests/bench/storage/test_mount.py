@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.bench.test_fs import ROW_KEYS
+from tests.bench.storage.test_fs import ROW_KEYS
 from tests.fs3.mount.conftest import why_not
 
 from fireflyer.bench.__main__ import app
