@@ -25,6 +25,14 @@ def attribute(owner: str, name: str, renamed: Mapping[str, str]) -> Any:
     return getattr(sys.modules[owner], renamed[name])
 
 
+def argument(given: Mapping[str, Any], old: str, new: str, value: Any) -> Any:
+    """Returns the argument `old` if it is given, else `value`, which `new` has."""
+    if old not in given:
+        return value
+    _warn(f"{old}=", f"{new}=", 4)
+    return given[old]
+
+
 def _warn(old: str, new: str, level: int) -> None:
     text = f"{old} is now {new}; the old name goes with the next release"
     warnings.warn(text, DeprecationWarning, stacklevel=level)

@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from fireflyer import allocator, hfreduce
+from fireflyer.deprecated import argument
 from fireflyer.errors import ConfigError, ShardsLost
 from fireflyer.haiscale.consistency import BufferCopy, check_alike, copy_from_first, described
 from fireflyer.haiscale.copies import refuse_copy, second_name
@@ -77,7 +78,7 @@ class DistributedDataParallel(Wrapper):
             run.
         elastic: continue without lost ranks, in the steps of `self.elastic`. Needs `optimizer`,
             which then steps synchronously.
-        redivide, doors: see `elastic.training.Elastic`.
+        redivide, members_file: see `elastic.training.Elastic`.
         torchs: arguments of torch's DistributedDataParallel that have no effect here, such as
             `device_ids`.
         should_suspend: returns whether this rank was asked to leave, e.g. `hai.suspend_requested`.
@@ -112,11 +113,12 @@ class DistributedDataParallel(Wrapper):
         levels: Tree | None = None,
         elastic: bool = False,
         redivide: Callable[[int, int], object] | None = None,
-        doors: str | os.PathLike[str] | None = None,
+        members_file: str | os.PathLike[str] | None = None,
         should_suspend: Callable[[], bool] | None = None,
         **torchs: object,
     ) -> None:
         super().__init__()
+        members_file = argument(torchs, "doors", "members_file", members_file)
         check_arguments("DistributedDataParallel", DDP_ARGUMENTS, torchs)
         if isinstance(process_group, Optimizer | list | tuple):
             raise ConfigError("the second argument is process_group; pass optimizer=... by name")
@@ -164,9 +166,11 @@ class DistributedDataParallel(Wrapper):
                     "elastic=True and levels= exclude each other: a planned tree has fixed ranks"
                 )
             replica = Replica(self, optimizer)
-            self._elastic = Elastic(replica, optimizer, group, redivide=redivide, doors=doors)
-        elif redivide is not None or doors is not None:
-            raise ConfigError("redivide= and doors= need elastic=True")
+            self._elastic = Elastic(
+                replica, optimizer, group, redivide=redivide, members_file=members_file
+            )
+        elif redivide is not None or members_file is not None:
+            raise ConfigError("redivide= and members_file= need elastic=True")
         self._crosses = optimizer is not None and not elastic
         if meets:
             copy_from_first([*module.parameters(), *module.buffers()], group)

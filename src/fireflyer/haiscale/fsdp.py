@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecisionPolicy
 from torch.optim import Optimizer
 
+from fireflyer.deprecated import argument
 from fireflyer.errors import CollectiveError, ConfigError, WireError
 from fireflyer.haiscale.consistency import check_alike, copy_from_first
 from fireflyer.haiscale.copies import Uncopied
@@ -135,7 +136,7 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
         elastic: continue without lost ranks, in the steps of `self.elastic`. Needs `optimizer`,
             which then steps synchronously. The mesh must contain all ranks of the default group
             (`process_group`).
-        redivide, doors: see `elastic.training.Elastic`.
+        redivide, members_file: see `elastic.training.Elastic`.
         should_suspend, torchs: as for DistributedDataParallel; see `suspending`.
 
     Attributes:
@@ -173,7 +174,7 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
         joins: bool = False,
         elastic: bool = False,
         redivide: Callable[[int, int], object] | None = None,
-        doors: str | os.PathLike[str] | None = None,
+        members_file: str | os.PathLike[str] | None = None,
         should_suspend: Callable[[], bool] | None = None,
         **torchs: object,
     ) -> None:
@@ -198,9 +199,8 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
         offload = offloads(cpu_offload)
         settings = Settings(reshard_after_forward, mixed_precision, offload, param_init_fn)
         self._wires = Wires(wire, gather_dtype)
-        self.module = module
+        self.module, self.times = module, Times()
         self._at_once = any(map(deferred.reads_behind_python, module.modules()))
-        self.times = Times()
         self._parts, self._settings = parts, settings
         self._prefetch = (forward_prefetch, backward_prefetch)
         self._alike = {
@@ -230,7 +230,8 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
         self._connect()
         if joins:
             self._gatherer.closed = "this rank joins: call reshard() first"
-        self._take_optimizer(optimizer, whole_group, redivide, doors)
+        members_file = argument(torchs, "doors", "members_file", members_file)
+        self._take_optimizer(optimizer, whole_group, redivide, members_file)
 
     def _shard(
         self, mesh: DeviceMesh | None, process_group: ProcessGroup | None, copies: bool
@@ -262,11 +263,11 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
         make: MakeOptimizer | None,
         group: ProcessGroupHFReduce | None,
         redivide: Callable[[int, int], object] | None,
-        doors: str | os.PathLike[str] | None,
+        members_file: str | os.PathLike[str] | None,
     ) -> None:
         """Makes the optimizer for elastic steps or steps by unit; `group`: see `_made_elastic`."""
         self.optimizer = None if make is None else _made(make, self.module)
-        self._elastic = self._made_elastic(group, redivide, doors)
+        self._elastic = self._made_elastic(group, redivide, members_file)
         if self._elastic is not None:
             self._sharding.weighing = self._elastic.weighing
         elif self.optimizer is not None:
@@ -276,16 +277,16 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
         self,
         group: ProcessGroupHFReduce | None,
         redivide: Callable[[int, int], object] | None,
-        doors: str | os.PathLike[str] | None,
+        members_file: str | os.PathLike[str] | None,
     ) -> Elastic | None:
         """Makes the controller of elastic steps; returns None if `group` is None (not elastic)."""
         if group is None:
-            if redivide is not None or doors is not None:
-                raise ConfigError("redivide= and doors= need elastic=True")
+            if redivide is not None or members_file is not None:
+                raise ConfigError("redivide= and members_file= need elastic=True")
             return None
         assert self.optimizer is not None
         shards = Shards(self, self.optimizer, group)
-        return Elastic(shards, self.optimizer, group, redivide=redivide, doors=doors)
+        return Elastic(shards, self.optimizer, group, redivide=redivide, members_file=members_file)
 
     @property
     def elastic(self) -> Elastic:

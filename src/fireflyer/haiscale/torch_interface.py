@@ -25,6 +25,7 @@ class TorchArgument(NamedTuple):
 _ANY = TorchArgument((), "")
 
 DDP_ARGUMENTS = {
+    "doors": _ANY,  # the old name of members_file
     "device_ids": _ANY,  # the parameters' device counts; several devices are refused below
     "output_device": _ANY,
     "dim": TorchArgument((0,), "the caller divides batches"),
@@ -38,6 +39,7 @@ DDP_ARGUMENTS = {
 }
 
 FSDP_ARGUMENTS = {
+    "doors": _ANY,  # the old name of members_file
     "device_id": _ANY,
     "use_orig_params": _ANY,  # always true here
     "limit_all_gathers": _ANY,

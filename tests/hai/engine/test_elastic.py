@@ -175,7 +175,7 @@ def test_a_newcomer_that_dies_at_once_is_started_within_the_budget(
     stage.play(scene)
 
 
-def test_before_the_doors_are_open_a_death_ends_the_attempt(stage: Stage) -> None:
+def test_before_newcomers_can_join_a_death_ends_the_attempt(stage: Stage) -> None:
     async def scene(s: Stage) -> None:
         engine = s.engine()
         script = "    report('up', os.getpid())\n    forever()\n"
@@ -208,7 +208,7 @@ def test_the_rest_gives_up(stage: Stage) -> None:
     stage.play(scene)
 
 
-def test_without_members_the_newcomers_at_the_doors_are_ended(stage: Stage) -> None:
+def test_without_members_the_waiting_newcomers_are_ended(stage: Stage) -> None:
     async def scene(s: Stage) -> None:
         engine = s.engine()
         script = MEMBER + "    member()\n    forever()\n"
@@ -257,7 +257,7 @@ STEPS = """
 """
 
 
-def test_suspend_while_a_newcomer_waits_at_the_doors(stage: Stage) -> None:
+def test_suspend_while_a_newcomer_waits(stage: Stage) -> None:
     async def scene(s: Stage) -> None:
         engine = s.engine()
         # Whoever waits there is turned away once all members have left.

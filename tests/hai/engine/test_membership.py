@@ -152,7 +152,7 @@ class World:
             self.state.record(record, node.name)
         node.sent.clear()
         node.asked.clear()
-        self.state.lost(node.name, f"{node.name} died", self._now(), doors=True)
+        self.state.lost(node.name, f"{node.name} died", self._now(), joinable=True)
         self.follow()
 
     def follow(self) -> None:
@@ -225,7 +225,7 @@ def test_a_lost_node_is_told_once_though_its_next_supervisor_tells_it_again() ->
     assert world.nodes["n1"].running == {2: 1, 3: 1}
 
 
-def test_before_the_doors_are_open_a_lost_node_ends_the_gang() -> None:
+def test_before_newcomers_can_join_a_lost_node_ends_the_gang() -> None:
     world = World()
     world.settle()
     world.state.lost("n1", "n1 died", Now(99, 0.0))
@@ -233,7 +233,9 @@ def test_before_the_doors_are_open_a_lost_node_ends_the_gang() -> None:
     assert world.state.newcomers() == {}
 
 
-def test_a_node_that_is_lost_before_its_ranks_began_ends_the_gang_though_doors_are_open() -> None:
+def test_a_node_that_is_lost_before_its_ranks_began_ends_the_gang_though_newcomers_could_join() -> (
+    None
+):
     state = GangState(GANG)
     for node in GANG.nodes:
         state.opened(node)
@@ -242,7 +244,7 @@ def test_a_node_that_is_lost_before_its_ranks_began_ends_the_gang_though_doors_a
         about: dict[str, Any] = {"task": "t1", "attempt": 1, "node": "n0", "wall": 0.0}
         event = RankStarted(rank=rank, pid=1, monotonic_ns=seq, **about)
         state.record(Record(attempt=1, seq=seq, event=event), "n0")
-    state.lost("n1", "n1 died", Now(9, 0.0), doors=True)
+    state.lost("n1", "n1 died", Now(9, 0.0), joinable=True)
     assert state.aborting
     assert state.newcomers() == {}
 
@@ -315,7 +317,7 @@ def test_any_history_ends_and_is_told_once(seed: int) -> None:
         for record in node.journal:
             again.record(record, node.name)
         if node.name in again.open:
-            again.lost(node.name, "gone", Now(world.clock.tick(), 0.0), doors=True)
+            again.lost(node.name, "gone", Now(world.clock.tick(), 0.0), joinable=True)
     again.sealed(Now(world.clock.tick(), 0.0))
     assert again.ended is not None
     # When a node was lost that nobody launched on again is not written down: then it counts as late.

@@ -164,12 +164,12 @@ def init(path: str, rank: int, world: int, timeout_s: float = 60.0) -> Any:
     return dist.group.WORLD
 
 
-def join(doors: Path) -> Any:
-    """As the default group, when there are doors."""
-    until(doors.exists)
+def join(members: Path) -> Any:
+    """As the default group, when others accept newcomers."""
+    until(members.exists)
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         del os.environ[name]
-    os.environ["FIREFLYER_JOIN"] = str(doors)
+    os.environ["FIREFLYER_JOIN"] = str(members)
     dist.init_process_group("hfreduce", timeout=datetime.timedelta(seconds=60))
     return dist.group.WORLD
 

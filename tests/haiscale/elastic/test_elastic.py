@@ -99,17 +99,17 @@ def test_a_newcomer_gets_everything_and_shares_the_work(
     start_gang: Start, store_path: str, tmp_path: Path
 ) -> None:
     """The work of a rank that has died is taken over by one that comes later."""
-    doors = tmp_path / "doors"
+    members = tmp_path / "members"
 
     def body(rank: int, world: int) -> Any:
         if rank == 3:
-            until(lambda: doors.exists() and len(doors.read_text().split()) == 2)
-            group = join(doors)
+            until(lambda: members.exists() and len(members.read_text().split()) == 2)
+            group = join(members)
             assert (group.joined, group.size()) == (True, 3)
         else:
             group = init(store_path, rank, 3)
         job = Job(rank, dist.get_rank(), dist.get_world_size())
-        elastic = job.wrap(doors=doors)
+        elastic = job.wrap(members_file=members)
         fenced: list[int] = []
         elastic.fenced.append(fenced.append)
 
@@ -132,12 +132,12 @@ def test_a_newcomer_gets_everything_and_shares_the_work(
 def test_a_newcomer_with_another_model_is_refused_and_the_job_goes_on(
     start_gang: Start, store_path: str, tmp_path: Path
 ) -> None:
-    doors = tmp_path / "doors"
+    members = tmp_path / "members"
 
     def body(rank: int, world: int) -> Any:
-        group = join(doors) if rank == 2 else init(store_path, rank, 2)
+        group = join(members) if rank == 2 else init(store_path, rank, 2)
         job = Job(rank, dist.get_rank(), dist.get_world_size(), width=8 + rank // 2)
-        elastic = job.wrap(doors=doors)
+        elastic = job.wrap(members_file=members)
         if rank == 2:
             with pytest.raises(ConfigError, match=r"parameter 0.weight \(8, 6\).*rank 2 has.*9, 6"):
                 job.train()

@@ -92,12 +92,12 @@ def test_a_lost_host_whose_shards_have_replicas(
 
 
 def test_a_newcomer_gets_its_shards(start_gang: Start, store_path: str, tmp_path: Path) -> None:
-    doors = tmp_path / "doors"
+    members = tmp_path / "members"
 
     def body(rank: int, world: int) -> Any:
-        group = init(store_path, rank, 3) if rank < 3 else join(doors)
+        group = init(store_path, rank, 3) if rank < 3 else join(members)
         job = Sharded(rank, dist.get_rank(), dist.get_world_size())
-        elastic = job.wrap(doors=doors)
+        elastic = job.wrap(members_file=members)
 
         def wait(point: str) -> None:
             if point == "forward" and elastic.steps == 3 and group.size() == 3:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from fireflyer.deprecated import argument
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale.torch_interface import bucket_bytes_of
 
@@ -32,3 +33,10 @@ def test_a_cap_that_is_no_size(mib: Any) -> None:
 def test_two_sizes() -> None:
     with pytest.raises(ConfigError, match="exclude"):
         bucket_bytes_of(1, {"bucket_cap_mb": 1}, 7)
+
+
+def test_an_old_name_of_an_argument_warns() -> None:
+    given = {"doors": "a", "other": 1}
+    with pytest.warns(DeprecationWarning, match="members_file="):
+        assert argument(given, "doors", "members_file", None) == "a"
+    assert argument({"other": 1}, "doors", "members_file", "b") == "b"

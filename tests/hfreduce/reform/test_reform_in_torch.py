@@ -203,7 +203,7 @@ def test_survivors_of_rank_0s_host_go_on_and_a_newcomer_joins(
 
     def newcomer() -> Any:
         os.environ["FIREFLYER_NODE"] = "new"
-        store = dist.FileStore(str(tmp_path / "doors"), 4)
+        store = dist.FileStore(str(tmp_path / "members"), 4)
         for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
             os.environ.pop(name, None)
         os.environ["FIREFLYER_JOIN"] = store.get("address").decode()
@@ -219,7 +219,7 @@ def test_survivors_of_rank_0s_host_go_on_and_a_newcomer_joins(
             dist.all_reduce(tensor)
             assert tensor[0] == 4
             if rank == 3:
-                dist.FileStore(str(tmp_path / "doors"), 4).set("address", group.join_address)
+                dist.FileStore(str(tmp_path / "members"), 4).set("address", group.join_address)
             meet(store_path, rank, 4)
             if rank == 0:
                 die()
@@ -268,21 +268,21 @@ def test_a_join_that_names_no_member_is_refused(
         dist.init_process_group("hfreduce", timeout=MINUTE)
 
 
-def test_doors_are_addresses_or_a_file_of_them(
+def test_members_are_addresses_or_a_file_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    doors = ["10.0.0.1:4711/00ff", "10.0.0.2:4712/00ff"]
-    join.write_doors(tmp_path / "doors", doors)
-    assert [path.name for path in tmp_path.iterdir()] == ["doors"]
-    for value in (",".join(doors), str(tmp_path / "doors")):
+    members = ["10.0.0.1:4711/00ff", "10.0.0.2:4712/00ff"]
+    join.write_members(tmp_path / "members", members)
+    assert [path.name for path in tmp_path.iterdir()] == ["members"]
+    for value in (",".join(members), str(tmp_path / "members")):
         monkeypatch.setenv("FIREFLYER_JOIN", value)
-        assert join.addresses() == doors
-    (tmp_path / "link").symlink_to("doors")
-    join.write_doors(tmp_path / "link", doors[:1])
+        assert join.addresses() == members
+    (tmp_path / "link").symlink_to("members")
+    join.write_members(tmp_path / "link", members[:1])
     assert (tmp_path / "link").is_symlink()
-    assert join.addresses() == doors[:1]
+    assert join.addresses() == members[:1]
     with pytest.raises(ConfigError, match="cannot write"):
-        join.write_doors(tmp_path / "no" / "doors", doors)
+        join.write_members(tmp_path / "no" / "members", members)
 
 
 def test_other_backends_do_not_start_alone_where_one_is_to_join(

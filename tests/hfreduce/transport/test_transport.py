@@ -235,10 +235,10 @@ def test_a_newcomer_takes_the_groups_transport(
     """Who insists on another hears so and is left out; the others go on."""
     monkeypatch.setenv("FIREFLYER_SECRET", "of this job")
     monkeypatch.setenv("UCX_TLS", "tcp")
-    doors = f"{store_path}-doors"
+    members = f"{store_path}-members"
 
     def body(rank: int, world: int) -> Any:
-        store = dist.FileStore(doors, 4)
+        store = dist.FileStore(members, 4)
         if rank == 2:
             store.get("turned away")
             address = store.get("address").decode()

@@ -119,16 +119,16 @@ class GangState:
         self._end(Now(event.monotonic_ns, event.wall))
 
     def lost(
-        self, node: str, why: str, now: Now, *, doors: bool = False, innocent: bool = False
+        self, node: str, why: str, now: Now, *, joinable: bool = False, innocent: bool = False
     ) -> None:
         """Records that the node's supervisor is gone, nothing of the part is left, and no record
         tells how the part ended.
 
         Args:
-            doors: the ranks of an elastic gang accept newcomers.
+            joinable: the ranks of an elastic gang accept newcomers.
             innocent: the node is not at fault, as far as is known.
         """
-        goes_on = doors and self.gang.elastic and self._members.began(node)
+        goes_on = joinable and self.gang.elastic and self._members.began(node)
         if (node in self.parts or node in self._lost) and not self._members.expected(node):
             return
         self._lost[node] = why

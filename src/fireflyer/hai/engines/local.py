@@ -26,7 +26,7 @@ from fireflyer.hai.model.engine import EngineEvent, Gang, Node, NodesChanged
 from fireflyer.hai.processes import orphans
 from fireflyer.hai.supervisor import cgroups
 from fireflyer.hai.supervisor.imports import start_of
-from fireflyer.hai.supervisor.journal import doors_path, journal_path, read_journal
+from fireflyer.hai.supervisor.journal import journal_path, members_path, read_journal
 from fireflyer.hai.supervisor.keeper_activation import KEEPER_SUFFIX
 from fireflyer.hai.supervisor.kernel_log import chosen
 from fireflyer.hai.supervisor.messages import (
@@ -307,7 +307,7 @@ class LocalEngine:
                     why = str(error)
                 if link is None:
                     why = f"cannot launch on {node} again: {why}"
-                    state.lost(node, why, _now(), doors=True)
+                    state.lost(node, why, _now(), joinable=True)
             if link is not None and not state.aborting:
                 self._enlist(run, link, newcomers)
             else:
@@ -473,8 +473,8 @@ class LocalEngine:
                 self._record(run, node, record)
         except (Corrupted, OSError) as error:
             why = f"{why}; {error}"
-        doors = doors_path(run.gang.directory).exists()
-        run.state.lost(node, why, _now(), doors=doors, innocent=innocent)
+        joinable = members_path(run.gang.directory).exists()
+        run.state.lost(node, why, _now(), joinable=joinable, innocent=innocent)
         self._follow(run)
 
     def _follow(self, run: _Run) -> None:

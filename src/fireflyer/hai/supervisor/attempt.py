@@ -42,7 +42,7 @@ from fireflyer.hai.sampling.usage import (
 )
 from fireflyer.hai.supervisor.cgroups import Cgroup, note_path
 from fireflyer.hai.supervisor.imports import MARK, has_loaded_torch
-from fireflyer.hai.supervisor.journal import Journal, doors_path, journal_path, read_journal
+from fireflyer.hai.supervisor.journal import Journal, journal_path, members_path, read_journal
 from fireflyer.hai.supervisor.keeper_activation import keeper_path
 from fireflyer.hai.supervisor.messages import (
     Cause,
@@ -195,10 +195,10 @@ class Attempt:
         part = self.part
         elastic: dict[str, str] = {}
         if part.elastic:
-            doors = str(doors_path(Path(part.directory)))
-            elastic = {"FIREFLYER_DOORS": doors, "FIREFLYER_INCARNATION": str(incarnation)}
+            members = str(members_path(Path(part.directory)))
+            elastic = {"FIREFLYER_DOORS": members, "FIREFLYER_INCARNATION": str(incarnation)}
             if incarnation:
-                elastic |= {"FIREFLYER_JOIN": doors, "FIREFLYER_NEWS": self._news}
+                elastic |= {"FIREFLYER_JOIN": members, "FIREFLYER_NEWS": self._news}
         return {**self._common_environment(local), **elastic}
 
     def _common_environment(self, local: int) -> dict[str, str]:
@@ -446,7 +446,7 @@ class Attempt:
 
     def _may_lose(self) -> bool:
         """Returns whether the other ranks continue without a lost one: newcomers can connect."""
-        return self.part.elastic and doors_path(Path(self.part.directory)).exists()
+        return self.part.elastic and members_path(Path(self.part.directory)).exists()
 
     def _exited(
         self, rank: int, code: int | None, number: int | None, *, joined: bool, lost: bool = False

@@ -15,7 +15,7 @@ def journal_path(directory: Path, node: str) -> Path:
     return directory / f"{node}.journal"
 
 
-def doors_path(directory: Path) -> Path:
+def members_path(directory: Path) -> Path:
     """Returns the path of the file in which members of an elastic attempt publish where newcomers
     connect. Until the file exists, the attempt is like any other."""
     return directory / "doors"

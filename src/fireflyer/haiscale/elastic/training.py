@@ -103,7 +103,7 @@ class Elastic:
             the states in the first `step`; otherwise all ranks have the same states already.
         optimizer: optimizer of the wrapper's parameters; steps once in each `step`.
         redivide: called with the new rank and world size after each reform.
-        doors: file with the members' addresses, which the first rank keeps up to date; default: the
+        members_file: file with the members' addresses, which the first rank keeps up to date; default: the
             file that FIREFLYER_DOORS names.
 
     Attributes:
@@ -129,7 +129,7 @@ class Elastic:
         group: ProcessGroupHFReduce,
         *,
         redivide: Callable[[int, int], object] | None = None,
-        doors: str | os.PathLike[str] | None = None,
+        members_file: str | os.PathLike[str] | None = None,
     ) -> None:
         self.weighing = SampleWeights(group)
         self.weighing.reset(lambda: group.newcomers_wait)
@@ -140,7 +140,10 @@ class Elastic:
         self.forming_s = 120.0
         self.restore: Callable[[], int] | None = None
         self._wrapper, self._optimizer, self._group = wrapper, optimizer, group
-        self._redivide, self._doors = redivide, doors or os.environ.get("FIREFLYER_DOORS")
+        self._redivide, self._members_file = (
+            redivide,
+            members_file or os.environ.get("FIREFLYER_DOORS"),
+        )
         self._carried: list[Stateful] = []
         self._kept: list[Any] = []
         self._progress = _NEWCOMER if group.joined else 0
@@ -151,7 +154,7 @@ class Elastic:
         optimizer.register_step_pre_hook(self._before_update)
         optimizer.register_step_post_hook(self._after_update)
         if not group.joined:
-            self._show_doors()
+            self._write_members()
 
     @property
     def steps(self) -> int:
@@ -326,7 +329,7 @@ class Elastic:
             self._wrapper.restored()
         if self._redivide is not None:
             self._redivide(rank, world)
-        self._show_doors()
+        self._write_members()
 
     def _reform(self, quorum: int | None) -> bool:
         """Agrees on the members; returns whether they are too few to continue without a permit."""
@@ -339,9 +342,9 @@ class Elastic:
         )
         return not has_quorum([rank for rank in before if rank >= 0], world)
 
-    def _show_doors(self) -> None:
-        if self._doors is not None and self._group.rank() == 0:
-            join.write_doors(self._doors, self._group.join_addresses)
+    def _write_members(self) -> None:
+        if self._members_file is not None and self._group.rank() == 0:
+            join.write_members(self._members_file, self._group.join_addresses)
 
     def _align(self, minority: bool) -> int:
         """Brings all ranks to the highest progress. Collective among the members.

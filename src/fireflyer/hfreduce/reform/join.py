@@ -45,7 +45,7 @@ def addresses() -> list[str]:
     return found
 
 
-def write_doors(path: str | os.PathLike[str], doors: list[str]) -> None:
+def write_members(path: str | os.PathLike[str], addresses: list[str]) -> None:
     """Writes addresses to a file for FIREFLYER_JOIN. Readers see either the old or the new content.
 
     A link stays: the file behind it is replaced.
@@ -57,7 +57,7 @@ def write_doors(path: str | os.PathLike[str], doors: list[str]) -> None:
     from fireflyer.storage.targets import replace_content
 
     try:
-        replace_content(path, "".join(f"{door}\n" for door in doors).encode())
+        replace_content(path, "".join(f"{address}\n" for address in addresses).encode())
     except OSError as error:
         raise ConfigError(f"cannot write the join addresses to {path}: {error.strerror}") from error
 

@@ -107,15 +107,15 @@ def join(
             FIREFLYER_HFREDUCE_TRANSPORT names another transport.
     """
     deadline = time.monotonic() + timeout_s
-    doors = [_parse(address) for address in addresses]
-    if len({name for _, name in doors}) != 1:
+    members = [_parse(address) for address in addresses]
+    if len({name for _, name in members}) != 1:
         raise ConfigError("the addresses to join must belong to one group")
-    lineage = Lineage(doors[0][1], secret)
+    lineage = Lineage(members[0][1], secret)
     board = open_listener()
     try:
         mine = transport.unsettled(board.card(interface_address(master)))
         line = GroupEndpoint(board, lineage.number("join"), -1, secret)
-        view = _knock(line, [card for card, _ in doors], mine, deadline)
+        view = _knock(line, [card for card, _ in members], mine, deadline)
         transport.follow([member.card for member in view.members])
         rank = [member.card for member in view.members].index(mine)
         slot = RankSlot.take(board, lineage, view.epoch, rank, mine)
@@ -188,10 +188,12 @@ def _parse(address: str) -> tuple[RankInfo, bytes]:
         raise ConfigError(f"invalid join address {address!r}: expected HOST:PORT/NAME") from error
 
 
-def _knock(line: GroupEndpoint, doors: Sequence[RankInfo], mine: RankInfo, deadline: float) -> View:
+def _knock(
+    line: GroupEndpoint, members: Sequence[RankInfo], mine: RankInfo, deadline: float
+) -> View:
     """Asks one member after the other for admission; waits for the view with `mine`."""
     refused: WireError = PeerLost("no member of the group can be reached")
-    for address in doors:
+    for address in members:
         left = deadline - time.monotonic()
         if left <= 0:
             break
