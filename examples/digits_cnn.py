@@ -27,7 +27,7 @@ def convolution(inside: int, outside: int, stride: int = 1) -> nn.Sequential:
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a short cut; the first may halve the picture."""
+    """Two convolutions beside a shortcut; the first may halve the picture."""
 
     def __init__(self, inside: int, outside: int, stride: int) -> None:
         super().__init__()
@@ -40,14 +40,14 @@ class Residual(nn.Module):
 
 
 def resnet(width: int) -> nn.Module:
-    """Pictures [batch, 1, 8, 8] to logits [batch, 10]."""
+    """Model from pictures [batch, 1, 8, 8] to logits [batch, 10]."""
     stages = [Residual(width, width, 1), Residual(width, 2 * width, 2)]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, 10)]
     return nn.Sequential(convolution(1, width), nn.ReLU(), *stages, *head)
 
 
 def digits() -> list[TensorDataset]:
-    """1,438 to learn, and every fifth, 359, to test."""
+    """Returns 1,438 pictures for training, and every fifth, 359, for the test."""
     pixels, labels = map(torch.tensor, load_digits(return_X_y=True))
     pictures, tested = pixels.float().view(-1, 1, 8, 8) / 16, torch.arange(len(labels)) % 5 == 4
     return [TensorDataset(pictures[some], labels[some]) for some in (~tested, tested)]
@@ -55,7 +55,7 @@ def digits() -> list[TensorDataset]:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, data: TensorDataset, rank: int, world: int) -> float:
-    """Of all ranks together; each looks at a part of the data."""
+    """Returns the accuracy of all ranks together; each rank tests a part of the data."""
     pictures, labels = (tensor[rank::world] for tensor in data.tensors)
     right = (model.eval()(pictures).argmax(1) == labels).sum()
     dist.all_reduce(right)
@@ -66,11 +66,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, task = parser.add_argument, hai.task()
     add("--directory", type=Path, default=task.output / "digits", help="checkpoints")
-    add("--epochs", type=int, default=8, help="the schedule ends there")
-    add("--batch", type=int, default=64, help="pictures a step, of all ranks together")
+    add("--epochs", type=int, default=8, help="length of the schedule")
+    add("--batch", type=int, default=64, help="pictures per step, over all ranks")
     add("--lr", type=float, default=0.1, help="peak of the learning rate")
     add("--width", type=int, default=16, help="channels of the first stage")
-    add("--seed", type=int, default=0, help="of weights and order")
+    add("--seed", type=int, default=0, help="seed of weights and order")
     args, rank, world = parser.parse_args(), task.rank, task.world_size
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if world == 1 else {}
     dist.init_process_group("hfreduce", **alone)

@@ -1,7 +1,7 @@
-"""Pretrains the demo's GPT; ranks that are lost are replaced while the others go on.
+"""Pretrains the demo's GPT; lost ranks are replaced while the other ranks continue.
 
 fireflyer run --elastic --nodes 2 --ranks 2 examples/elastic_gpt.py
-fireflyer show t1    # kill -9 one of its ranks, and look again
+fireflyer show t1    # kill -9 one of the ranks that it lists, then run it again
 """
 
 import argparse
@@ -28,19 +28,19 @@ from fireflyer.haiscale.ddp import DistributedDataParallel as DDP
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, manual = parser.add_argument, Path(*pydoc_data.__path__, "topics.py")
-    add("--text", type=Path, default=manual, help="what to learn")
+    add("--text", type=Path, default=manual, help="text to learn")
     add("--directory", type=Path, default=hai.task().output / "gpt", help="records, checkpoints")
-    add("--steps", type=int, default=300, help="the schedule ends there")
-    add("--batch", type=int, default=32, help="samples a step, of all ranks together")
+    add("--steps", type=int, default=300, help="length of the schedule")
+    add("--batch", type=int, default=32, help="samples per step, over all ranks")
     add("--lr", type=float, default=2e-3, help="peak of the learning rate")
-    add("--context", type=int, default=128, help="bytes that a sample predicts")
+    add("--context", type=int, default=128, help="bytes per sample")
     add("--shape", type=int, nargs=3, default=[128, 4, 4], help="width, layers, heads")
-    add("--save-every", default="1min", help="a duration")
+    add("--save-every", default="1min", help="time between checkpoints, e.g. 5min")
     return parser.parse_args()
 
 
 class Done:
-    """What the job has behind it, over all attempts. Taken back with a step that did not happen."""
+    """Steps done by the job, over all attempts; an undone step is subtracted again."""
 
     step = 0
 
@@ -52,16 +52,16 @@ class Done:
 
 
 def digest(net: torch.nn.Module) -> str:
-    """Of all parameters, to the last bit."""
+    """Returns a digest of every bit of all parameters."""
     whole = b"".join(parameter.detach().numpy().tobytes() for parameter in net.parameters())
     return hashlib.sha256(whole).hexdigest()[:16]
 
 
 def main() -> None:
     args, newcomer = options(), hai.task().incarnation > 0
-    dist.init_process_group("hfreduce")  # a newcomer waits here until the others let it in
+    dist.init_process_group("hfreduce")  # a newcomer waits here until the others admit it
     records = args.directory / f"{args.text.stem}-{args.context}.ffr"
-    if not newcomer:  # whoever comes later finds all this, and the others in the middle of training
+    if not newcomer:  # a newcomer finds the records, and the other ranks in mid-training
         if dist.get_rank() == 0 and not records.exists():
             text, size = args.text.read_bytes(), args.context
             args.directory.mkdir(parents=True, exist_ok=True)
@@ -88,12 +88,12 @@ def main() -> None:
     how: dict[str, Any] = {"elastic": True, "should_suspend": hai.suspend_requested}
     model = DDP(net, optimizer=optimizer, redivide=loader.redivide, **how)
     elastic = model.elastic
-    elastic.carry(loader, done)  # after the load: a newcomer gets them from the others
+    elastic.carry(loader, done)  # after the load; a newcomer receives both from the other ranks
     hai.elastic(elastic)
     elastic.fenced.append(ckpt.fence)
     batches = chain.from_iterable(repeat(loader))
     while done.step < args.steps and not model.suspending:
-        with elastic.step() as step:  # a rank that is lost ends it; then it is done again
+        with elastic.step() as step:  # ends early if a rank is lost; the loop then repeats it
             batch = torch.from_numpy(np.stack(next(batches))).long()
             step.weight = len(batch)
             done.step += 1
@@ -106,7 +106,7 @@ def main() -> None:
             if dist.get_rank() == 0 and done.step % 10 == 0:
                 ranks = dist.get_world_size()
                 print(f"step {done.step} of {args.steps}: loss {loss.item():.4f}, {ranks} ranks")
-            with contextlib.suppress(CheckpointError):  # a rank is lost: the next step tells
+            with contextlib.suppress(CheckpointError):  # a rank is lost: the next step handles it
                 if done.step == args.steps or ckpt.should_save(done.step, leave=model.suspending):
                     ckpt.save(done.step, state())
     ckpt.wait()

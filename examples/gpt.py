@@ -1,4 +1,4 @@
-"""Pretrains the demo's GPT on the bytes of a text file; started again, it goes on where it was.
+"""Pretrains the demo's GPT on the bytes of a text file; a restart continues from the checkpoint.
 
 python examples/gpt.py
 torchrun --nproc-per-node 2 examples/gpt.py --parallel fsdp --zero 3
@@ -31,20 +31,20 @@ from fireflyer.haiscale.fsdp import FullyShardedDataParallel as FSDP
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, manual = parser.add_argument, Path(*pydoc_data.__path__, "topics.py")
-    add("--text", type=Path, default=manual, help="what to learn")
+    add("--text", type=Path, default=manual, help="text to learn")
     add("--directory", type=Path, default=hai.task().output / "gpt", help="records, checkpoints")
     add("--parallel", choices=["ddp", "fsdp"], default="ddp", help="replicate or shard")
-    add("--zero", type=int, choices=[2, 3], default=3, help="fsdp: gather once or twice a step")
-    add("--wire", choices=["bf16", "fp16", "int8"], help="of gradients between hosts")
-    add("--steps", type=int, default=300, help="the schedule ends there")
-    add("--batch", type=int, default=32, help="samples a step, of all ranks together")
-    add("--accumulate", type=int, default=1, help="portions of a rank's share, one at a time")
+    add("--zero", type=int, choices=[2, 3], default=3, help="fsdp: gather once or twice per step")
+    add("--wire", choices=["bf16", "fp16", "int8"], help="format of gradients between hosts")
+    add("--steps", type=int, default=300, help="length of the schedule")
+    add("--batch", type=int, default=32, help="samples per step, over all ranks")
+    add("--accumulate", type=int, default=1, help="micro-batches per rank and step")
     add("--lr", type=float, default=2e-3, help="peak of the learning rate")
-    add("--context", type=int, default=128, help="bytes that a sample predicts")
+    add("--context", type=int, default=128, help="bytes per sample")
     add("--shape", type=int, nargs=3, default=[128, 4, 4], help="width, layers, heads")
-    add("--seed", type=int, default=0, help="of weights and order")
+    add("--seed", type=int, default=0, help="seed of weights and order")
     every = {"type": lambda text: int(text) if text.isdigit() else text, "default": "1min"}
-    add("--save-every", **every, help="a duration, or a number of steps")
+    add("--save-every", **every, help="time or steps between checkpoints, e.g. 5min or 100")
     return parser.parse_args()
 
 
@@ -66,7 +66,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     net = GPT(256, size, *args.shape)
     adamw = partial(torch.optim.AdamW, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    if args.parallel == "ddp":  # with optimizer= communication goes on into the next forward
+    if args.parallel == "ddp":  # with optimizer=, communication continues into the next forward
         optimizer = adamw(net.parameters())
         model = DDP(net, optimizer=optimizer, wire=args.wire)
     else:
@@ -88,7 +88,7 @@ def main() -> None:
     batches, begun = chain.from_iterable(repeat(loader)), time.monotonic()
     for step in range(first + 1, args.steps + 1):
         done = step / args.steps
-        for group in optimizer.param_groups:  # up for a twentieth, then down a cosine to a tenth
+        for group in optimizer.param_groups:  # linear for a twentieth, then a cosine to a tenth
             group["lr"] = args.lr * min(20 * done, 0.55 + 0.45 * math.cos(math.pi * done))
         optimizer.zero_grad()
         parts = torch.from_numpy(np.stack(next(batches))).long().chunk(args.accumulate)

@@ -24,12 +24,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, task = parser.add_argument, hai.task()
     add("--directory", type=Path, default=task.output / "accelerate", help="checkpoints")
-    add("--epochs", type=int, default=10, help="of training")
-    add("--batch", type=int, default=32, help="pictures a step, of all ranks together")
+    add("--epochs", type=int, default=10, help="epochs of training")
+    add("--batch", type=int, default=32, help="pictures per step, over all ranks")
     add("--lr", type=float, default=3e-3, help="learning rate")
     args = parser.parse_args()
 
-    # Accelerate knows backends of its own list alone, and takes the group that is there already.
+    # Accelerate creates only backends that it knows, but uses a group that already exists.
     if task.world_size > 1:
         dist.init_process_group("hfreduce")
     accelerator = Accelerator(cpu=True)

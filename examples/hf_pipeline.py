@@ -1,4 +1,4 @@
-"""Trains a Hugging Face causal language model with pipelines and replicas: its code does not change.
+"""Trains an unchanged Hugging Face causal language model with pipelines and replicas.
 
 fireflyer run --ranks 2 examples/hf_pipeline.py --stages 2
 fireflyer run --ranks 4 examples/hf_pipeline.py --stages 2 --text book.txt
@@ -19,26 +19,26 @@ from fireflyer.checkpoint import CheckpointManager
 from fireflyer.haiscale.ddp import DistributedDataParallel
 from fireflyer.haiscale.pipeline import PipeDream, make_subgroups, partition
 
-OPTIONS = {"loss_reduction": "sum", "outputs": "none"}  # logits are large, and not used
+OPTIONS = {"loss_reduction": "sum", "outputs": "none"}  # the logits are large and unused
 
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, manual = parser.add_argument, Path(*pydoc_data.__path__, "topics.py")
-    add("--text", type=Path, default=manual, help="what to learn, byte by byte")
+    add("--text", type=Path, default=manual, help="text to learn, byte by byte")
     add("--directory", type=Path, default=hai.task().output / "pipeline", help="checkpoints")
-    add("--stages", type=int, default=2, help="of a pipeline")
-    add("--chunks", type=int, default=4, help="micro-batches of a step")
-    add("--steps", type=int, default=100, help="of training")
-    add("--batch", type=int, default=32, help="samples a step, of all replicas together")
-    add("--context", type=int, default=64, help="bytes of a sample")
+    add("--stages", type=int, default=2, help="stages per pipeline")
+    add("--chunks", type=int, default=4, help="micro-batches per step")
+    add("--steps", type=int, default=100, help="steps of training")
+    add("--batch", type=int, default=32, help="samples per step, over all replicas")
+    add("--context", type=int, default=64, help="bytes per sample")
     add("--hidden", type=int, default=64, help="width of the model")
-    add("--layers", type=int, default=4, help="of the model")
+    add("--layers", type=int, default=4, help="layers of the model")
     return parser.parse_args()
 
 
 def loss_of(logits: torch.Tensor, labels: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of the next byte; each label counts the same, whatever its micro-batch."""
+    """Returns the next byte's cross entropy; labels of all micro-batches have equal weight."""
     flat = logits[:, :-1].flatten(0, 1)
     return functional.cross_entropy(flat, labels[:, 1:].flatten(), reduction="sum") * share[0]
 
@@ -74,7 +74,7 @@ def main() -> None:
         mask = (torch.arange(args.context) < lengths[:, None]).long()
         mine = slice(dp.rank() * share, (dp.rank() + 1) * share)
         labels = rows.masked_fill(mask == 0, -100)
-        counts = (labels[:, 1:] >= 0).sum() / dp.size()  # labels of a replica, on average
+        counts = (labels[:, 1:] >= 0).sum() / dp.size()  # mean number of labels per replica
         optimizer.zero_grad()
         loss, _ = pipe.forward_backward(
             {"input_ids": rows[mine], "attention_mask": mask[mine]},
@@ -91,7 +91,7 @@ def main() -> None:
             rate = f"{step * args.batch / (time.perf_counter() - begin):.0f} samples/s"
             told = f"step {step} of {args.steps}: loss {loss:.4f}, {args.stages} stages, {rate}"
             print(told, flush=True)
-    state = {"model": pipe.state_dict()}  # under the names of the whole model
+    state = {"model": pipe.state_dict()}  # with the names of the whole model
     CheckpointManager(args.directory).save(args.steps, state).wait()
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Trains a small Hugging Face model as it is and after to_hfai: the same losses, fewer bytes kept.
+"""Trains a small Hugging Face model unchanged and after to_hfai: equal losses, fewer bytes kept.
 
 python examples/hf_to_hfai.py
 python examples/hf_to_hfai.py --model llama --steps 20
@@ -17,7 +17,7 @@ WORDS = 512
 
 
 def model_of(name: str) -> nn.Module:
-    """A model with random weights; nothing is downloaded."""
+    """Makes a model with random weights; downloads nothing."""
     torch.manual_seed(0)
     if name == "llama":
         llama = LlamaConfig(
@@ -33,7 +33,7 @@ def model_of(name: str) -> nn.Module:
 
 
 class Loss(nn.Module):
-    """A causal language model as a function of tokens to its loss."""
+    """Causal language model as a function from tokens to its loss."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Loss(nn.Module):
 
 
 def train(model: nn.Module, steps: int) -> list[float]:
-    """Losses on sequences of a rule: each token is the one before plus a step of its row."""
+    """Trains on sequences in which each token is the previous one plus the row's step."""
     adam = torch.optim.AdamW(model.parameters(), 1e-3)
     generator = torch.Generator().manual_seed(1)
     losses = []

@@ -1,4 +1,4 @@
-"""Trains a Hugging Face causal language model with its Trainer over HFReduce (no download).
+"""Trains a Hugging Face causal language model with the Trainer over HFReduce (no download).
 
 python examples/hf_trainer.py
 torchrun --nproc-per-node 2 examples/hf_trainer.py
@@ -20,7 +20,7 @@ from fireflyer.checkpoint.integrations.transformers import FireflyerCallback
 
 
 class Text(Dataset[dict[str, torch.Tensor]]):
-    """Samples of `context` bytes of a file; what comes next is the label, as the model shifts them."""
+    """Samples of `context` bytes of a file. The labels are the same bytes: the model shifts them."""
 
     def __init__(self, file: Path, context: int) -> None:
         data = np.frombuffer(file.read_bytes(), np.uint8)
@@ -38,16 +38,16 @@ class Text(Dataset[dict[str, torch.Tensor]]):
 def main() -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, task = parser.add_argument, hai.task()
-    add("--text", type=Path, default=Path(*pydoc_data.__path__, "topics.py"), help="what to learn")
+    add("--text", type=Path, default=Path(*pydoc_data.__path__, "topics.py"), help="text to learn")
     add("--directory", type=Path, default=task.output / "trainer", help="checkpoints, model")
-    add("--epochs", type=float, default=1.0, help="of training")
-    add("--batch", type=int, default=16, help="samples a step, of all ranks together")
-    add("--context", type=int, default=128, help="bytes of a sample")
+    add("--epochs", type=float, default=1.0, help="epochs of training")
+    add("--batch", type=int, default=16, help="samples per step, over all ranks")
+    add("--context", type=int, default=128, help="bytes per sample")
     add("--hidden", type=int, default=128, help="width of the model")
     add("--lr", type=float, default=2e-3, help="learning rate")
     args = parser.parse_args()
 
-    # Trainer knows backends of its own list alone, and takes the group that is there already.
+    # Trainer creates only backends that it knows, but uses a group that already exists.
     if task.world_size > 1:
         dist.init_process_group("hfreduce")
     torch.manual_seed(0)

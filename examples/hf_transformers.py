@@ -28,7 +28,7 @@ from fireflyer.haiscale.fsdp import FullyShardedDataParallel as FSDP
 
 
 class Text:
-    """Samples [context] of bytes, as a DistributedLoader reads them: by `n` and `read`."""
+    """Samples [context] of bytes, with the attributes that DistributedLoader needs: `n`, `read`."""
 
     def __init__(self, file: Path, context: int) -> None:
         data = np.frombuffer(file.read_bytes(), np.uint8)
@@ -42,18 +42,18 @@ class Text:
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, manual = parser.add_argument, Path(*pydoc_data.__path__, "topics.py")
-    add("--text", type=Path, default=manual, help="what to learn, byte by byte")
+    add("--text", type=Path, default=manual, help="text to learn, byte by byte")
     add("--directory", type=Path, default=hai.task().output / "llama", help="checkpoints, model")
     add("--parallel", choices=["ddp", "fsdp"], default="ddp", help="replicate or shard")
-    add("--steps", type=int, default=200, help="of training")
-    add("--batch", type=int, default=32, help="samples a step, of all ranks together")
-    add("--context", type=int, default=128, help="bytes of a sample")
+    add("--steps", type=int, default=200, help="steps of training")
+    add("--batch", type=int, default=32, help="samples per step, over all ranks")
+    add("--context", type=int, default=128, help="bytes per sample")
     add("--lr", type=float, default=2e-3, help="learning rate")
     add("--hidden", type=int, default=128, help="width of the model")
-    add("--layers", type=int, default=2, help="of the model")
-    add("--seed", type=int, default=0, help="of weights and order")
+    add("--layers", type=int, default=2, help="layers of the model")
+    add("--seed", type=int, default=0, help="seed of weights and order")
     every = {"type": lambda text: int(text) if text.isdigit() else text, "default": "1min"}
-    add("--save-every", **every, help="a duration, or a number of steps")
+    add("--save-every", **every, help="time or steps between checkpoints, e.g. 5min or 100")
     return parser.parse_args()
 
 
@@ -110,7 +110,7 @@ def main() -> None:
     dist.destroy_process_group()
     if ckpt.suspending:
         hai.suspended()
-    if rank == 0:  # as from_pretrained reads it
+    if rank == 0:  # in the format of from_pretrained
         whole = LlamaForCausalLM(config)
         whole.load_state_dict(weights)
         whole.save_pretrained(args.directory / "model")

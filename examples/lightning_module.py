@@ -1,4 +1,4 @@
-"""Trains a Lightning module with Lightning's Trainer over HFReduce: the strategy and one callback are ours.
+"""Trains a Lightning module over HFReduce: only the strategy and one callback are Fireflyer's.
 
 python examples/lightning_module.py
 torchrun --nproc-per-node 2 examples/lightning_module.py
@@ -23,7 +23,7 @@ from fireflyer.haiscale.lightning import HaiScaleStrategy
 
 
 class Classifier(LightningModule):
-    """Pictures [batch, 64] to logits [batch, 10]."""
+    """Model from pictures [batch, 64] to logits [batch, 10]."""
 
     def __init__(self, width: int, lr: float) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Classifier(LightningModule):
 
 
 class Progress(Callback):
-    """A line an epoch."""
+    """Prints one line per epoch."""
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.begun = time.monotonic()
@@ -66,12 +66,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, task = parser.add_argument, hai.task()
     add("--directory", type=Path, default=task.output / "lightning", help="checkpoints")
-    add("--epochs", type=int, default=10, help="of training")
-    add("--batch", type=int, default=32, help="pictures a step, of all ranks together")
+    add("--epochs", type=int, default=10, help="epochs of training")
+    add("--batch", type=int, default=32, help="pictures per step, over all ranks")
     add("--lr", type=float, default=3e-3, help="learning rate")
-    add("--width", type=int, default=128, help="of the model")
-    add("--wire", choices=["bf16", "fp16", "int8"], help="of gradients between hosts")
-    add("--seed", type=int, default=0, help="of weights and order")
+    add("--width", type=int, default=128, help="width of the model")
+    add("--wire", choices=["bf16", "fp16", "int8"], help="format of gradients between hosts")
+    add("--seed", type=int, default=0, help="seed of weights and order")
     args = parser.parse_args()
     seed_everything(args.seed, verbose=False)
     pixels, labels = map(torch.tensor, load_digits(return_X_y=True))
@@ -84,7 +84,7 @@ def main() -> None:
     )
     checkpoints = FireflyerCheckpoint(
         args.directory,
-        every=len(train) // (batch * task.world_size),  # steps: at the end of each epoch
+        every=len(train) // (batch * task.world_size),  # number of steps in an epoch
         should_suspend=hai.suspend_requested,
         on_suspend=hai.suspended,
     )

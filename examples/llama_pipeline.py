@@ -1,4 +1,4 @@
-"""Train a LLaMa-shaped model with pipelines and replicas: pp x dp ranks.
+"""Train a model of LLaMa's shape with pipelines and replicas on pp x dp ranks.
 
 fireflyer run --ranks 4 examples/llama_pipeline.py --stages 2
 """
@@ -17,7 +17,7 @@ WORDS, WIDTH, HEADS, LAYERS, LENGTH = 64, 64, 4, 4, 32
 
 
 class Block(nn.Module):
-    """Attention and SwiGLU, each behind an RMSNorm."""
+    """Attention and SwiGLU, each after an RMSNorm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Block(nn.Module):
 
 
 def batch(step: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences in which each word follows from the one before."""
+    """Returns sequences in which each word determines the next word."""
     words = torch.randint(WORDS, (rows, 1), generator=torch.Generator().manual_seed(step))
     steps = [words]
     for _ in range(LENGTH):
@@ -54,8 +54,8 @@ def criterion(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--stages", type=int, default=2)
-    parser.add_argument("--chunks", type=int, default=4, help="micro-batches of a step")
-    parser.add_argument("--batch", type=int, default=32, help="sequences of a step, over all ranks")
+    parser.add_argument("--chunks", type=int, default=4, help="micro-batches per step")
+    parser.add_argument("--batch", type=int, default=32, help="sequences per step, over all ranks")
     parser.add_argument("--steps", type=int, default=40)
     args = parser.parse_args()
 

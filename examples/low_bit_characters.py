@@ -1,4 +1,4 @@
-"""Trains a character model of Python's own source with a GRU of few bits, balanced and plain.
+"""Trains a GRU of few bits on the characters of Python's source, with balanced and plain bins.
 
 python examples/low_bit_characters.py
 python examples/low_bit_characters.py --bits 4 --steps 2000
@@ -17,7 +17,7 @@ from fireflyer.nn.quant import Bits, Recurrent, bin_entropy
 
 
 class CharacterModel(nn.Module):
-    """Characters [time, batch] to logits [time, batch, 128]."""
+    """Model from characters [time, batch] to logits [time, batch, 128]."""
 
     def __init__(self, width: int, bits: Bits) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--bits", type=int, default=2, help="bits of weights and states")
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--width", type=int, default=96)
-    parser.add_argument("--length", type=int, default=32, help="characters of a sample")
+    parser.add_argument("--length", type=int, default=32, help="characters per sample")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     codes = text()

@@ -16,7 +16,7 @@ from fireflyer.nn.quant import Bits, Conv2d
 
 
 def net(bits: Bits) -> nn.Module:
-    """Pictures [batch, 1, 8, 8] to logits [batch, 10]. The first and the last layer keep all bits."""
+    """Maps pictures [batch, 1, 8, 8] to logits [batch, 10]; the first and last layer keep all bits."""
     return nn.Sequential(
         *(nn.Conv2d(1, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32)),
         *(Conv2d(32, 64, 3, bits, padding=1, bias=False), nn.BatchNorm2d(64), nn.MaxPool2d(2)),
@@ -26,7 +26,7 @@ def net(bits: Bits) -> nn.Module:
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor]:
-    """Pictures, labels, and which of them, every fourth, are for the test."""
+    """Returns pictures, labels, and a mask of the test pictures, every fourth one."""
     pixels, labels = map(torch.tensor, load_digits(return_X_y=True))
     return pixels.float().view(-1, 1, 8, 8) / 16, labels, torch.arange(len(labels)) % 4 == 3
 
@@ -36,7 +36,9 @@ def main() -> None:
     parser.add_argument("--weights", type=int, default=1, help="bits of weights")
     parser.add_argument("--activations", type=int, default=2, help="bits of activations")
     parser.add_argument("--gradients", type=int, default=6, help="bits of gradients")
-    parser.add_argument("--balanced", choices=["median", "mean"], help="balance weights by this")
+    parser.add_argument(
+        "--balanced", choices=["median", "mean"], help="statistic that balances the weights"
+    )
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)

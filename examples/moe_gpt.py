@@ -1,4 +1,4 @@
-"""Trains a language model with mixtures of experts, split over the ranks; each has its own text.
+"""Trains a language model with mixtures of experts that are split over the ranks.
 
 fireflyer run --ranks 2 examples/moe_gpt.py
 fireflyer run --ranks 4 examples/moe_gpt.py --text book.txt --experts 16
@@ -23,7 +23,7 @@ WIDTH, HEADS, LAYERS = 64, 4, 2
 
 
 class Block(nn.Module):
-    """Attention, then experts, each behind an RMSNorm."""
+    """Attention, then experts, each after an RMSNorm."""
 
     def __init__(self, experts: int, top_k: int) -> None:
         super().__init__()
@@ -60,13 +60,13 @@ class Model(nn.Module):
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, manual = parser.add_argument, Path(*pydoc_data.__path__, "topics.py")
-    add("--text", type=Path, default=manual, help="what to learn, byte by byte")
+    add("--text", type=Path, default=manual, help="text to learn, byte by byte")
     add("--directory", type=Path, default=hai.task().output / "moe", help="checkpoints")
-    add("--experts", type=int, default=8, help="of a layer, a multiple of the ranks")
-    add("--top-k", type=int, default=2, help="experts a byte")
-    add("--steps", type=int, default=100, help="of training")
-    add("--batch", type=int, default=16, help="samples a step, of all ranks together")
-    add("--context", type=int, default=64, help="bytes of a sample")
+    add("--experts", type=int, default=8, help="experts per layer, a multiple of the ranks")
+    add("--top-k", type=int, default=2, help="experts per byte")
+    add("--steps", type=int, default=100, help="steps of training")
+    add("--batch", type=int, default=16, help="samples per step, over all ranks")
+    add("--context", type=int, default=64, help="bytes per sample")
     return parser.parse_args()
 
 
@@ -88,7 +88,7 @@ def main() -> None:
         logits = model(rows)[:, :-1]
         loss = functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
         (loss + 0.01 * sum(layer.aux_loss for layer in layers)).backward()
-        average_gradients(model)  # experts over their copies, all else over all ranks
+        average_gradients(model)  # experts over their replicas, other parameters over all ranks
         clip_grad_norm_(model, 1.0)
         optimizer.step()
         loads = [layer.take_loads() for layer in layers]
@@ -101,7 +101,7 @@ def main() -> None:
             if rank == 0:
                 print(f"step {step} of {args.steps}: {told}", flush=True)
     state = {"model": model.state_dict(), "optimizer": optimizer_state(model, optimizer)}
-    CheckpointManager(args.directory).save(args.steps, state).wait()  # loads on other numbers
+    CheckpointManager(args.directory).save(args.steps, state).wait()  # loads on any number of ranks
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Proximal policy optimization (arXiv 1707.06347) that solves CartPole on a pool of environments.
+"""Solves CartPole on a pool of environments by proximal policy optimization (arXiv 1707.06347).
 
 python examples/ppo_cartpole.py --envs 32 --seed 1
 """
@@ -13,7 +13,7 @@ from torch.distributions import Categorical
 
 from fireflyer import envpool
 
-STEPS = 64  # of each environment between two updates
+STEPS = 64  # steps of each environment between two updates
 EPOCHS, BATCHES = 4, 4
 DISCOUNT, DECAY, CLIP = 0.99, 0.95, 0.2
 SOLVED = 475.0  # mean return of the last 100 episodes, gymnasium's threshold
@@ -31,17 +31,17 @@ def mlp(outputs: int, scale: float) -> nn.Sequential:
 
 
 class Rollout:
-    """What the environments did in STEPS steps; tensors of shape (STEPS, envs)."""
+    """Record of STEPS steps of all environments; tensors of shape (STEPS, envs)."""
 
     def __init__(self, count: int) -> None:
         self.seen = torch.zeros(STEPS, count, 4)
         self.actions = torch.zeros(STEPS, count, dtype=torch.long)
         self.chances, self.values = torch.zeros(STEPS, count), torch.zeros(STEPS, count)
         self.rewards, self.ended = torch.zeros(STEPS, count), torch.zeros(STEPS, count)
-        self.real = torch.zeros(STEPS, count, dtype=torch.bool)  # not a step that only resets
+        self.real = torch.zeros(STEPS, count, dtype=torch.bool)  # False for steps that only reset
 
     def advantages(self, last: torch.Tensor) -> torch.Tensor:
-        """Generalized advantage estimation (arXiv 1506.02438)."""
+        """Computes generalized advantage estimates (arXiv 1506.02438)."""
         found, running, following = torch.zeros_like(self.rewards), 0.0, last
         for t in reversed(range(STEPS)):
             goes_on = 1 - self.ended[t]
@@ -52,7 +52,7 @@ class Rollout:
 
 
 def train(count: int, seed: int, updates: int) -> tuple[float, int]:
-    """Trains until CartPole is solved; returns the mean of the last returns, and steps taken."""
+    """Trains until CartPole is solved; returns the mean of the last returns and the steps taken."""
     torch.manual_seed(seed)
     envs = envpool.make("CartPole-v1", num_envs=count, seed=seed)
     actor, critic = mlp(2, 0.01), mlp(1, 1.0)
@@ -105,9 +105,13 @@ def train(count: int, seed: int, updates: int) -> tuple[float, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--envs", type=int, default=32, help="environments (default 32)")
-    parser.add_argument("--seed", type=int, default=1, help="of everything (default 1)")
-    parser.add_argument("--updates", type=int, default=300, help="at most so many (default 300)")
+    parser.add_argument("--envs", type=int, default=32, help="number of environments (default 32)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of all random numbers (default 1)"
+    )
+    parser.add_argument(
+        "--updates", type=int, default=300, help="maximum number of updates (default 300)"
+    )
     asked = parser.parse_args()
     mean, steps = train(asked.envs, asked.seed, asked.updates)
     print(

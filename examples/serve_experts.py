@@ -1,4 +1,4 @@
-"""Serves prompts by many small Hugging Face models of one shape, of which memory holds three.
+"""Serves prompts with many small Hugging Face models of one shape; memory holds three of them.
 
 python examples/serve_experts.py
 python examples/serve_experts.py --folder fs3:///experts --experts 12 --prompts 60
@@ -21,13 +21,13 @@ CONFIG = LlamaConfig(
 
 
 def model_of(number: int) -> LlamaForCausalLM:
-    """An expert with random weights; nothing is downloaded."""
+    """Makes an expert with random weights; downloads nothing."""
     torch.manual_seed(number)
     return LlamaForCausalLM(CONFIG).eval()
 
 
 def prompts_of(count: int, experts: int) -> list[list[int]]:
-    """Prompts in bursts: a topic lasts for some prompts. The first token names it."""
+    """Returns prompts in bursts of one topic each; a prompt's first token names its topic."""
     generator = torch.Generator().manual_seed(1)
     found: list[list[int]] = []
     while len(found) < count:
@@ -39,7 +39,7 @@ def prompts_of(count: int, experts: int) -> list[list[int]]:
 
 
 def route(prompt: list[int]) -> str:
-    """Names the expert of a prompt: here its first token does."""
+    """Returns the name of a prompt's expert, which here depends on the first token."""
     return f"expert-{prompt[0]}"
 
 
@@ -57,17 +57,19 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=6)
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=8)
-    parser.add_argument("--lookahead", type=int, default=4, help="prompts that the router sees")
-    parser.add_argument("--check", action="store_true", help="compare with the models themselves")
+    parser.add_argument("--lookahead", type=int, default=4, help="number of prompts to look ahead")
+    parser.add_argument(
+        "--check", action="store_true", help="compare the answers with those of the models"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         serve(args, args.folder or temporary)
 
 
 def serve(args: argparse.Namespace, folder: str) -> None:
-    model = model_of(0)  # every expert's tensors take the place of its own
+    model = model_of(0)  # each expert's tensors replace the model's own
     size = sum(one.nbytes for one in model.state_dict().values())
-    # One more than can be used at once: `model` keeps the tensors of the last expert.
+    # Memory for one more expert than is in use: `model` keeps the tensors of the last expert.
     with Store(folder, warm_bytes=int(3.1 * size)) as store:
         for number in range(args.experts):
             if f"expert-{number}" not in store.names():
@@ -80,7 +82,7 @@ def serve(args: argparse.Namespace, folder: str) -> None:
                 expert.load_into(model)
                 wait = time.monotonic() - begin
                 store.hint(map(route, prompts[turn + 1 : turn + 1 + args.lookahead]))
-                answer = generate(model, prompt, args.tokens)  # the next experts load meanwhile
+                answer = generate(model, prompt, args.tokens)  # meanwhile the next experts load
             waited += wait
             print(f"{route(prompt)}: waited {wait * 1e3:.1f} ms, answers {answer}")
             if args.check:

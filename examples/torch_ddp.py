@@ -1,4 +1,4 @@
-"""An ordinary PyTorch DDP script; the one word that makes it Fireflyer's is the name of the backend.
+"""An ordinary PyTorch DDP script; only the name of the backend is specific to Fireflyer.
 
 fireflyer run --ranks 2 examples/torch_ddp.py
 torchrun --nproc-per-node 2 examples/torch_ddp.py

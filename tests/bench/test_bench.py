@@ -92,7 +92,7 @@ def test_wrong_values_are_a_failure(
     assert run("allreduce", "--json", "-") == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["nccl"][0]["wrong"] == 3
-    assert err == "fireflyer: bench allreduce: 3 elements are wrong, see #wrong\n"
+    assert err == "fireflyer: bench allreduce: 3 elements are wrong; see column #wrong\n"
 
 
 def test_a_ratio_above_one_means_ours_is_better() -> None:

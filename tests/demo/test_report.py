@@ -98,7 +98,7 @@ def test_a_run_that_was_cut_short_has_a_page_too(script: Any) -> None:
     script.train()
     page = parsed(rendered(script, sample=""))
     assert "not seen" in page.text
-    assert "The model did not get to write." in page.text
+    assert "The run ended before the model could write." in page.text
 
 
 def test_every_mark_of_the_chart_lies_inside_it(finished: Any) -> None:

@@ -187,8 +187,8 @@ def test_forwards_of_their_own_are_left_alone_and_named(capsys: pytest.CaptureFi
     hn.to_hfai(model, verbose=True, example=(x,))
     said = capsys.readouterr().err
     assert "replaced 1 Named, 1 ReLU\n" in said
-    assert "left alone, its forward is its own: 1 (Doubled)" in said
-    assert "left alone, its forward is its own: 3 (Linear)" in said
+    assert "not replaced, it overrides forward: 1 (Doubled)" in said
+    assert "not replaced, it overrides forward: 3 (Linear)" in said
     assert "kept for backward" in said
     assert isinstance(model[0], Named)
     assert torch.equal(model(x), expected)
@@ -313,7 +313,7 @@ def test_inference_mode(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 def test_modules_that_have_seen_no_input_are_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     model = hn.to_hfai(nn.Sequential(nn.ReLU(), nn.LazyLinear(3)), verbose=True)
-    assert "left alone, it has seen no input yet: 1 (LazyLinear)" in capsys.readouterr().err
+    assert "not replaced, it has seen no input yet: 1 (LazyLinear)" in capsys.readouterr().err
     x = torch.randn(5, 4)
     y = model(x)
     assert y.shape == (5, 3)

@@ -345,7 +345,7 @@ def test_transfers_after_a_proof(tmp_path: Path) -> None:
         thread.join()
         thread = threading.Thread(target=pairs.serve_one, args=(listener, SECRET))
         thread.start()
-        with pytest.raises(ConnectionRefusedError, match="another secret"):
+        with pytest.raises(ConnectionRefusedError, match="rejected the secret"):
             pairs.Link(address, b"some other secret")
         thread.join()
 

@@ -67,7 +67,7 @@ def test_table_viii() -> None:
 
 def test_contradictions_of_the_paper_are_named() -> None:
     found = {one["subject"]: one["text"] for one in report(paper())["contradictions"]}
-    assert found["network failures of 2023-10"].startswith("29 in the table by month (VII), 13")
+    assert found["network failures of 2023-10"].startswith("29 in the table by month (VII), but 13")
     assert "2023-06-16 with 0" in found["2023-06-16"]
     assert "73 of 276, 26.4%" in found["share of network failures, 30 %"]
     assert "20 times" in found["Xid 74 several orders of magnitude above other faults"]
@@ -82,8 +82,8 @@ def test_contradictions_of_another_site() -> None:
     found = {one["subject"]: one["text"] for one in report([months, year, days])["contradictions"]}
     assert found == {
         "total of 2024-02": "months states 5; the row's counts add up to 4",
-        "network failures of 2024-02": "4 in the table by month (VII), 5 in the table by day (VIII)",
-        "xid79": "9 in 2 months (VII), 8 in the year (VI)",
+        "network failures of 2024-02": "4 in the table by month (VII), but 5 in the table by day (VIII)",
+        "xid79": "9 in 2 months (VII), but 8 in the year (VI)",
     }
 
 
@@ -228,11 +228,11 @@ def test_times_in_both_forms() -> None:
         ("a,b\n1,2\n", "unknown header 'a,b'"),
         ("xid,count\n79,many\n", "line 2: invalid count 'many'"),
         ("xid,count\n79,-1\n", "line 2: invalid count '-1'"),
-        ("xid,count\n79,1\n79,2\n", "line 3: Xid 79 stands twice"),
+        ("xid,count\n79,1\n79,2\n", "line 3: Xid 79 is listed twice"),
         ("xid,count\n79\n", "line 2: 1 cells: expected 2"),
         ("month,network\n2024-13,1\n", "line 2: invalid date '2024-13': expected YYYY-MM"),
         ("date,events\n2024-02-30,1\n", "invalid date '2024-02-30'"),
-        ("date,events\n2024-02-03,1\n2024-02-03,1\n", "stands twice"),
+        ("date,events\n2024-02-03,1\n2024-02-03,1\n", "is listed twice"),
         ("time,class\nnow,disk\n", "invalid time 'now'"),
         ("time,class\nnan,disk\n", "invalid time 'nan'"),
         ("time,class\n1,\n", "neither class nor xid"),

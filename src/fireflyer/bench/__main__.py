@@ -74,9 +74,8 @@ def main() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Options of a command line. Each field is declared as its option; a command has the fields it
-    names.
-    """
+    """Options of a command line. Each field is declared as its option; a command has the fields
+    that it names."""
 
     ranks: Ranks = 2
     sizes: Sizes = "64K,1M,16M"
@@ -98,12 +97,12 @@ _Act = Callable[[Asked], None]
 def _command(
     *fields: str, defaults: Asked = _DEFAULTS, **declared: object
 ) -> Callable[[_Act], _Act]:
-    """Turns a function into a command, under its name and with its docstring as help.
+    """Turns a function into a command, with the function's name and its docstring as help.
 
     Args:
         fields: fields of `Asked` that have an option here, in this order.
-        defaults: default values of these and of other fields.
-        declared: options whose declaration here differs from the one in `Asked`.
+        defaults: default values of these fields and of others.
+        declared: options whose declarations differ from those in `Asked`.
     """
     known = inspect.signature(Asked).parameters
 
@@ -139,7 +138,7 @@ def allreduce(asked: Asked) -> None:
 
 @_command(*_MOVES)
 def allgather(asked: Asked) -> None:
-    """Measure all-gather inside a host; the size is that of the result.
+    """Measure all-gather inside a host; the size is that of the whole result.
 
     \b
     fireflyer bench allgather --ranks 4 --sizes 1M,16M --against gloo,mpi
@@ -149,7 +148,7 @@ def allgather(asked: Asked) -> None:
 
 @_command(*_REDUCES)
 def reduce_scatter(asked: Asked) -> None:
-    """Measure reduce-scatter inside a host; the size is that of a rank's input.
+    """Measure reduce-scatter inside a host; the size is that of each rank's input.
 
     \b
     fireflyer bench reduce_scatter --ranks 4 --dtype bfloat16 --op avg
@@ -179,7 +178,7 @@ def reduce(asked: Asked) -> None:
 
 @_command(*_MOVES)
 def alltoall(asked: Asked) -> None:
-    """Measure all-to-all with even splits inside a host.
+    """Measure all-to-all with equal splits inside a host.
 
     \b
     fireflyer bench alltoall --ranks 4 --sizes 64K,16M
@@ -214,7 +213,7 @@ def barrier(asked: Asked) -> None:
 def overhead(asked: Asked) -> None:
     """Measure the cost of one call: an allreduce of one element.
 
-    The call is synchronous, or asynchronous with its wait; the peer is gloo.
+    The call is either synchronous, or asynchronous and then waited for; the peer is gloo.
 
     \b
     fireflyer bench overhead
@@ -232,7 +231,8 @@ def network(
     rate: Annotated[str, typer.Option(help="Speed of each cable, e.g. 1gbit.")] = "1gbit",
     sizes: Sizes = "16M,64M",
     wire: Annotated[
-        str, typer.Option(help="Codecs to measure besides the float32 wire: bf16, fp16, int8.")
+        str,
+        typer.Option(help="Codecs to measure in addition to the float32 wire: bf16, fp16, int8."),
     ] = "",
     orders: Annotated[
         str, typer.Option(help="Order of the ranks on the hosts: contiguous, round-robin.")
@@ -242,7 +242,7 @@ def network(
 ) -> None:
     """Measure allreduce between the hosts of a lab. Needs root.
 
-    Compares bytes on the wire with the least possible, and time with the line rate and flat gloo.
+    Compares the bytes on the wire with the minimum, and the time with the line rate and flat gloo.
 
     \b
     fireflyer bench network --hosts 2 --ranks-per-host 4 --rate 1gbit --sizes 16M,64M
@@ -291,7 +291,8 @@ def tune(
 ) -> None:
     """Find the fastest algorithm between hosts for each size.
 
-    Writes a table for FIREFLYER_HFREDUCE_TABLE and shows the table and its changes.
+    Writes a table for FIREFLYER_HFREDUCE_TABLE, and shows the table and its differences from the
+    default.
 
     \b
     fireflyer bench tune --hosts 4 --rate 1gbit --ranks-per-host 2
@@ -324,7 +325,7 @@ def tune(
     if json_to != "-":
         typer.echo("\n".join(bench.described(tuned.table.rules)))
         typer.echo("\n".join(["changes:", *tuned.changes] if tuned.changes else ["no changes"]))
-        typer.echo(f"written to {out}; use it with {rules.VARIABLE}={out}")
+        typer.echo(f"written to {out}; to use it, set {rules.VARIABLE}={out}")
 
 
 @app.command()
@@ -393,7 +394,7 @@ def checkpoint(
     """Measure saves and loads of a training state.
 
     The peers are dcp.save, dcp.async_save, torch.save, safetensors (if installed), memcpy and
-    O_DIRECT by fio. Needs memory of 5 times --size, files on tmpfs included.
+    O_DIRECT by fio. Needs memory of 5 times --size, including files on tmpfs.
 
     \b
     fireflyer bench checkpoint
@@ -470,7 +471,7 @@ def api(
         int, typer.Option(min=1, max=20_000, help="Number of clients, each following a live log.")
     ] = 1000,
     lines: Annotated[
-        float, typer.Option(min=0.1, max=1000, help="Lines per second by which each log grows.")
+        float, typer.Option(min=0.1, max=1000, help="Lines per second written to each log.")
     ] = 1.0,
     rates: Annotated[
         str, typer.Option(help="Submissions per second to try.")
@@ -480,7 +481,7 @@ def api(
 ) -> None:
     """Measure submissions to the platform while many clients follow logs.
 
-    Stops at the first rate with a p99 of 250 ms or more, or with under 98 % of it answered.
+    Stops at the first rate with a p99 of 250 ms or more, or with less than 98 % answered.
 
     \b
     fireflyer bench api
@@ -509,7 +510,7 @@ def hai(
 ) -> None:
     """Measure the platform's task starts, memory, death detection and suspends.
 
-    Compares them with their limits; with at least 100 rounds also the 99th percentile.
+    Compares the figures with their limits; with at least 100 rounds, also the 99th percentiles.
 
     \b
     fireflyer bench hai
@@ -549,7 +550,7 @@ def _collective(name: str, asked: Asked) -> None:
     rows, nccl = one_host.run(spec)
     report(name, machine, rows, nccl, asked.json_to)
     if wrong := sum(row.wrong for row in nccl):
-        raise CollectiveError(f"bench {name}: {wrong} elements are wrong, see #wrong")
+        raise CollectiveError(f"bench {name}: {wrong} elements are wrong; see column #wrong")
 
 
 for _command_of_training in (

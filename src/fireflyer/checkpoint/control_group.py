@@ -26,7 +26,7 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def members_lost() -> bool:
-    """True if the default group lost a rank, so waiting for all ranks would hang."""
+    """Returns True if the default group lost a rank, so that waiting for all ranks would hang."""
     errored = getattr(dist.group.WORLD, "errored", None) if dist.is_available() else None
     return errored is not None and errored() is not None
 
@@ -34,8 +34,8 @@ def members_lost() -> bool:
 def interruptible(wait: Callable[[], T]) -> T:
     """Returns what `wait` returns or raises; Ctrl-C ends the call at once.
 
-    torch's own waits look at no signal until another rank answers or their timeout ends. Therefore
-    another thread waits; after Ctrl-C it stays behind, and does not keep the process.
+    A wait of torch checks for signals only when another rank answers or its timeout ends. Therefore
+    another thread waits. After Ctrl-C that thread remains, but does not keep the process alive.
     """
     if threading.current_thread() is not threading.main_thread():
         return wait()  # signals reach the main thread alone
@@ -54,14 +54,14 @@ def interruptible(wait: Callable[[], T]) -> T:
 class ControlGroup:
     """Small all-gathers over gloo. Every call is collective; the first one makes the group.
 
-    A group is not used again after a failed call, because the ranks no longer agree on their
+    After a failed call the group is not used again, because the ranks no longer agree on their
     progress.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout = timedelta(seconds=timeout_s)
         self._world: object | None = None
-        """Default group for whose members `_group` was made."""
+        """Default group whose members `_group` has."""
         self._group: Any = None
         self._broken: str | None = None
         self._reformed = False
@@ -74,10 +74,10 @@ class ControlGroup:
         self._reformed = dist.is_available() and hasattr(dist.group.WORLD, "reform")
 
     def numbers(self, mine: Sequence[int]) -> list[list[int]]:
-        """Returns every rank's 64-bit numbers, by rank; all ranks give equally many.
+        """Returns every rank's 64-bit numbers, by rank; all ranks must pass equally many.
 
         Raises:
-            CheckpointError: if a rank has ended, or does not call this within the timeout.
+            CheckpointError: if a rank has ended, or does not make this call within the timeout.
         """
         world = rank_and_world()[1]
         if world == 1:
@@ -105,7 +105,7 @@ class ControlGroup:
             options.timeout = self._timeout
             group = self._group
             work = group.allgather([list(rows.unbind())], [mine], options)
-            # A thread that Ctrl-C left behind keeps the group: its destructor would wait, too.
+            # A thread that Ctrl-C left behind keeps the group: its destructor would also wait.
             interruptible(lambda: (work.wait(), group))
         except KeyboardInterrupt:
             self._broken = "the ranks cannot agree: an earlier call was interrupted"

@@ -1,4 +1,4 @@
-"""SaveHandle: one save in flight, as its caller sees it."""
+"""SaveHandle: handle of a save in flight, for the caller of `save`."""
 
 import math
 import os
@@ -14,7 +14,7 @@ _LOOK_S = 0.25
 
 
 class SaveHandle:
-    """One save in flight."""
+    """Handle of a save in flight."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class SaveHandle:
         in_memory: Future[bool],
         look: Callable[[], object],
     ) -> None:
-        """`look` is called periodically during a wait; it may end the save earlier."""
+        """`look` is called periodically during a wait; it may end the save early."""
         self.step = step
         self.stall_s = 0.0
         """Seconds that `save` blocked its caller: the wait for the previous save, and the copy."""
@@ -58,12 +58,14 @@ class SaveHandle:
 
     @property
     def in_memory(self) -> bool:
-        """True if the nodes hold the complete save in memory; it outlives this job's processes."""
+        """True if the nodes hold the complete save in memory, so it outlives this job's
+        processes."""
         return self._in_memory.done() and self._in_memory.result()
 
     def wait_in_memory(self, timeout_s: float | None = None) -> bool:
-        """Waits until `in_memory` is decided; returns it. False if there is no memory tier or it
-        was skipped.
+        """Waits until `in_memory` is decided, and returns it.
+
+        Returns False if there is no memory tier or the tier was skipped.
 
         Raises:
             CheckpointError: in a forked child, which cannot know the outcome.
@@ -74,7 +76,8 @@ class SaveHandle:
         return self._in_memory.result(timeout_s)
 
     def settle(self, look: Callable[[], object] | None = None) -> None:
-        """Waits for the end of the save; raises no error. `look` replaces the handle's own."""
+        """Waits for the end of the save; raises no error. `look` replaces the handle's own
+        `look`."""
         self._staged.release()
         self._await_end(None, look or self._look)
 
@@ -92,11 +95,11 @@ class SaveHandle:
         return None if self._reported else self._future.exception()
 
     def release(self) -> None:
-        """Waits until the state may change."""
+        """Waits until the caller may change the state."""
         self._staged.release()
 
     def is_of_this_process(self) -> bool:
-        """False in a forked child: the save continues in its parent."""
+        """Returns False in a forked child, because the save continues in its parent."""
         return self._process == os.getpid()
 
     def _check_process(self) -> None:
@@ -107,10 +110,10 @@ class SaveHandle:
             )
 
     def written(self) -> Written | None:
-        """Returns the places of the pieces after a successful save, else None."""
+        """Returns the places of the pieces after a successful save; None otherwise."""
         return self._future.result() if self._future.exception() is None else None
 
     def raise_unreported(self) -> None:
-        """Calls `wait`, unless an earlier `wait` has reported the outcome."""
+        """Calls `wait`, unless an earlier `wait` already reported the outcome."""
         if not self._reported:
             self.wait()

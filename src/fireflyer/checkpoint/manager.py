@@ -41,11 +41,11 @@ COMMIT_DEADLINE_S = 600.0
 class CheckpointManager:
     """Saves and loads the state of a training run in one directory.
 
-    docs/guide/checkpoint.md describes the format. Under an initialised torch.distributed, `save`, `load`
-    and `should_save` are collective: all ranks call them in the same order with the same step.
-    Without torch.distributed the manager serves one process. The manager is not thread-safe:
-    `save`, `load`, `should_save`, `before_step` and `wait` raise CheckpointError if another of
-    these calls is in progress. Handles may be waited for from any thread.
+    docs/guide/checkpoint.md describes the format. Under an initialised torch.distributed, `save`,
+    `load` and `should_save` are collective: all ranks call them in the same order with the same
+    step. Without torch.distributed the manager serves one process. The manager is not thread-safe:
+    `save`, `load`, `should_save`, `before_step` and `wait` raise CheckpointError while another of
+    these calls is in progress. Any thread may wait for a handle.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class CheckpointManager:
             keep: the number of newest checkpoints to keep, or a `Keep` with more rules; None: all.
             overlap: `save` returns while large tensors are still being copied. Call `before_step`
                 before these tensors change. The step of a torch optimizer calls it by itself.
-            incremental: tensors whose bytes equal those of the last save are not written again.
-            memory: each save is also held in the memory of two nodes before it is on storage. After
-                a restart it is loaded from there if it is the newest. An `InMemory` sets options.
+            incremental: do not write tensors again whose bytes equal those of the last save.
+            memory: hold each save in the memory of two nodes before it is on storage. After a
+                restart, a save that is the newest is loaded from there. An `InMemory` sets options.
                 The constructor is then collective: call it on all ranks, after init_process_group.
-            should_suspend: returns whether this rank is asked to leave, e.g.
+            should_suspend: returns True if this rank is asked to leave, e.g.
                 `hai.suspend_requested`. All ranks call it at the same steps, at most 1 s apart at
                 the recent pace. Once it returns true on any rank, `should_save` and `suspending`
                 are true on all ranks.
-            commit_deadline_s: maximum time that ranks wait for one another; also in background.
+            commit_deadline_s: maximum time that ranks wait for one another, also in background.
             clock: for tests.
 
         Raises:
@@ -136,7 +136,8 @@ class CheckpointManager:
 
     @staticmethod
     def _is_formed() -> bool:
-        """Returns whether all ranks are known yet; if not, `save` or `load` joins the tier later.
+        """Returns True if all ranks are known; if not, `save` or `load` joins the memory tier
+        later.
 
         The ranks of a job with a newcomer are known once all of them call `fence`.
         """
@@ -151,10 +152,10 @@ class CheckpointManager:
     def fence(self, generation: int) -> None:
         """Adopts the new members of the job after the default group is formed anew.
 
-        All current members call it, newcomers included, before the next save, load or should_save.
-        A save in flight is abandoned: it is committed if all of its parts are there; otherwise it
-        fails with a warning. Later saves belong to this generation of the attempt. Once rank 0
-        returns, no manager of an earlier generation (on a rank left behind) can commit.
+        All current members call it, including newcomers, before the next save, load or should_save.
+        A save in flight is abandoned: it is committed if all of its parts exist; otherwise it fails
+        with a warning. Later saves belong to this generation of the attempt. Once rank 0 returns,
+        no manager of an earlier generation (on a rank left behind) can commit.
 
         Args:
             generation: a counter of membership changes; must increase with each call.
@@ -186,11 +187,13 @@ class CheckpointManager:
             _log.warning("the save of step %d has failed: %s", last.step, error)
 
     def should_save(self, step: SupportsIndex, *, leave: bool = False) -> bool:
-        """Returns whether to save after this step, by `every` or to leave; the same on all ranks.
+        """Returns True if `every` or a request to leave calls for a save after this step.
+
+        The answer is the same on all ranks.
 
         Args:
-            leave: the ranks have agreed to leave by other means than `should_suspend`, e.g. by
-                HaiScale's `model.suspending`; the same on all ranks.
+            leave: True if the ranks agreed to leave by other means than `should_suspend`, e.g. by
+                HaiScale's `model.suspending`; must be the same on all ranks.
 
         Raises:
             TypeError: if the step is not a whole number.
@@ -202,7 +205,7 @@ class CheckpointManager:
 
     @property
     def suspending(self) -> bool:
-        """True if any rank was asked to leave; all ranks see it alike: save, wait and leave."""
+        """True if any rank was asked to leave; equal on all ranks: save, wait and leave."""
         return self._when.suspending
 
     def save(
@@ -213,25 +216,25 @@ class CheckpointManager:
         per_rank: Any | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> SaveHandle:
-        """Saves the current `state`: returns once it is copied, and writes it in the background.
+        """Copies the current `state` and returns; writes the copy in the background.
 
-        Waits for the previous save first. The states of all ranks are merged. A key may exist on
-        some ranks only. A plain tensor or array is the same on every rank that has it; a tensor
-        that is distributed over several ranks is a DTensor or a `Shard`. A plain value is taken
-        from the lowest rank that has it. `per_rank` belongs to this rank alone. Both may hold
-        dicts, lists and tuples of torch tensors, numpy arrays, int, float, bool, str, bytes and
-        None; dict keys are str or int.
+        The call first waits for the previous save. The states of all ranks are merged. A key may
+        exist on some ranks only. A plain tensor or array must be the same on every rank that has
+        it; a tensor that is distributed over several ranks is a DTensor or a `Shard`. A plain value
+        is taken from the lowest rank that has it. `per_rank` belongs to this rank alone. Both
+        states may hold dicts, lists and tuples of torch tensors, numpy arrays, int, float, bool,
+        str, bytes and None; dict keys are str or int.
 
         Args:
             step: a whole number of at least 0.
-            metrics: numbers by name for retention to choose by; rank 0's are used.
+            metrics: numbers by name, by which retention may choose; those of rank 0 are used.
 
         Raises:
-            CheckpointError: if an item cannot be saved (names its key path), or if a newer run owns
-                the directory. A failure on one rank fails the save on all ranks.
+            CheckpointError: if an item cannot be saved (the error names its key path), or if a
+                newer run owns the directory. A failure on one rank fails the save on all ranks.
             TypeError, ValueError: on the rank whose step or metric is not a number; the other ranks
                 get a CheckpointError.
-            FireflyerError: the unreported failure of the previous save; nothing is saved then.
+            FireflyerError: the unreported failure of the previous save; then nothing is saved.
         """
         with self._alone:
             return self._save(step, state, per_rank, metrics)
@@ -290,7 +293,7 @@ class CheckpointManager:
         return handle
 
     def before_step(self) -> None:
-        """Waits until the state may change, with `overlap=True`: blocks until all of it is copied.
+        """Waits, with `overlap=True`, until the whole state is copied, so that it may change.
 
         Call it before any change of the state other than the step of a torch.optim.Optimizer.
         """
@@ -299,9 +302,9 @@ class CheckpointManager:
                 self._last.release()
 
     def _claim(self) -> tuple[int, int, bool]:
-        """Returns rank 0's epoch, the save's number and whether the memory tier needs a join.
+        """Returns rank 0's epoch, the save's number, and True if the memory tier needs a join.
 
-        Waits for the previous save first. The epoch is 0 on other ranks.
+        The call first waits for the previous save. The epoch is 0 on other ranks.
         """
         self._number += 1
         self._finish_last()
@@ -320,7 +323,7 @@ class CheckpointManager:
 
         def run() -> Written:
             try:
-                job.staged.wait_for_cores()  # the copy that training waits for comes first
+                job.staged.wait_for_cores()  # training waits for that copy, so it comes first
                 written = self._committer.run(job)
                 heartbeat.saved(job.generation.step, taken)
                 return written
@@ -339,18 +342,19 @@ class CheckpointManager:
     ) -> Any:
         """Returns the state of the newest good checkpoint, or of `step`.
 
-        A damaged checkpoint is moved to damaged/ with a warning, and the next older one is used
-        (with `step`: an older save of that step). If `into` is given, a state like the saved one,
-        its tensors are filled in place and returned in the state: whole tensors, and this rank's
-        boxes of DTensors and `Shard`s, regardless of how the saved ones were cut. After an error
-        their contents are undefined.
+        A damaged checkpoint is moved to damaged/ with a warning, and the next older checkpoint is
+        used (with `step`: an older save of that step).
+
+        If `into` is given, it must be a state like the saved one. Its tensors are filled in place
+        and returned in the state: whole tensors, and this rank's boxes of DTensors and `Shard`s,
+        regardless of how the saved tensors were cut. After an error their contents are undefined.
 
         Args:
-            rest: also load the items that `into` lacks, tensors whole; if False, the returned state
-                has only the items of `into`.
+            rest: also load the items that `into` lacks, with whole tensors. If False, the returned
+                state has only the items of `into`.
 
         Raises:
-            CheckpointError: if there is no good checkpoint, or `into` does not fit it.
+            CheckpointError: if there is no good checkpoint, or the checkpoint does not fit `into`.
             StorageError: if the directory cannot be read.
             TypeError: if the step is not a whole number.
         """
@@ -367,7 +371,7 @@ class CheckpointManager:
             return loaded.state
 
     def loaded_per_rank(self) -> Any | None:
-        """Returns the `per_rank` that this rank gave to the save last loaded; None if none."""
+        """Returns this rank's `per_rank` of the checkpoint last loaded; None if it has none."""
         return self._loaded_per_rank
 
     def load_tensors(
@@ -398,7 +402,7 @@ class CheckpointManager:
         """Returns the step of the newest checkpoint on storage or in memory, or None.
 
         A checkpoint on storage counts if its manifest is undamaged and its files have the right
-        size; a checkpoint in memory counts if it was there when the ranks last agreed.
+        size. A checkpoint in memory counts if it existed when the ranks last agreed.
         """
         stored = (generation for generation, _ in itertools.islice(self._catalog.whole(), 1))
         newest = max([*stored, *self._held()], default=None)
@@ -417,8 +421,7 @@ class CheckpointManager:
         """Waits until the last save is durable and complete.
 
         Raises:
-            CheckpointError, StorageError: the reason of a failure that its handle has not raised
-                yet.
+            CheckpointError, StorageError: if the save failed and no call has reported it yet.
         """
         with self._alone:
             self._finish_last()

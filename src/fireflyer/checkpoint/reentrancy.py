@@ -8,10 +8,10 @@ from fireflyer.errors import CheckpointError
 
 
 class ReentrancyGuard:
-    """Guard that rejects a second entry, also by the same thread. A forked child starts unlocked.
+    """Guard that rejects a second entry, even by the same thread. A forked child starts unlocked.
 
-    If it waited, the ranks' calls could take different orders, and a signal handler could wait for
-    the code that it interrupts.
+    A guard that waits would let the ranks' calls take different orders, and a signal handler could
+    wait for the code that it interrupts.
     """
 
     def __init__(self) -> None:

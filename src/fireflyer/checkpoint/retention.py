@@ -1,4 +1,4 @@
-"""Retention: a pure decision on which checkpoints of a directory to keep."""
+"""Retention: a pure decision on the checkpoints of a directory to keep."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ class Keep:
     last: int = 3
     """Number of newest checkpoints to keep, by the time of their save."""
     every: int | None = None
-    """Keep checkpoints at multiples of this step; of several saves of one step, the newest."""
+    """Keep checkpoints at multiples of this step; of several saves of one step, keep the newest."""
     best: int | None = None
     """Number of checkpoints with the best `metric` to keep."""
     metric: str | None = None
-    """Name of the metric among the `metrics` given to `save`."""
+    """Name of the metric among the `metrics` passed to `save`."""
     mode: Literal["min", "max"] = "min"
     """Direction of the metric: "min" if smaller is better, "max" if larger is."""
 
@@ -54,7 +54,7 @@ class Keep:
 
     @classmethod
     def of(cls, keep: "int | Keep | None") -> "Keep | None":
-        """Returns the rules of the user's `keep` option: a number is `last`, None keeps all.
+        """Converts the user's `keep` option to rules: a number means `last`, None keeps all.
 
         Raises:
             ConfigError: if the number is below 1.
@@ -69,7 +69,7 @@ class Keep:
 
 
 class Candidate(NamedTuple):
-    """A complete checkpoint, as retention sees it."""
+    """Complete checkpoint, with the data that retention needs."""
 
     generation: Generation
     step: int
@@ -77,7 +77,7 @@ class Candidate(NamedTuple):
 
 
 def retired(checkpoints: Sequence[Candidate], keep: Keep) -> list[Candidate]:
-    """Returns the complete `checkpoints` (in any order) that no rule keeps, the oldest first."""
+    """Returns the complete `checkpoints` (in any order) that no rule keeps, oldest first."""
     newest_first = sorted(checkpoints, key=lambda one: one.generation, reverse=True)
     kept = {one.generation for one in newest_first[: keep.last]}
     if keep.every is not None:
@@ -92,7 +92,7 @@ def retired(checkpoints: Sequence[Candidate], keep: Keep) -> list[Candidate]:
 
 
 def _best_first(newest_first: Sequence[Candidate], keep: Keep) -> list[Candidate]:
-    """Returns the checkpoints with the metric, the best first; of equal values, the newer first."""
+    """Returns the checkpoints with the metric, best first; of equal values, the newer first."""
     metric, sign = str(keep.metric), 1 if keep.mode == "min" else -1
     counted = [one for one in newest_first if not math.isnan(one.metrics.get(metric, math.nan))]
     return sorted(counted, key=lambda one: sign * one.metrics[metric])

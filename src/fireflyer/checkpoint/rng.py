@@ -1,4 +1,4 @@
-"""The states of a process's random number generators, as a state that can be saved."""
+"""States of a process's random number generators, in a form that can be saved."""
 
 import random
 from collections.abc import Mapping
@@ -9,8 +9,11 @@ import torch
 
 
 def capture() -> dict[str, Any]:
-    """Returns the states of Python's, numpy's and torch's global generators, and of the current
-    CUDA device's generator if CUDA is in use."""
+    """Returns the states of the random number generators.
+
+    These are the global generators of Python, numpy and torch, and the current CUDA device's
+    generator if CUDA is in use.
+    """
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {

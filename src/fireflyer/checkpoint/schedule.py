@@ -14,8 +14,8 @@ SHORTEST_S, LONGEST_S = 60.0, 3600.0
 """Bounds of the interval for `every="auto"`. Below them, a restart costs more than the lost work;
 above them, one wrong estimate of the failure rate could cost half a day."""
 PRIOR_S = 86_400.0
-"""Prior for the time between failures, weighted as one failure. If a save costs half a second, it
-gives the paper's five minutes."""
+"""Prior for the time between failures, weighted as one failure. If a save costs half a second, the
+prior leads to the paper's five minutes."""
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|h)")
@@ -37,10 +37,10 @@ def parse_duration(text: str) -> float:
 
 
 def check_steps(steps: int) -> int:
-    """Returns the number itself.
+    """Returns the number of steps.
 
     Raises:
-        ConfigError: if it is below 1.
+        ConfigError: if the number is below 1.
     """
     if steps < 1:
         raise ConfigError(
@@ -52,8 +52,8 @@ def check_steps(steps: int) -> int:
 def best_interval(cost_s: float, between_failures_s: float) -> float:
     """Returns the seconds of training between saves that minimize the expected loss.
 
-    Daly's higher-order estimate (2006) of the optimum of Young's model: a save costs `cost_s`, and
-    failures occur at random.
+    This is Daly's higher-order estimate (2006) of the optimum of Young's model: a save costs
+    `cost_s`, and failures occur at random.
     """
     if cost_s >= 2 * between_failures_s:
         return between_failures_s
@@ -66,10 +66,10 @@ def auto_interval(cost_s: float | None, failures: int, seen_s: float) -> float:
     """Returns the seconds between saves for `every="auto"`.
 
     Args:
-        cost_s: the cost of a save; None before one was measured. The first save is then due after
+        cost_s: the cost of a save; None before one was measured: the first save is then due after
             SHORTEST_S.
-        failures: the number of failures seen ...
-        seen_s: ... in this running time.
+        failures: number of failures in the observed time.
+        seen_s: observed running time, in seconds.
     """
     if cost_s is None:
         return SHORTEST_S
@@ -78,15 +78,15 @@ def auto_interval(cost_s: float | None, failures: int, seen_s: float) -> float:
 
 
 class Run(NamedTuple):
-    """One run in a directory; times in seconds since 1970."""
+    """Run in a directory; times in seconds since 1970."""
 
     started: float
     left: float | None
-    """Time at which the run left on request; None if it ended otherwise or still runs."""
+    """Time at which the run left on request; None if it ended otherwise or is still running."""
 
 
 def failures_seen(runs: Sequence[Run], now: float) -> tuple[int, float]:
-    """Returns (failures, seconds of running) of consecutive runs; the last one is still running.
+    """Returns (failures, seconds of running) of consecutive runs; the last run is still running.
 
     A run that did not leave on request counts as failed when the next run starts.
     """
@@ -103,7 +103,7 @@ def failures_seen(runs: Sequence[Run], now: float) -> tuple[int, float]:
 
 
 class SaveCost:
-    """Measures a save's cost to training: its stall, and the slowdown of steps during it."""
+    """Cost of a save to training: its stall, and the slowdown of steps during the save."""
 
     def __init__(self) -> None:
         self._free_s: deque[float] = deque(maxlen=64)
@@ -115,17 +115,18 @@ class SaveCost:
 
     @property
     def cost_s(self) -> float | None:
-        """Median cost of the last five saves; None before the first one is over."""
+        """Median cost of the last five saves; None before the end of the first save."""
         return median(self._costs_s) if self._costs_s else None
 
     def began(self, stall_s: float) -> None:
-        """Notes the start of a save that stalled its caller for `stall_s` since the last `note`."""
+        """Records the start of a save that stalled its caller for `stall_s` since the last
+        `note`."""
         self._finish()
         self._stall_s += stall_s
         self._open = [stall_s, 0.0, 0.0]
 
     def note(self, step: int, now: float, saving: bool) -> None:
-        """Notes the time after each step, and whether the last save is still in flight."""
+        """Records the time after each step; `saving` is True while the last save is in flight."""
         if self._noted is not None and step > self._noted[0]:
             steps = step - self._noted[0]
             took_s = now - self._noted[1] - self._stall_s
@@ -149,24 +150,25 @@ class SaveCost:
 class Interval:
     """Decides at which steps a time-based save is due; one rank asks it, and all ranks follow.
 
-    Each decision also names the next step to ask at. At the recent pace that step lies half of the
-    remaining time ahead, so ranks communicate a few times an interval instead of at every step.
+    Each decision also names the step of the next decision. At the recent pace that step lies half
+    of the remaining time ahead, so ranks communicate a few times per interval rather than at every
+    step.
     """
 
     def __init__(self, interval_s: float, now: float) -> None:
         self.interval_s = interval_s
-        """Seconds between saves; may change at any time; infinite if no save is ever due."""
+        """Seconds between saves; infinite if no save is ever due. May change at any time."""
         self._last_save = now
         self._asked: tuple[int, float] | None = None
 
     def saved(self, now: float) -> None:
-        """Notes that another rank has decided to save."""
+        """Records that another rank has decided to save."""
         self._last_save = now
 
     def decide(self, step: int, now: float, within_s: float = math.inf) -> tuple[bool, int]:
-        """Returns (whether a save is due at `step`, the first step at which to ask again).
+        """Returns (True if a save is due at `step`, the first step at which to ask again).
 
-        At the recent pace that step comes within `within_s`, or it is the next step.
+        At the recent pace that step comes within `within_s`, or else it is the next step.
         """
         left = self._last_save + self.interval_s - now
         due = left <= 0

@@ -1,4 +1,4 @@
-"""The decision to save now: the schedule and the suspend request, agreed among the ranks."""
+"""Decision to save now: the schedule and the suspend request, agreed among the ranks."""
 
 import math
 from collections.abc import Callable
@@ -21,14 +21,15 @@ from fireflyer.errors import CheckpointError, ConfigError
 from fireflyer.log import get_logger
 
 SUSPEND_LOOK_S = 1.0
-"""Maximum time between exchanges, at the recent pace, if there is a `should_suspend`."""
+"""Maximum number of seconds between exchanges, at the recent pace, if there is a
+`should_suspend`."""
 
 _NO, _YES, _FAILED = range(3)
 _log = get_logger("checkpoint")
 
 
 class Saving(Protocol):
-    """The part of SaveHandle that the schedule uses."""
+    """Part of SaveHandle that the schedule uses."""
 
     stall_s: float
 
@@ -37,10 +38,10 @@ class Saving(Protocol):
 
 
 class SaveTriggers:
-    """Answers `should_save`, the same on every rank.
+    """Answers of `should_save`, equal on all ranks.
 
     Rank 0 decides by its clock, every rank calls its own `should_suspend`, and one exchange shares
-    the answers. It also names the step of the next exchange; between exchanges no rank
+    the answers. The exchange also names the step of the next exchange; between exchanges no rank
     communicates.
     """
 
@@ -56,10 +57,11 @@ class SaveTriggers:
         """
         Args:
             every: the manager's option.
-            should_suspend: called on each rank at each exchange, until one returns true.
+            should_suspend: called on each rank at each exchange, until one of the calls returns
+                True.
             clock: this rank's clock.
-            control: the group by which the ranks agree.
-            history: on rank 0, returns the runs in this directory up to this one; called once, for
+            control: the group over which the ranks agree.
+            history: on rank 0, returns the runs in this directory up to this run; called once, for
                 "auto".
             leave: called on rank 0 when the ranks agree to suspend.
 
@@ -87,7 +89,8 @@ class SaveTriggers:
         """True once the ranks have agreed to leave."""
 
     def ask(self, step: int, leave: bool) -> bool:
-        """Returns whether to save after `step`; collective at the step named by the last exchange.
+        """Returns True if a save is due after `step`; collective at the step named by the last
+        exchange.
 
         Args:
             leave: all ranks know without an exchange that they leave.
@@ -104,7 +107,7 @@ class SaveTriggers:
         return due or by_time or self.suspending
 
     def saved(self, save: Saving) -> None:
-        """Notes that a save was started, due or not."""
+        """Records the start of a save, due or not."""
         self._last = save
         if self._cost is not None:
             self._cost.began(save.stall_s)

@@ -1,1 +1,1 @@
-"""The demo: train a model, lose a worker, carry on."""
+"""Demo: trains a model, loses a worker and continues."""

@@ -6,8 +6,9 @@ _INTERRUPTED = "fireflyer: interrupted; every process of the demo has ended\n"
 
 
 def main() -> int:
-    """Runs the command. An interrupt, even during imports, prints one line and exits with
-    code 130.
+    """Runs the command.
+
+    An interrupt, even during imports, prints one line and exits with code 130.
     """
     try:
         _leave_at_once_when_interrupted()

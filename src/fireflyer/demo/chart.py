@@ -21,7 +21,7 @@ Point = tuple[float, float]
 
 
 class Panel(msgspec.Struct, frozen=True):
-    """A plot area: x from `x0` to `x1` over the chart's width, y from `y0` (bottom) to `y1` (top)."""
+    """Plot area: x from `x0` to `x1` over the chart's width, y from `y0` (bottom) to `y1` (top)."""
 
     top: float
     height: float
@@ -49,7 +49,7 @@ def smooth(values: Sequence[float], weight: float = 0.9) -> list[float]:
 
 
 def thin(points: Sequence[Point], most: int = POINTS) -> list[Point]:
-    """Returns at most about `most` points: means of runs of equal length of the given points."""
+    """Returns at most about `most` points: each is the mean of a run of points of equal length."""
     size = math.ceil(len(points) / most)
     if size <= 1:
         return list(points)
@@ -177,13 +177,13 @@ def _checkpoints(lines: Sequence[MetricsRecord], origin: float, panel: Panel) ->
 
 
 class Break(msgspec.Struct, frozen=True):
-    """An interruption of the training; times are CLOCK_MONOTONIC."""
+    """Interruption of the training; times are CLOCK_MONOTONIC."""
 
     kind: str
     """"kill" or "suspend"; also a class of the style sheet."""
     at: float
     back: float | None
-    """Time of the first step that finishes afterwards."""
+    """Time of the first step that finishes after the interruption."""
     label: tuple[str, str]
 
 

@@ -46,7 +46,7 @@ def demo(
         ),
     ] = None,
     tokens: Annotated[Tokens, typer.Option(help="Tokenizer of the text.")] = Tokens.bpe,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
     page: Annotated[
         Path, typer.Option("--report", metavar="FILE", help="File of the report page.")
     ] = Path("demo-report.html"),
@@ -84,7 +84,7 @@ def demo(
 
 def _run(options: Options, page: Path, as_json: bool) -> int:
     console = Console(stderr=True)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # if set, it does not warn about forks
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise it warns about forks
     report.check(page)
     with Interrupts().installed() as interrupts:
         with TerminalScreen(console) as screen:
@@ -104,7 +104,7 @@ _INTERRUPTED = 130
 
 
 def run_line(arguments: list[str]) -> int:
-    """Runs the command line; every error becomes one line on stderr and an exit code.
+    """Runs the command line; turns every error into one line on stderr and an exit code.
 
     Raises:
         KeyboardInterrupt: after every process that the run started has ended.

@@ -1,9 +1,8 @@
-"""Turns a folder of text into records: a byte-level BPE, and samples of `context + 1` tokens each.
+"""Conversion of a folder of text to records: a byte-level BPE, and samples of `context + 1` tokens.
 
 A data set is a folder named by a digest of all its inputs. It holds `train.ffr` and `val.ffr`
 (FFRecord, uint16 tokens, little-endian), `tokenizer.json` for BPE, and `meta.json`. It is built
-under
-a temporary name and then renamed, so it is never partial. The same digest finds it again.
+under a temporary name and then renamed, so it is never partial. The same digest finds it again.
 """
 
 import hashlib
@@ -31,9 +30,10 @@ Report = Callable[[str, int, int], None]
 SEPARATOR = "<|file|>"
 """Token 0 of the BPE, placed between two files; raw bytes use byte 0."""
 TEXT_LIMIT = 64 << 20
-"""Maximum bytes of text to use; beyond it, a seeded choice of whole files."""
+"""Maximum number of bytes of text to use; a larger text is reduced to a seeded choice of whole
+files."""
 BPE_TEXT = 16 << 20
-"""Maximum bytes of text for training the BPE."""
+"""Maximum number of bytes of text for training the BPE."""
 MINIMUM_SAMPLES = 64
 _FORMAT = 2
 _SKIPPED = frozenset(
@@ -42,7 +42,7 @@ _SKIPPED = frozenset(
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Inputs of a data set besides its text."""
+    """Inputs of a data set other than its text."""
 
     tokens: Literal["bpe", "bytes"] = "bpe"
     vocabulary: int = 1024
@@ -85,8 +85,8 @@ class Text(msgspec.Struct, frozen=True):
 
 
 def read_text(folder: Path | None, seed: int = 0) -> Text:
-    """Reads every UTF-8 text file under `folder`, or the Python sources of the standard library for
-    None.
+    """Reads every UTF-8 text file under `folder`; for None, the Python sources of the standard
+    library.
 
     Raises:
         ConfigError: the folder is missing or holds no readable text.
@@ -121,7 +121,7 @@ def _candidates(source: Path, only_python: bool) -> Iterator[Path]:
 
 
 def _size(path: Path) -> int:
-    """Returns the size in bytes of a regular file, 0 for anything else."""
+    """Returns the size in bytes of a regular file; 0 for anything else."""
     try:
         return path.stat().st_size if path.is_file() else 0
     except OSError:
@@ -129,9 +129,8 @@ def _size(path: Path) -> int:
 
 
 def _utf8(path: Path) -> bytes | None:
-    """Returns the content of a regular, readable, non-empty UTF-8 file without NUL bytes; else
-    None.
-    """
+    """Returns the content of a regular, readable, non-empty UTF-8 file without NUL bytes, else
+    None."""
     try:
         if not path.is_file():
             return None
@@ -152,9 +151,7 @@ def digest(text: Text, settings: Settings) -> str:
 
 
 def find(directory: Path, wanted: str) -> Path | None:
-    """Returns the data set with this digest under `directory`, or None if it is absent or
-    damaged.
-    """
+    """Returns the data set with this digest under `directory`; None if it is absent or damaged."""
     folder = directory / wanted[:16]
     try:
         meta = load_meta(folder)
@@ -188,10 +185,10 @@ def prepare(
     report: Report,
     note: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Returns the data set of this text and these settings under `directory`, built if it is
-    absent.
+    """Returns the data set of this text and these settings under `directory`; builds it if
+    necessary.
 
-    A damaged data set is built again, and `note` reports it.
+    A damaged data set is built again, and `note` reports this.
 
     Raises:
         ConfigError: the text is too short.
@@ -296,7 +293,7 @@ def _encode(text: Text, tokenizer: Tokenizer, report: Report) -> Tokens:
 def cut(stream: Tokens, context: int) -> Tokens:
     """Cuts a stream [tokens] into samples [n, context + 1].
 
-    The last token of a sample is the first of the next.
+    The last token of a sample is also the first of the next sample.
     """
     count = max(0, len(stream) - 1) // context
     starts = np.arange(count)[:, None] * context

@@ -1,4 +1,5 @@
-"""Runs the demo: data set, platform, task and the actions of `story`; no process outlives it."""
+"""Driver of the demo: data set, platform, task and the actions of `story`; no process outlives
+it."""
 
 import os
 import shutil
@@ -62,9 +63,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     story: Story
     meta: dataset.Meta
     sample: str
-    """Text written by the trained model; empty if the run did not reach that point."""
+    """Text written by the trained model; empty if the run did not get that far."""
     log: str
-    """Most informative log file if there were problems; else empty."""
+    """Most informative log file if there were problems, else empty."""
     folder: Path
     """Folder of the run; removed unless it was kept or there were problems."""
 
@@ -73,11 +74,11 @@ def run(options: Options, screen: Screen, interrupts: processes.Interrupts) -> O
     """Runs the whole demo.
 
     Raises:
-        ConfigError: an option that cannot work.
+        ConfigError: an option is invalid.
         FireflyerError: the platform did not start, or it ended early.
         KeyboardInterrupt: after every process that the run started has ended.
     """
-    directory = options.directory.resolve()  # one spelling: the name marks the processes
+    directory = options.directory.resolve()  # one spelling, because the name marks the processes
     _make(directory)
     for stale in runs.sweep(directory):
         screen.note(f"removed {stale} of a demo that was killed, and ended its processes")
@@ -195,8 +196,9 @@ def _spec(options: Options, data: Path, folder: Path) -> TaskSpec:
 
 
 def _do(action: Action, client: Client, task: str, story: Story, screen: Screen) -> None:
-    """Carries out an action. A task that is about to end may make it moot; the events then show
-    that.
+    """Carries out an action.
+
+    If the task is about to end, the action may come too late; the events then show this.
     """
     at = time.monotonic()
     with suppress(ProcessLookupError, TaskError):
@@ -218,17 +220,18 @@ def _platform(folder: Path, nodes: int, interrupts: processes.Interrupts) -> Ite
     home = folder / "home"
     try:
         os.environ[processes.MARK] = str(folder)
-        with interrupts.held():  # a half-started server could not be found again
+        with interrupts.held():  # no later search could find a half-started server
             client = Client.connect(home, start=True, nodes=nodes)
         yield client
     finally:
         del os.environ[processes.MARK]
-        with suppress(FireflyerError):  # it ended by itself; remaining processes are ended by name
+        with suppress(FireflyerError):  # it already ended; remaining processes are ended by name
             Client(home).shutdown()
 
 
 def _val_loss(path: Path) -> float | None:
-    """Returns the validation loss that gpt.py wrote at its end; None if it did not get there."""
+    """Returns the validation loss that gpt.py wrote at its end; None if gpt.py did not get
+    there."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, float])["val_loss"]
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, KeyError):
@@ -238,7 +241,8 @@ def _val_loss(path: Path) -> float | None:
 def failing_log(story: Story, view: TaskView) -> str:
     """Returns the log of the first rank that failed in the last attempt, else rank 0's log.
 
-    Other ranks of that attempt fail as a consequence. Empty if there are no ranks.
+    The other ranks of that attempt fail as a consequence. The result is empty if there are no
+    ranks.
     """
     failed = (
         event.detail["rank"]
@@ -252,7 +256,7 @@ def failing_log(story: Story, view: TaskView) -> str:
 
 
 def tail(path: str, lines: int = 3) -> str:
-    """Returns the last lines of a log file; empty if the file is missing."""
+    """Returns the last lines of a log file; empty if the file does not exist."""
     try:
         text = Path(path).read_bytes()[-16384:].decode(errors="replace")
     except OSError:

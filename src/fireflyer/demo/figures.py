@@ -14,14 +14,14 @@ LEAST_FALL = 0.5
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures printed by `fireflyer demo --json`. None: not observed in this run."""
+    """Figures printed by `fireflyer demo --json`. None means "not observed in this run"."""
 
     steps: int
     """Number of the last optimizer step."""
     tokens_per_s: float
     """Tokens of all steps divided by the time of all steps."""
     loss_start: float
-    """Loss of the first step, nats a token."""
+    """Loss of the first step, in nats per token."""
     loss_at_kill: float | None
     """Mean loss of the last steps before the kill."""
     loss_end: float
@@ -33,7 +33,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     restart_s: float | None
     """Time from SIGKILL to the first optimizer step that the new attempt finishes."""
     lost_s: float | None
-    """Delay until the training reached again the step that the kill interrupted."""
+    """Time from SIGKILL until training completed again the step at which the kill happened."""
     suspend_s: float | None
     """Time from the request to the exit of the last rank."""
     resume_s: float | None
@@ -41,19 +41,19 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_stall_ms: float | None
     """Median time for which a save blocks a step."""
     checkpoints: int
-    """Number of observed saves, without those of a suspend and of the end."""
+    """Number of observed saves, without the saves of a suspend and of the end."""
     steps_lost: int | None
-    """Last step seen before the kill minus the step resumed from."""
+    """Last step seen before the kill, minus the step from which training resumed."""
     comm_share: float
     """Time blocked by reductions divided by the time of all steps, on rank 0."""
     attempts: int
     trained_s: float
     orphans: int
-    """Processes alive after the end whose environment or command line names this run."""
+    """Number of processes alive after the end whose environment or command line names this run."""
 
 
 def compute(story: Story, orphans: int, val_loss: float | None = None) -> Figures | None:
-    """Computes the figures of a run; None if it made no step."""
+    """Computes the figures of a run; returns None if the run made no step."""
     lines = story.lines
     if not lines:
         return None
@@ -85,7 +85,7 @@ def compute(story: Story, orphans: int, val_loss: float | None = None) -> Figure
 
 
 def problems(figures: Figures | None, story: Story) -> list[str]:
-    """Returns the reasons why the run did not reach its goal; empty if it did."""
+    """Returns the reasons why the run did not reach its goal; empty if it reached its goal."""
     found = []
     if story.state != "finished":
         last = story.events[-1].detail.get("reason", "") if story.events else ""
@@ -117,9 +117,9 @@ def _loss(lines: list[MetricsRecord]) -> float:
 
 
 def _exit_after(story: Story, deed: CompletedAction | None, *, first: bool) -> float | None:
-    """Returns the seconds from an action to the first or last rank exit of the attempt it affected.
+    """Returns the seconds from an action to the first or last rank exit of the affected attempt.
 
-    For a kill, only the killed rank counts.
+    After a kill, only the killed rank counts.
     """
     if deed is None:
         return None

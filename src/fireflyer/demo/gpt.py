@@ -27,8 +27,9 @@ from fireflyer.haiscale.ddp import DistributedDataParallel
 
 
 class Block(nn.Module):
-    """Causal attention with rotary positions, then a squared-ReLU MLP; keeps [batch, time,
-    width].
+    """Block with causal attention (rotary positions), then a squared-ReLU MLP.
+
+    Input and output have the shape [batch, time, width].
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -88,9 +89,9 @@ class GPT(nn.Module):
 
 
 def sample_numbers(position: int, count: int, total: int, seed: int) -> list[int]:
-    """Returns `count` sample numbers from `position` on.
+    """Returns `count` sample numbers, beginning with number `position` of an endless sequence.
 
-    The numbers come from an endless sequence of seeded shuffles of range(total).
+    The sequence consists of seeded shuffles of range(total).
     """
     numbers: list[int] = []
     while len(numbers) < count:
@@ -107,14 +108,14 @@ def read(records: FileReader, numbers: list[int]) -> Tensor:
 
 
 def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Returns the mean cross entropy in nats of tokens [batch, context + 1]."""
+    """Returns the mean cross entropy, in nats, of tokens [batch, context + 1]."""
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def learning_rate(done: float, warm_up: float = 0.02) -> float:
     """Returns the factor of the peak learning rate after the share `done` of the training.
 
-    The schedule rises, stays level, then falls to 5 %.
+    The factor rises, stays level, then falls to 5 %.
     """
     return min(1.0, (done + 1e-3) / warm_up, max(0.05, 1.9 * (1 - done)))
 
@@ -155,11 +156,11 @@ class Trainer:
             self.saved = self.step
 
     def done(self) -> float:
-        """Returns the completed share of the training; the same on every rank."""
+        """Returns the completed share of the training; equal on every rank."""
         return float(max(self.step / self.args.steps, self.trained_s / self.args.seconds))
 
     def train_step(self) -> dict[str, Any]:
-        """Runs one step, and saves a checkpoint if one is due. Returns a line for metrics.jsonl."""
+        """Runs one step; saves a checkpoint if a save is due. Returns a line for metrics.jsonl."""
         args, started, waited_s = self.args, time.monotonic(), self.ddp.reducer.times.exposed_s
         first = (self.step * self.world + self.rank) * args.batch
         numbers = sample_numbers(first, args.batch, self.records.n, args.seed)
@@ -171,8 +172,8 @@ class Trainer:
         self.ddp.zero_grad()
         self.step += 1
 
-        # One small reduction carries the mean loss and rank 0's clock. From the clock all ranks
-        # decide alike that the training is over, so no rank waits for a rank that has left.
+        # One small reduction carries the mean loss and rank 0's clock. By that clock all ranks
+        # agree on the end of the training, so no rank waits for a rank that has left.
         now = time.monotonic()
         clock = now - self.begun if self.rank == 0 else 0.0
         shared = torch.tensor([loss.item() / self.world, clock], dtype=torch.float64)
@@ -222,7 +223,7 @@ def main() -> None:
     else:
         dist.init_process_group("hfreduce", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
     trainer = Trainer(args, task.output / "checkpoints")
-    log = (task.output / "metrics.jsonl").open("a", buffering=1)  # a line is one write
+    log = (task.output / "metrics.jsonl").open("a", buffering=1)  # each line is one write
     suspend = False
     while trainer.done() < 1 and not (suspend := hai.suspend_requested()):
         line = trainer.train_step()

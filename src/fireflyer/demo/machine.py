@@ -1,4 +1,4 @@
-"""Describes the machine on which the demo ran."""
+"""Description of the machine on which the demo ran."""
 
 import os
 import platform

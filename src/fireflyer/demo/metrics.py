@@ -1,4 +1,4 @@
-"""Reads the metrics lines of `gpt.py` while it writes them."""
+"""Reader of the metrics lines of `gpt.py` while `gpt.py` writes them."""
 
 from pathlib import Path
 
@@ -9,9 +9,9 @@ class MetricsRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Rank 0's record of one optimizer step."""
 
     step: int
-    """Step number, from 1; after a restart, from the checkpoint's step + 1."""
+    """Step number, starting at 1; after a restart, at the checkpoint's step + 1."""
     loss: float
-    """Mean over the ranks before the step, nats a token."""
+    """Mean over the ranks before the step, in nats per token."""
     tokens: int
     """Number of tokens in this step, over all ranks."""
     step_s: float
@@ -21,12 +21,12 @@ class MetricsRecord(msgspec.Struct, frozen=True, kw_only=True):
     """CLOCK_MONOTONIC at the end of the step."""
     wall: float
     trained_s: float
-    """Training time so far, without the time that a kill undid."""
+    """Training time so far, without the time undone by a kill."""
     attempt: int
     checkpoint_step: int | None
     """Step of the newest checkpoint."""
     checkpoint_stall_s: float | None
-    """Time for which saving blocked this step; None if it did not save."""
+    """Time for which a save blocked this step; None if the step did not save."""
 
 
 _decoder = msgspec.json.Decoder(MetricsRecord)
@@ -35,8 +35,8 @@ _decoder = msgspec.json.Decoder(MetricsRecord)
 class Tail:
     """Reader of the complete lines of a growing file; the file may not exist yet.
 
-    It skips and counts in `damaged` each line that a killed writer left unfinished, and each line
-    that is not a metrics line.
+    Lines that a killed writer left unfinished, and lines that are not metrics lines, are skipped
+    and counted in `damaged`.
     """
 
     def __init__(self, path: Path) -> None:

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 
 def orthogonalize(g: Tensor) -> Tensor:
-    """Pushes the singular values of matrices [..., rows, columns] towards 1: Newton-Schulz, 5 iterations."""
+    """Moves the singular values of matrices [..., rows, columns] towards 1: 5 Newton-Schulz
+    iterations."""
     wide = g if g.size(-2) <= g.size(-1) else g.mT
     x: Tensor = wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Finds the processes of one run of the demo from outside, and ends them."""
+"""Search for the processes of one run of the demo from outside, and their end."""
 
 import os
 import select
@@ -13,27 +13,27 @@ import msgspec
 
 
 class Process(msgspec.Struct, frozen=True):
-    """A living process."""
+    """Process that is alive."""
 
     pid: int
     command: str
 
 
 MARK = "FFDEMO_RUN"
-"""Environment variable that the platform and, through it, every process of a run inherits."""
+"""Environment variable that the platform, and thus every process of a run, inherits."""
 
 
 GOING_S = 3.0
-"""Grace period in seconds after the server has ended, or after a SIGKILL."""
+"""Grace period in seconds, after the end of the server or after a SIGKILL."""
 EXEC_S = 1.0
-"""Maximum seconds that one search waits for processes in the middle of an exec."""
+"""Maximum number of seconds that one search waits for processes in the middle of an exec."""
 
 
 def marked(run: str, proc: Path = Path("/proc")) -> list[Process]:
     """Returns the living processes, except this one, that were started with MARK set to `run`.
 
     A forked process shows the environment block of its parent's program. A process in the middle of
-    an exec briefly shows none; the search waits for it.
+    an exec briefly shows no block; the search waits for the block.
     """
     wanted = f"{MARK}={run}".encode()
     deadline = time.monotonic() + EXEC_S
@@ -50,19 +50,18 @@ def marked(run: str, proc: Path = Path("/proc")) -> list[Process]:
 
 
 def _environment(folder: Path, deadline: float) -> bytes:
-    """Returns the environment block once the process has one; empty for a kernel thread or a
-    zombie.
-    """
+    """Returns the environment block once a process has one; empty for kernel threads and
+    zombies."""
     while not (block := (folder / "environ").read_bytes()):
         os.readlink(folder / "exe")  # fails for a process that runs no program
         if (folder / "cmdline").read_bytes() or time.monotonic() >= deadline:
-            return (folder / "environ").read_bytes()  # exec fills in the arguments first
+            return (folder / "environ").read_bytes()  # an exec fills in the arguments first
         time.sleep(0.001)
     return block
 
 
 def outliving(processes: list[Process], within_s: float) -> list[Process]:
-    """Returns the members of `processes` that are still alive after at most `within_s`."""
+    """Returns the members of `processes` that are still alive after `within_s` seconds."""
     with ExitStack() as stack:
         left: dict[int, Process] = {}
         for process in processes:
@@ -94,9 +93,9 @@ def kill(pid: int) -> None:
 
 
 def end(run: str) -> int:
-    """Ends every remaining process of the run; returns how many it found."""
+    """Ends every remaining process of the run; returns the number of processes found."""
     ended: set[int] = set()
-    for _ in range(5):  # a process may start another before it ends
+    for _ in range(5):  # a process may start another one before it ends
         left = marked(run)
         if not left:
             break
@@ -109,9 +108,9 @@ def end(run: str) -> int:
 
 
 class Interrupts:
-    """Converter of SIGINT, SIGTERM and SIGHUP into KeyboardInterrupt, but never in a `held` block.
+    """Converts SIGINT, SIGTERM and SIGHUP to KeyboardInterrupt, but never within a `held` block.
 
-    After the first signal, further ones are ignored, so that they do not cut the cleanup short.
+    After the first signal, further signals are ignored, so that they cannot interrupt the cleanup.
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from fireflyer.demo.story import Story
 RECENT = 20
 """Number of steps over which displayed rates are averaged."""
 PLAIN_EVERY_S = 10.0
-"""Training time between two lines if standard error is not a terminal."""
+"""Training time in seconds between two lines if standard error is not a terminal."""
 _BARS = "▁▂▃▄▅▆▇█"
 _STATE_STYLES = {"running": "green", "finished": "green", "failed": "red", "stopped": "red"}
 
@@ -115,9 +115,8 @@ class TerminalScreen:
 
 
 def rates(story: Story) -> tuple[float, float, float]:
-    """Returns (loss, tokens/s, communication share) over the recent steps; zeros before the first
-    step.
-    """
+    """Returns (loss, tokens/s, communication share) over the recent steps; zeros before the
+    first."""
     recent = story.lines[-RECENT:]
     if not recent:
         return 0.0, 0.0, 0.0
@@ -142,7 +141,7 @@ def plain(story: Story) -> str:
 
 
 def spark(values: list[float], width: int = 48) -> str:
-    """Draws `values` as a line of bars; each bar is the mean of a run of equal length."""
+    """Draws `values` as a line of bars; each bar is the mean of an equal number of values."""
     if not values:
         return ""
     size = -(-len(values) // width)

@@ -1,6 +1,4 @@
-"""Writes `demo-report.html`: one self-contained page without scripts, for light and dark
-screens.
-"""
+"""Page `demo-report.html`: self-contained, without scripts, for light and dark screens."""
 
 import os
 import tempfile
@@ -25,14 +23,18 @@ def table(figures: Figures) -> list[Row]:
     f = figures
     return [
         ("Steps", f"{f.steps:,}", "optimizer steps, over all attempts"),
-        ("Training time", f"{f.trained_s:.1f} s", "without what the kill undid"),
+        ("Training time", f"{f.trained_s:.1f} s", "without the time undone by the kill"),
         (
             "Tokens per second",
             f"{f.tokens_per_s:,.0f}",
-            "tokens of all steps over the time of all steps",
+            "tokens of all steps divided by the time of all steps",
         ),
-        ("Communication", f"{f.comm_share:.1%}", "of the step's time rank 0 waited for reductions"),
-        ("Loss at start", f"{f.loss_start:.3f}", "first step, nats a token"),
+        (
+            "Communication",
+            f"{f.comm_share:.1%}",
+            "share of the steps that rank 0 waited for reductions",
+        ),
+        ("Loss at start", f"{f.loss_start:.3f}", "first step, in nats per token"),
         (
             "Loss at kill",
             number(f.loss_at_kill, "{:.3f}"),
@@ -40,11 +42,11 @@ def table(figures: Figures) -> list[Row]:
         ),
         ("Loss at end", f"{f.loss_end:.3f}", "mean of the last 20 steps"),
         ("Validation loss", number(f.val_loss, "{:.3f}"), "samples held out from training"),
-        ("Kill detected", seconds(f.kill_detected_s), "SIGKILL sent to the supervisor's event"),
+        ("Kill detected", seconds(f.kill_detected_s), "from SIGKILL to the supervisor's event"),
         (
             "Restart",
             seconds(f.restart_s),
-            "SIGKILL sent to the first finished step of the new attempt",
+            "from SIGKILL to the first finished step of the new attempt",
         ),
         (
             "Steps lost",
@@ -54,14 +56,14 @@ def table(figures: Figures) -> list[Row]:
         (
             "Time lost to the kill",
             seconds(f.lost_s),
-            "until the training stood at the same step again",
+            "until the training reached the same step again",
         ),
         (
             "Suspend",
             seconds(f.suspend_s),
-            "request to the exit of the last rank, with a checkpoint",
+            "from the request to the exit of the last rank, with a checkpoint",
         ),
-        ("Resume", seconds(f.resume_s), "request to the first finished step"),
+        ("Resume", seconds(f.resume_s), "from the request to the first finished step"),
         (
             "Checkpoint stall",
             number(f.checkpoint_stall_ms, "{:.1f} ms"),
@@ -73,7 +75,7 @@ def table(figures: Figures) -> list[Row]:
 
 
 def number(value: float | None, form: str) -> str:
-    """Formats a value that may be unobserved."""
+    """Formats a value, which may be unobserved."""
     return "not seen" if value is None else form.format(value)
 
 
@@ -106,8 +108,8 @@ def render(
     }
     lead = (
         f"A small GPT learnt from {escape(source)} on {ranks} rank{'s' if ranks > 1 else ''}. "
-        "Half way one of them was killed; the platform noticed, went back to the newest checkpoint and "
-        "carried on. Later the task was suspended and resumed. Every number was measured in this run."
+        "Half way one of them was killed. The platform noticed, returned to the newest checkpoint and "
+        "continued. Later the task was suspended and resumed. Every number was measured in this run."
     )
     return _PAGE.format(
         style=_STYLE,
@@ -116,14 +118,14 @@ def render(
         cards="\n".join(_card(*card) for card in _cards(figures)),
         chart=chart.draw(story, figures),
         rows="\n".join(_row(row) for row in table(figures)),
-        sample=escape(sample) or "The model did not get to write.",
+        sample=escape(sample) or "The run ended before the model could write.",
         data=_pairs(data),
         machine=_pairs(machine),
     )
 
 
 def check(path: Path) -> None:
-    """Checks that the page can be written to `path`, before any work is done.
+    """Checks that the page can be written to `path`; called before any other work.
 
     Raises:
         ConfigError: `path` is a folder, or its folder is missing or not writable.
@@ -144,7 +146,8 @@ def save(page: str, path: Path) -> None:
     """Writes the page atomically.
 
     Raises:
-        ConfigError: a pipe or a device is there. StorageError: the page cannot be written.
+        ConfigError: `path` is a pipe or a device.
+        StorageError: the page cannot be written.
     """
     partial, place = None, Path(final_path(path))
     try:
@@ -223,7 +226,7 @@ _PAGE = """<!DOCTYPE html>
 </section>
 <section>
 <h2>What the model writes now</h2>
-<p>It was given the first word of each text and continued by itself.</p>
+<p>The model received the first word of each text and continued it.</p>
 <pre>{sample}</pre>
 </section>
 <section>

@@ -1,10 +1,8 @@
-"""Manages the folders of runs, and cleans up after demos that were killed.
+"""Folders of runs, and the cleanup after demos that were killed.
 
 A living demo holds a lock on the file `running` in its run's folder, and removes the file at its
-end.
-A folder with that file but without a lock holder belongs to a killed demo. A folder without the
-file
-was kept for the user.
+end. A folder with that file but without a lock holder belongs to a killed demo. A folder without
+the file was kept for the user.
 """
 
 import fcntl
@@ -28,7 +26,7 @@ def new(directory: Path) -> Iterator[Path]:
     descriptor = os.open(early, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        early.rename(running)  # invisible to other demos until it is locked
+        early.rename(running)  # until it is locked, other demos do not see it
         yield folder
     finally:
         running.unlink(missing_ok=True)
@@ -36,18 +34,17 @@ def new(directory: Path) -> Iterator[Path]:
 
 
 def sweep(directory: Path) -> list[Path]:
-    """Ends the processes of runs below `directory` whose demo was killed, and removes their
-    folders.
+    """Ends the processes of killed demos' runs below `directory`, and removes the runs' folders.
 
     Args:
-        directory: spelled as for `new`, because its name marks the processes.
+        directory: must be spelled as for `new`, because its name marks the processes.
 
     Returns:
         The removed folders.
     """
     swept = []
     for running in sorted(directory.glob(f"run-*/{_RUNNING}")):
-        with suppress(OSError):  # locked by a living demo, gone, or another user's
+        with suppress(OSError):  # locked by a living demo, removed, or owned by another user
             descriptor = os.open(running, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

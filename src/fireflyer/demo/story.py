@@ -1,10 +1,10 @@
-"""Decides the demo's actions on its task and their timing: a state machine without I/O or clock.
+"""Decision on the demo's actions and their timing: a state machine without I/O or clock.
 
     training -> killed -> recovered -> suspending -> suspended -> resumed -> over
        kill at half        suspend at three quarters    resume
 
-`observe` takes observations; `next_action` returns each due action once. The caller carries it out,
-then calls `did` with the time, CLOCK_MONOTONIC in seconds.
+`observe` takes observations; `next_action` returns each due action once. The caller carries out the
+action and then calls `did` with the time (CLOCK_MONOTONIC, in seconds).
 """
 
 from typing import Literal
@@ -17,9 +17,9 @@ from fireflyer.hai.model import TERMINAL, Event
 Phase = Literal["training", "killed", "recovered", "suspending", "suspended", "resumed", "over"]
 
 KILL_AT = 0.5
-"""Share of the training time after which a rank is killed."""
+"""Share of the training time after which the demo kills a rank."""
 SUSPEND_AT = 0.75
-"""Share of the training time after which the task is suspended."""
+"""Share of the training time after which the demo suspends the task."""
 
 
 class Kill(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class Story:
         self._attempt = 0
 
     def observe(self, lines: list[MetricsRecord], events: list[Event]) -> None:
-        """Takes in new metrics lines and new events of the task, each once and in order."""
+        """Processes new metrics lines and new events of the task, each once and in order."""
         for event in events:
             self.events.append(event)
             self._observe_event(event)
@@ -109,7 +109,7 @@ class Story:
         return None
 
     def did(self, action: Action, at: float) -> None:
-        """Records that `action` was carried out at `at`."""
+        """Records that `action` was carried out at time `at`."""
         self.deeds.append(CompletedAction(action=action, at=at, attempt=self._attempt))
         if self.phase != "over":
             self.phase = _AFTER[type(action)]

@@ -1,9 +1,9 @@
 """HaiScale: parallel training over HFReduce (paper section V).
 
-`ddp.DistributedDataParallel` replicates a module and averages its gradients while backward runs;
-`fsdp.FullyShardedDataParallel` shards it; `mesh` makes meshes of ranks with named dimensions.
-`record(model)` and `report(model)` measure how a step's time is spent; `show(model)` prints the
-report.
+`ddp.DistributedDataParallel` replicates a module and averages its gradients while backward runs.
+`fsdp.FullyShardedDataParallel` shards a module. `mesh` makes meshes of ranks with named dimensions.
+`record(model)` measures how a step's time is spent, `report(model)` returns the result, and
+`show(model)` prints it.
 """
 
 from typing import TYPE_CHECKING, Any

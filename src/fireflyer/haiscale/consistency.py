@@ -1,4 +1,4 @@
-"""Checks that all ranks agree before anything is reduced, and copies from the first rank."""
+"""Checks that all ranks agree before a reduction, and copies from the first rank."""
 
 import hashlib
 import json
@@ -26,10 +26,11 @@ def check_alike(module: nn.Module, group: ProcessGroup, options: Options = NO_OP
     The check compares names, shapes, dtypes, and which parameters require gradients.
 
     Args:
-        options: arguments that must be the same, too.
+        options: arguments that must also be the same on all ranks.
 
     Raises:
-        ConfigError: the ranks differ; raised on every rank, naming the difference and the ranks.
+        ConfigError: the ranks differ; raised on every rank; the error names the difference and the
+            ranks.
     """
     own = described(module, options)
     mine = torch.tensor(list(digest_of(own)), dtype=torch.uint8)
@@ -60,7 +61,7 @@ def described(module: nn.Module, options: Options = NO_OPTIONS) -> list[str]:
 
 
 def tell_all(words: Any, group: ProcessGroup) -> list[Any]:
-    """Returns the `words` of each rank of the group, in JSON's types. Collective."""
+    """Returns the `words` of each rank of the group, as JSON types. Collective."""
     own = torch.tensor(list(json.dumps(words).encode()), dtype=torch.uint8)
     world = dist.get_world_size(group)
     sizes = [torch.zeros((), dtype=torch.int64) for _ in range(world)]
@@ -114,17 +115,19 @@ def copy_from_first(tensors: Iterable[torch.Tensor], group: ProcessGroup) -> Non
 class BufferCopy:
     """Copies the first rank's buffers to all other ranks at the start of a forward.
 
-    The copy is one reduction of bytes to which the other ranks contribute zeros, because a
-    reduction can have a priority. A broadcast would wait for every gradient queued before it. The
-    first rank does not wait for the copy.
+    The copy is a reduction of bytes to which the other ranks contribute zeros, because a reduction
+    can have a priority. A broadcast would wait for every gradient queued before it. The first rank
+    does not wait for the copy.
 
     Args:
-        module: its buffers are looked up for each copy, because a module may replace them.
-        priority: of the reduction; see `hfreduce.allreduce`.
+        module: the module whose buffers are copied; they are looked up for each copy, because a
+            module may replace them.
+        priority: priority of the reduction; see `hfreduce.allreduce`.
 
     Attributes:
-        due: the next forward copies: the previous one ran with gradients and synchronises them.
-            torch's wrapper has the same rule, so a forward is collective in the same cases.
+        due: True if the next forward copies, because the previous one ran with gradients and
+            synchronises them. torch's wrapper has the same rule, so a forward is collective in the
+            same cases.
     """
 
     def __init__(self, module: nn.Module, group: ProcessGroup, priority: int) -> None:
@@ -135,10 +138,10 @@ class BufferCopy:
         self.due = True
 
     def before_forward(self, synchronise: bool) -> None:
-        """Copies the buffers if that is due. Collective in that case.
+        """Copies the buffers if a copy is due. Collective in that case.
 
         Args:
-            synchronise: a backward of this forward reduces its gradients.
+            synchronise: True if a backward of this forward reduces its gradients.
         """
         due, self.due = self.due, synchronise and torch.is_grad_enabled()
         buffers = list(self._module.buffers()) if due else []
@@ -171,7 +174,7 @@ class BufferCopy:
                 "size on each rank, pass broadcast_buffers=False."
             )
             raise
-        # A backward through an earlier forward refuses buffers with a newer version.
+        # A backward through an earlier forward rejects buffers with a newer version.
         with torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):
             for buffer, piece in zip(buffers, pieces, strict=True):
                 values = piece.clone()  # a view of another type needs an aligned address

@@ -1,4 +1,4 @@
-"""Refusal of copies: modules that are parts of collective work on their group."""
+"""Rejection of copies for modules that take part in collective work on their group."""
 
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -10,9 +10,9 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 class Uncopied(nn.Module):
-    """Base of modules that `copy.deepcopy`, pickle and `torch.save` refuse by a ConfigError.
+    """Base of modules for which `copy.deepcopy`, pickle and `torch.save` raise a ConfigError.
 
-    `copy.copy` gives a second name to the same parameters and groups.
+    `copy.copy` makes another module object with the same parameters and groups.
     """
 
     def __copy__(self) -> Self:
@@ -36,5 +36,5 @@ def refuse_copy(module: nn.Module) -> NoReturn:
     """Raises the ConfigError of a module that cannot be copied or pickled."""
     raise ConfigError(
         f"a {type(module).__name__} cannot be copied or pickled, because its ranks work together: "
-        "make another one, and load state_dict() into it"
+        "make a new one, and load state_dict() into it"
     )

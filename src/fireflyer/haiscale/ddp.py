@@ -1,8 +1,8 @@
 """Data-parallel training: HFReduce averages gradients while backward and the next forward run.
 
-PyTorch's DDP introduced buckets filled in backward order (Li et al., VLDB 2020). ByteScheduler
-introduced communication that continues into the next forward, most urgent first (Peng et al., SOSP
-2019). Design: docs/guide/haiscale.md.
+PyTorch's DDP introduced buckets that are filled in backward order (Li et al., VLDB 2020).
+ByteScheduler introduced communication that continues into the next forward, with the most urgent
+tensors first (Peng et al., SOSP 2019). Design: docs/guide/haiscale.md.
 """
 
 import copy
@@ -54,36 +54,37 @@ class DistributedDataParallel(Wrapper):
 
     With `optimizer` (deferred), `backward` and `optimizer.step()` return before the gradients have
     arrived. The next use of a parameter (the next forward, `state_dict`, `print`) waits for its
-    gradient and steps it with the settings that `optimizer.step()` found. `.grad` can be read,
-    which waits, and clipped before `optimizer.step()`; after it gradients are None.
+    gradient and steps the parameter with the settings at the time of `optimizer.step()`. A read of
+    `.grad` before `optimizer.step()` waits for the gradient, which can then be clipped. After
+    `optimizer.step()` gradients are None.
 
     Args:
         module: module with float32, float64, bfloat16 or float16 parameters. Parameters and buffers
             are copied from the group's first rank.
         process_group: group of backend "hfreduce"; None means the default group.
-        optimizer: an optimizer of `torch.optim`. Another one steps whole in `optimizer.step()`,
-            which waits for all gradients, unless its attribute `separable` is True (see
-            docs/guide/haiscale.md). Parameters that it does not hold keep their averages for other
-            optimizers.
+        optimizer: an optimizer of `torch.optim`. Any other optimizer steps all parameters at once
+            in `optimizer.step()`, which waits for all gradients, unless its attribute `separable`
+            is True (see docs/guide/haiscale.md). Parameters that `optimizer` does not hold keep
+            their averages for other optimizers.
         wire: format of gradients between hosts: "bf16", "fp16" or "int8" (see `hfreduce.Wire`);
             None means their own dtype.
         bucket_bytes: approximate size of the portions in which gradients are reduced; default: 2 MiB.
             torch's `bucket_cap_mb` (MiB) sets it, too.
         broadcast_buffers: copy the first rank's buffers to all ranks before a forward, in training
             and in evaluation, if the previous forward ran with gradients (see docs/guide/haiscale.md).
-        static_graph: every backward reaches the same parameters, so ranks need not exchange which.
+        static_graph: every backward reaches the same parameters, so ranks need not exchange them.
         check_gradients: log the names of parameters whose local gradients are not finite.
-        levels: reduce along this tree, nested lists of the group's ranks such as [[0, 1], [2, 3]]
-            (see `hfreduce.planned.PlannedHierarchy`). Results have the same bits wherever the ranks
-            run.
+        levels: reduce along this tree: nested lists of the group's ranks such as [[0, 1], [2, 3]]
+            (see `hfreduce.planned.PlannedHierarchy`). Results then have the same bits regardless of
+            the hosts on which the ranks run.
         elastic: continue without lost ranks, in the steps of `self.elastic`. Needs `optimizer`,
             which then steps synchronously.
         redivide, members_file: see `elastic.training.Elastic`.
         torchs: arguments of torch's DistributedDataParallel that have no effect here, such as
             `device_ids`.
-        should_suspend: returns whether this rank was asked to leave, e.g. `hai.suspend_requested`.
-            It is called with each synchronised backward until a rank's call returns true. See
-            `suspending`.
+        should_suspend: returns True if this rank was asked to leave, e.g. `hai.suspend_requested`.
+            The function is called with each synchronised backward until a rank's call returns True.
+            See `suspending`.
 
     Attributes:
         module: the wrapped module.
@@ -93,8 +94,8 @@ class DistributedDataParallel(Wrapper):
         ConfigError: the group is not of the hfreduce backend; no parameter requires a gradient; a
             module makes sparse gradients or is a wrapper; the ranks' models or arguments differ;
             the optimizer cannot be split, has no parameter of the module or steps for another
-            wrapper; `levels` is not a tree of all ranks, or is combined with `wire`. From
-            `forward`: the module was wrapped again.
+            wrapper; `levels` is not a tree of all ranks, or is combined with `wire`. Raised by
+            `forward` if the module was wrapped again.
         CollectiveError, RankFailed: a reduction failed; raised by `backward` or by the access that
             waits.
     """
@@ -189,10 +190,11 @@ class DistributedDataParallel(Wrapper):
 
     @property
     def suspending(self) -> bool:
-        """True if a rank was asked to leave: save and leave. Between two backwards all ranks agree.
+        """True if a rank was asked to leave: save and leave. Equal on all ranks between two
+        backwards.
 
         In deferred mode, an answer sent with one backward counts from the next backward on. False
-        while elastic ranks are about to form anew, and without `should_suspend`.
+        without `should_suspend`, and while elastic ranks are about to reform the group.
         """
         return self._leaving.suspending and (self._elastic is None or self._elastic.whole)
 
@@ -210,7 +212,7 @@ class DistributedDataParallel(Wrapper):
         first = FIRST if self._crosses else 0
         self._buffer_copy = BufferCopy(self.module, self._group, first)
 
-    # Copies, as torch's wrapper makes them
+    # Copies, like those of torch's wrapper
 
     def __copy__(self) -> Self:
         return second_name(self)
@@ -245,7 +247,7 @@ class DistributedDataParallel(Wrapper):
         return state
 
     def _begin_copy(self, state: dict[str, Any]) -> None:
-        """Begins data parallelism of a copy: reductions of its own, and no optimizer."""
+        """Begins data parallelism of a copy, which has its own reductions and no optimizer."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._leaving = SuspendVote(state["_leaving"])
         self._times, self._optimizer = Times(), None
@@ -258,7 +260,7 @@ class DistributedDataParallel(Wrapper):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_forward(self, compiles: bool) -> None:
-        """Prepares a forward; `compiles` is true if the callee is compiled or runs compiled."""
+        """Prepares a forward; `compiles` is True if the callee is compiled or runs compiled."""
         if torch.is_grad_enabled():
             self._follow_changes()
             self.reducer.before_forward()
@@ -354,7 +356,7 @@ def _planned(levels: Tree, group: ProcessGroup, wire: str | None) -> PlannedHier
 
 
 class Replica:
-    """A wrapped model as `elastic.training.Wrapper`: every rank holds the whole model."""
+    """Wrapped model as an `elastic.training.Wrapper`: every rank holds the whole model."""
 
     def __init__(self, model: DistributedDataParallel, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
@@ -366,7 +368,7 @@ class Replica:
         return described(self._model.module, self._model._alike)
 
     def drop(self) -> None:
-        """Does nothing: all operations in flight are in the group that is formed anew."""
+        """Does nothing: all operations in flight belong to the group that is reformed."""
 
     def restored(self) -> None:
         """Does nothing: no values are ever lost."""

@@ -1,6 +1,6 @@
-"""Sharded data-parallel training: ranks share out parameters, gradients and optimizer state.
+"""Sharded data-parallel training: ranks divide parameters, gradients and optimizer state.
 
-ZeRO's stages are by Rajbhandari et al. (SC 2020). torch's `fully_shard` does the sharding itself
+ZeRO's stages come from Rajbhandari et al. (SC 2020). torch's `fully_shard` does the sharding itself
 (Zhao et al., VLDB 2023). Design: docs/guide/training/haiscale-fsdp.md.
 """
 
@@ -82,7 +82,7 @@ class Moved:
     """Result of `reshard`.
 
     Attributes:
-        steps: number of steps contained in the values, on all ranks.
+        steps: number of steps that the values contain on all ranks.
         received: bytes that this rank received from other ranks.
     """
 
@@ -91,7 +91,7 @@ class Moved:
 
 
 class FullyShardedDataParallel(Uncopied, Wrapper):
-    """Shards `module` over the ranks of a group; trains as one process with the global batch would.
+    """Shards `module` over the ranks of a group; trains like one process with the global batch.
 
     Without `optimizer` (synchronous), make an optimizer on `parameters()` after wrapping. Every
     `.grad` is the average over the ranks, sharded like its parameter, when `loss.backward()`
@@ -100,8 +100,8 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
 
     With `optimizer` (deferred), `backward` and `self.optimizer.step()` return before the gradients
     have arrived. The next use of a unit's shards (the gather for the next forward, `state_dict`,
-    `print`) waits for them and steps them with the settings that `step()` found. `.grad` can be
-    read before `step()`, which waits; after it gradients are None.
+    `print`) waits for them and steps them with the settings at the time of `step()`. A read of
+    `.grad` before `step()` waits; after `step()` gradients are None.
 
     Args:
         module: module with parameters of floating types, on the CPU or the meta device; changed in
@@ -113,17 +113,17 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
             one unit.
         reshard_after_forward: True: gather parameters again for backward (ZeRO-3), except those of
             the outermost unit. False: keep them (ZeRO-2). A number: keep them in that many parts.
-        mesh: (shard,) or (replicate, shard) instead of `process_group`; see `hybrid_mesh`. Or a
-            function that makes the mesh (`mesh=hybrid_mesh`), which a joining rank does not call.
-        backward_prefetch: gather the next unit before (BACKWARD_PRE) or after (BACKWARD_POST) the
-            present unit's gradients are computed in backward, or in its turn (None).
+        mesh: (shard,) or (replicate, shard) instead of `process_group` (see `hybrid_mesh`), or a
+            function that makes it (`mesh=hybrid_mesh`), which a joining rank does not call.
+        backward_prefetch: in backward, gather the next unit before (BACKWARD_PRE) or after
+            (BACKWARD_POST) the present unit's gradients are computed, or only in its turn (None).
         forward_prefetch: number of units to gather ahead of their turn in forward; True means one.
         mixed_precision: `param_dtype` is the type of gathered parameters and of computation. A
-            lower `reduce_dtype` is the type of gradients between hosts; they are summed in the
+            lower `reduce_dtype` is the type of gradients between hosts; their sums have the
             parameters' type.
         wire: format of gradients between hosts: "bf16", "fp16" or "int8"; overrides `reduce_dtype`.
-        gather_dtype: type of parameters in all-gathers: they are rounded to it, and computed with
-            in their own type.
+        gather_dtype: type to which parameters are rounded in all-gathers; computation uses the
+            parameters' own type.
         cpu_offload: True or `CPUOffload(True)`: keep shards on the CPU. On a CPU this only selects
             torch's offload code path.
         broadcast_from_first: copy the first rank's parameters and buffers to all before sharding.
@@ -131,8 +131,8 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
             device; default: `module.reset_parameters()`.
         check_gradients: log the names of parameters whose local gradients are not finite.
         backlog: maximum number of units whose unsharded gradients wait for the network.
-        joins: this rank joins ranks that train already. Until all ranks call `reshard` it has no
-            communication and no memory for values.
+        joins: this rank joins ranks that already train. Until all ranks call `reshard`, it does not
+            communicate and needs no memory for values.
         elastic: continue without lost ranks, in the steps of `self.elastic`. Needs `optimizer`,
             which then steps synchronously. The mesh must contain all ranks of the default group
             (`process_group`).
@@ -319,7 +319,7 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_forward(self, compiles: bool) -> None:
-        """Prepares a forward; `compiles` is true if the callee is compiled or runs compiled."""
+        """Prepares a forward; `compiles` is True if the callee is compiled or runs compiled."""
         self._gatherer.check_open()
         if torch.is_grad_enabled():
             self._sharding.before_forward()
@@ -350,9 +350,9 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
         self._sharding.settle()
 
     def stop(self) -> None:
-        """Settles, gives back the model's own groups, and restores the optimizer's own `step`.
+        """Settles, destroys the model's own groups, and restores the optimizer's own `step`.
 
-        Values, `state_dict` and `reshard` remain. Garbage collection gives groups back, too.
+        Values, `state_dict` and `reshard` remain usable. Garbage collection destroys groups, too.
         """
         self._sharding.stop()
         self._gatherer.closed = "stop() was called"
@@ -383,12 +383,12 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
     def discard(self) -> bool:
         """Drops a failed step: operations in flight and gradients. Waits for no other rank.
 
-        Then call `reshard`; if the group must be formed anew, form it between the two calls.
+        Then call `reshard`; if the group must be reformed, reform it between the two calls.
         Operations in the layout's groups end with an error on all ranks, except in the default
         group.
 
         Returns:
-            Whether this rank's shards are good. In deferred mode updates may have been in flight.
+            True if this rank's shards are good. In deferred mode, updates may have been in flight.
         """
         return self._discard(None)
 
@@ -408,16 +408,16 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
         optimizers: Sequence[Optimizer] = (),
         values: bool = True,
     ) -> Moved:
-        """Shards everything anew over the ranks of a group, from memory. Collective among them.
+        """Shards everything anew over the ranks of a group, from memory. Collective over the group.
 
-        Every rank of the old layout that is in the group contributes its part; other ranks have
-        none (`joins`). Values come from the ranks with the most steps. The module, its sharded
+        Every rank of the old layout in the group contributes its part; other ranks have no part
+        (`joins`). Values come from the ranks with the most steps. The module, its sharded
         parameters and `optimizer` stay the same objects; gradients are dropped. After a failure
-        every rank still has its values, and can `reshard` with other ranks.
+        every rank still has its values and can `reshard` with other ranks.
 
         Args:
-            process_group: working group of backend "hfreduce", formed anew if ranks were lost; None
-                means the default group. It may have other uses besides.
+            process_group: working group of backend "hfreduce", reformed if ranks were lost; None
+                means the default group. Other code may use it, too.
             shards: number of ranks of a host that share a copy; other ranks replicate it. Default:
                 as many as before if each host has a multiple of it, else one copy over all ranks.
             steps: number of steps that this rank has done; None if its values are not good.
@@ -427,11 +427,11 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
                 both are loaded from a checkpoint.
 
         Returns:
-            The number of steps done on all ranks now, and the bytes that came from other ranks.
+            The number of steps now done on all ranks, and the bytes received from other ranks.
 
         Raises:
-            ShardsLost: rows of a parameter are in no rank's memory; raised on all ranks. Nothing
-                has changed.
+            ShardsLost: no rank's memory holds some rows of a parameter; raised on all ranks.
+                Nothing has changed.
             ConfigError: the ranks' models or optimizers differ, or `shards` does not fit.
             CollectiveError, RankFailed: a rank was lost meanwhile.
         """
@@ -478,7 +478,7 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
             raise ConfigError(f"reshard: shards={shards} does not divide the ranks of each host")
 
     def _come_to_rest(self, group: ProcessGroup) -> None:
-        """Ends operations in flight, frees gathered parameters, discards an unfinished step."""
+        """Ends operations in flight, frees gathered parameters and discards an unfinished step."""
         if not self._discarded and not self._sharding.half_way():
             try:
                 self.settle()
@@ -516,7 +516,7 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Loads the result of `state_dict`, sharded the same way, or whole tensors."""
+        """Loads the result of `state_dict`: shards of the same layout, or whole tensors."""
         self.settle()
         parts = full_state.cut(state_dict, self.module.state_dict())
         return self.module.load_state_dict(parts, strict, assign)
@@ -527,11 +527,11 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
     ) -> Iterator[None]:
         """Makes all sharded modules show whole parameters inside. Collective; no forward inside.
 
-        Also `FullyShardedDataParallel.summon_full_params(module)`, for any module.
+        `FullyShardedDataParallel.summon_full_params(module)` does the same for any module.
 
         Args:
-            module: a FullyShardedDataParallel, or a module that contains some. Default: this one.
-            writeback: keep values written to the parameters; each rank keeps its part.
+            module: a FullyShardedDataParallel, or a module with such parts. Default: this one.
+            writeback: keep values that were written to the parameters; each rank keeps its part.
         """
         with contextlib.ExitStack() as stack:
             for part in (module or self).modules():

@@ -24,9 +24,9 @@ except ImportError as error:
 class HaiScaleStrategy(DDPStrategy):  # type: ignore[misc]  # untyped here
     """Lightning's DDPStrategy with HaiScale's DistributedDataParallel over the backend "hfreduce".
 
-    For modules on the CPU, with automatic optimization. If RANK is in the environment (`fireflyer
-    run`, torchrun), the existing processes are the ranks; give the Trainer their `devices` and
-    `num_nodes`. Otherwise Lightning starts `devices` processes.
+    The strategy is for modules on the CPU, with automatic optimization. If RANK is in the
+    environment (`fireflyer run`, torchrun), the existing processes are the ranks; pass their
+    `devices` and `num_nodes` to the Trainer. Otherwise Lightning starts `devices` processes.
 
     Args:
         wire, bucket_bytes, broadcast_buffers, static_graph, check_gradients: as for
@@ -74,7 +74,8 @@ class HaiScaleStrategy(DDPStrategy):  # type: ignore[misc]  # untyped here
     def reduce(
         self, tensor: Any, group: Any | None = None, reduce_op: ReduceOp | str | None = "mean"
     ) -> Any:
-        """Reduces in place. Means of integers, which HFReduce refuses, are truncated as in gloo."""
+        """Reduces in place. HFReduce rejects means of integers, so they are truncated as in
+        gloo."""
         if not isinstance(tensor, Tensor) or tensor.is_floating_point() or reduce_op != "mean":
             return super().reduce(tensor, group, reduce_op)
         total = super().reduce(tensor, group, "sum")

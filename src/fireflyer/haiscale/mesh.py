@@ -1,4 +1,4 @@
-"""Meshes of ranks: one set of dimension names for every way of training in parallel."""
+"""Meshes of ranks, with the same dimension names for all kinds of parallel training."""
 
 import contextlib
 import weakref
@@ -17,21 +17,22 @@ from fireflyer.haiscale.validation import given
 
 PIPELINE, REPLICATE, SHARD, EXPERT, TENSOR = "pp", "dp_replicate", "dp_shard", "ep", "tp"
 DIMENSIONS = (PIPELINE, REPLICATE, SHARD, EXPERT, TENSOR)
-"""Dimensions, outermost first; neighbours in the last communicate most, so belong on one host."""
+"""Dimensions, outermost first. Neighbours in the last dimensions communicate most: keep them on one
+host."""
 
 
 @dataclass(frozen=True)
 class DataLayout:
     """Groups over which a sharded module's parameters are distributed.
 
-    The layout's own groups end with it, so every user of these groups must hold the layout.
+    The layout's own groups end with the layout, so every user of these groups must hold it.
 
     Attributes:
         mesh: (SHARD,) or (REPLICATE, SHARD).
         gather: ranks that shard together; all-gathers run here.
         reduce: the same ranks in a separate group, so that no all-gather waits behind a reduction.
         replicate: ranks with the same shard; None without replicas.
-        made: the groups that belong to this layout alone.
+        made: the layout's own groups.
     """
 
     mesh: DeviceMesh
@@ -44,19 +45,22 @@ class DataLayout:
         _end_with(self, self.made)
 
     def give_back(self) -> None:
-        """Destroys its own groups after operations in flight have ended. Not collective."""
+        """Destroys the layout's own groups after operations in flight have ended. Not
+        collective."""
         _destroy(self.made)
 
     def end(self, kept: ProcessGroup | None) -> None:
-        """Ends operations in flight in its groups with an error, on all ranks. Not collective.
+        """Ends operations in flight in the layout's groups with an error, on all ranks. Not
+        collective.
 
-        Spares `kept` and the default group.
+        `kept` and the default group are spared.
         """
         for group in map(checked, self._groups(kept)):
             group.abort()
 
     def give_up(self, kept: ProcessGroup, ended: bool) -> None:
-        """Destroys its own groups, or with `ended` all that `end` has ended. Not collective."""
+        """Destroys the layout's own groups; if `ended`, all that `end` has ended. Not
+        collective."""
         for group in self._groups(kept):
             if ended or group in self.made:
                 dist.destroy_process_group(group)
@@ -118,9 +122,8 @@ def shard_mesh(group: ProcessGroup | None = None) -> DeviceMesh:
 def hybrid_mesh(group: ProcessGroup | None = None) -> DeviceMesh:
     """Returns a mesh that shards inside hosts and replicates between them. Collective.
 
-    This layout suits one network card per host. The mesh's groups end when neither the mesh nor a
-    DTensor on it exists any more. With one host, or one rank per host, the mesh has one dimension,
-    SHARD.
+    This layout suits one network card per host. The mesh's groups end once neither the mesh nor a
+    DTensor on it exists. With one host, or one rank per host, the mesh has one dimension, SHARD.
 
     Raises:
         ConfigError: the backend is not hfreduce, or hosts have different numbers of ranks.
@@ -189,11 +192,11 @@ def lay_out(mesh: DeviceMesh | None, group: ProcessGroup | None) -> DataLayout:
 def lay_out_anew(group: ProcessGroup, shards: int | None) -> DataLayout:
     """Makes a layout for all ranks of a working group. Collective.
 
-    The states of other groups and of torch's store do not matter.
+    The function also works if other groups or torch's store have failed.
 
     Args:
         shards: number of ranks of a host that share a copy of the parameters; other ranks replicate
-            it. The layout has one dimension if `fits` is false, or for None.
+        the copy. The layout has one dimension if `shards` is None or `fits` returns False.
     """
     whole = checked(group)
     everyone = dist.get_process_group_ranks(whole)
@@ -217,12 +220,12 @@ def lay_out_anew(group: ProcessGroup, shards: int | None) -> DataLayout:
 
 
 def fits(group: ProcessGroup, shards: int) -> bool:
-    """Returns whether the ranks of each host can be cut into sets of `shards` ranks."""
+    """Returns True if the ranks of each host can be divided into sets of `shards` ranks."""
     return shards > 0 and all(len(ranks) % shards == 0 for ranks in checked(group).hosts)
 
 
 def alone() -> DataLayout:
-    """Makes a layout of this rank without any other. Not collective."""
+    """Makes a layout of this rank alone. Not collective."""
     with GroupFactory() as founder:
         gather, reduce = (founder.group(what, [dist.get_rank()]) for what in ("gather", "reduce"))
         return DataLayout(shard_mesh(gather), gather, reduce, None, founder.groups)
@@ -230,7 +233,7 @@ def alone() -> DataLayout:
 
 @contextlib.contextmanager
 def everyone_of(layout: DataLayout) -> Iterator[hfreduce.ProcessGroupHFReduce]:
-    """Provides a temporary group of all ranks of the mesh. Collective."""
+    """Provides a temporary group of all ranks of the layout. Collective."""
     if layout.replicate is None:
         yield layout.gather
         return

@@ -11,7 +11,7 @@ from fireflyer.haiscale.validation import check_count, given
 
 
 class TorchArgument(NamedTuple):
-    """Handling of an argument of torch's wrapper.
+    """Treatment of an argument of torch's wrapper.
 
     Attributes:
         harmless: values that have no effect here.
@@ -26,14 +26,14 @@ _ANY = TorchArgument((), "")
 
 DDP_ARGUMENTS = {
     "doors": _ANY,  # the old name of members_file
-    "device_ids": _ANY,  # the parameters' device counts; several devices are refused below
+    "device_ids": _ANY,  # the parameters' device counts; several devices are rejected below
     "output_device": _ANY,
     "dim": TorchArgument((0,), "the caller divides batches"),
     "init_sync": TorchArgument((True,), "all ranks start with the first rank's values"),
     "bucket_cap_mb": _ANY,  # `bucket_bytes_of` reads it
     "check_reduction": _ANY,
     "find_unused_parameters": _ANY,  # every backward finds them
-    "gradient_as_bucket_view": _ANY,  # gradients always are views
+    "gradient_as_bucket_view": _ANY,  # gradients are always views
     "mixed_precision": TorchArgument((None,), "use torch.autocast, and wire= for the network"),
     "skip_all_reduce_unused_params": _ANY,
 }
@@ -60,7 +60,7 @@ def bucket_bytes_of(bucket_bytes: int | None, torchs: Mapping[str, object], defa
     """Returns the size of a bucket: `bucket_bytes`, else torch's `bucket_cap_mb` (MiB), else `default`.
 
     Raises:
-        ConfigError: both are given, or one is not a positive number.
+        ConfigError: both are given, or one of them is not a positive number.
     """
     mib = torchs.get("bucket_cap_mb")
     if mib is None:
@@ -80,8 +80,9 @@ def check_arguments(
     """Accepts arguments of torch's wrapper that have no effect here.
 
     Raises:
-        TypeError: torch does not have this argument, either.
-        ConfigError: the argument requests something that is set otherwise here; the error says how.
+        TypeError: torch does not have this argument either.
+        ConfigError: the argument requests something that is set in another way here; the error
+            tells how.
     """
     for name, value in found.items():
         if name not in known:
@@ -94,14 +95,14 @@ def check_arguments(
 
 
 class Wrapper(nn.Module):
-    """A module around `module`, whose state has the names of `module`."""
+    """Module around `module`; its state has the names of `module`."""
 
     module: nn.Module
     require_backward_grad_sync: bool
-    """False: a backward accumulates locally, as inside `no_sync`."""
+    """If False, a backward accumulates locally, as inside `no_sync`."""
 
     def _fqn_modifiers(self) -> dict[str, str]:
-        """Returns the prefix of `module`'s parts for `torch.distributed.checkpoint.state_dict`."""
+        """Returns the prefix of `module`'s parts, for `torch.distributed.checkpoint.state_dict`."""
         parts = (
             self.module.named_children(),
             self.module.named_parameters(recurse=False),
@@ -122,7 +123,7 @@ class Wrapper(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulates whole gradients locally; the first backward outside reduces the sum."""
+        """Accumulates whole gradients locally; the first backward outside reduces their sum."""
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield

@@ -1,9 +1,9 @@
-"""Isolates torch's thread-local state: code runs as at the top level of a script.
+"""Isolation from torch's thread-local state: code runs as at the top level of a script.
 
-A deferred step runs at the first use of a parameter. That may be in a forward under autocast or in
-inference mode, inside `torch.func`, a compiler or tracer, or in the modes of activation
+A deferred step runs at the first use of a parameter. That use may be in a forward under autocast or
+in inference mode, inside `torch.func`, a compiler or tracer, or in the modes of activation
 checkpointing. None of these may affect the optimizer, so `isolated_torch_state` suspends them. The
-dispatcher's keys are set to those of a new thread, so states that are not named here are suspended, too.
+dispatcher's keys are set to those of a new thread, so other states are suspended, too.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ _NOTHING = contextlib.nullcontext()
 def isolated_torch_state() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which no mode, transformation or tracer sees the operations.
 
-    Inside, gradients are enabled and new tensors are ordinary ones. Only the device of
-    `torch.set_default_device` stays. Takes 2 us if nothing is active.
+    Inside, gradients are enabled and new tensors are ordinary tensors. Only the device of
+    `torch.set_default_device` stays. The context takes 2 us if nothing is active.
     """
     return _NOTHING if _rests() else _put_aside()
 
@@ -85,7 +85,8 @@ def _no_tracing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_compiling() -> Iterator[None]:
-    """Hides compilation: compilers read parameters, and optimizers compute differently then."""
+    """Hides compilation: otherwise compilers read parameters, and optimizers compute
+    differently."""
     flags: Any = torch.compiler
     before = flags._is_compiling_flag, flags._is_exporting_flag
     flags._is_compiling_flag = flags._is_exporting_flag = False

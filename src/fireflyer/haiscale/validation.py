@@ -1,4 +1,4 @@
-"""Validation of modules and arguments: wrappers reject at wrapping what they cannot train."""
+"""Validation of modules and arguments: wrappers reject modules that they cannot train."""
 
 from collections.abc import Iterator
 
@@ -43,7 +43,7 @@ def check_module(module: nn.Module, wrapper: str) -> None:
 
 
 def _sharded(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yields the name of each sharded part, and the evidence."""
+    """Yields the name of each sharded part, and how the sharding shows."""
     tensors = (*module.named_parameters(), *module.named_buffers())
     yield from ((name, type(t).__name__) for name, t in tensors if isinstance(t, DTensor))
     for (

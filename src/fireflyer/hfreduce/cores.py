@@ -12,7 +12,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 class HasCores(Protocol):
-    """Fields of a rank's card about its cores."""
+    """Fields of a `RankInfo` that describe the rank's cores."""
 
     @property
     def cpus(self) -> tuple[int, ...]: ...
@@ -25,7 +25,7 @@ class HasCores(Protocol):
 
 
 def chosen() -> tuple[int, ...]:
-    """Returns the cores for the engine's threads, () if FIREFLYER_HFREDUCE_CPUS is unset.
+    """Returns the cores for the engine's threads; () if FIREFLYER_HFREDUCE_CPUS is unset.
 
     The variable is a list such as `0-3,8`.
 
@@ -50,7 +50,7 @@ def chosen() -> tuple[int, ...]:
 
 
 def usable() -> tuple[int, ...]:
-    """Returns the cores that this rank's collectives may run on."""
+    """Returns the cores on which this rank's collectives may run."""
     return chosen() or tuple(sorted(os.sched_getaffinity(0)))
 
 
@@ -67,7 +67,7 @@ def spin_wanted() -> bool | None:
 
 
 def quota(root: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> float:
-    """Returns the lowest CPU quota of this process's control groups in cores; 0.0 if none."""
+    """Returns the lowest CPU quota of this process's control groups, in cores; 0.0: no quota."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -87,11 +87,11 @@ def quota(root: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")) -
 
 
 def may_spin(cards: Sequence[HasCores]) -> bool:
-    """Returns whether every rank of a machine has a core to itself. All its ranks compute the same.
+    """Returns True if each rank of a machine has a core to itself; the same on all its ranks.
 
     Args:
-        cards: cards of all ranks on the machine, in order of rank; the first card's `spin`
-            overrides.
+        cards: infos of all ranks on the machine, in order of rank; `spin` of the first overrides
+            the result.
     """
     if cards[0].spin is not None:
         return cards[0].spin

@@ -34,14 +34,14 @@ def _create_group(options: Any, _backend_options: object) -> Any:
 
 
 _life = 1
-"""Number of default groups that the store of the present one has seen, including that one."""
+"""Number of default groups that the present store has served, including the present group."""
 
 
 def _rendezvous(options: Any, default: bool) -> Any:
     """Creates a group through its store.
 
-    A store may outlive a default group (torchrun keeps it between `destroy_process_group` and
-    `init_process_group`), so each default group and its sub-groups have keys of their own.
+    A store may outlive a default group: torchrun keeps it between `destroy_process_group` and
+    `init_process_group`. So each default group and its sub-groups have their own keys.
     """
     global _life
     from torch.distributed import PrefixStore
@@ -57,8 +57,8 @@ def _rendezvous(options: Any, default: bool) -> Any:
         places.forget()
     store = options.store if _life == 1 else PrefixStore(f"life {_life}", options.store)
     try:
-        # torch numbers groups; other names tell groups apart by themselves, and the store of a
-        # newcomer to the default group has no place for the check.
+        # torch numbers groups, so only numbers can mean different groups. The store of a newcomer
+        # to the default group has no room for the check.
         if default or not members or not str(options.group_id).isdigit():
             return ProcessGroupHFReduce(store, rank, size, options.timeout)
         job = PrefixStore(f"life {_life}", _get_default_store())
@@ -66,5 +66,5 @@ def _rendezvous(options: Any, default: bool) -> Any:
         return ProcessGroupHFReduce(store, rank, size, options.timeout, order.check)
     except BaseException:
         if default:
-            options.store.add(lives, -1)  # the next attempt takes the place of this one
+            options.store.add(lives, -1)  # the next attempt replaces this one
         raise

@@ -1,4 +1,4 @@
-"""Table of rules that choose the algorithm between hosts: its file, and its way to all ranks.
+"""Table of rules that choose the algorithm between hosts: its file, and its distribution to ranks.
 
     # Written by `fireflyer bench tune`.
     version = 1
@@ -12,8 +12,8 @@
     algorithm = "direct"   # see ALGORITHMS
     lanes = 1              # maximum; 0 or omitted: as many as the smallest host has ranks
 
-The first rule that applies counts. If none applies, the engine's own rules decide. The group's rank
-0 reads the file named by FIREFLYER_HFREDUCE_TABLE, and its card carries the rules to the other
+The first rule that applies counts. If none applies, the engine's own rules decide. Rank 0 of the
+group reads the file named by FIREFLYER_HFREDUCE_TABLE, and its info carries the rules to the other
 ranks.
 """
 
@@ -50,7 +50,7 @@ class Table:
 
     Attributes:
         machine: description of the machine that was measured.
-        hosts: number of hosts of the measurement.
+        hosts: number of hosts in the measurement.
     """
 
     machine: str
@@ -77,7 +77,7 @@ def load(path: str) -> Table:
     """Reads the table in a file.
 
     Raises:
-        ConfigError: the file cannot be read or is no such table; names the file and the line.
+        ConfigError: the file cannot be read or is no such table; the error names file and line.
     """
     try:
         text = Path(path).read_text()
@@ -119,7 +119,7 @@ def parse(text: str, path: str) -> Table:
 
 
 def dump(table: Table) -> str:
-    """Returns the text of a table's file, which `parse` converts back."""
+    """Returns the text of a table's file; `parse` converts it back."""
     lines = [
         "# Written by `fireflyer bench tune`.",
         f"version = {VERSION}",
@@ -161,7 +161,7 @@ def spread(cards: Sequence[RankInfo]) -> list[RankInfo]:
 
 
 def rules_of(card: RankInfo) -> list[native.Rule]:
-    """Returns the rules that a card carries."""
+    """Returns the rules in a card."""
     return [
         native.Rule(
             kind=native.Kind(kind),

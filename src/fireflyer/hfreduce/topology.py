@@ -1,4 +1,4 @@
-"""Placement of ranks: a rank's card, the hosts that all cards make up, and their control links."""
+"""Placement of ranks: a rank's info, the hosts that all infos describe, and their control links."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ from fireflyer.errors import CollectiveError
 
 
 class RankInfo(msgspec.Struct, frozen=True):
-    """Data about a rank that it publishes to the other ranks."""
+    """Data about a rank that the rank publishes to the other ranks."""
 
     machine: str
     """Boot id; equal for all processes that share cores."""
@@ -22,15 +22,16 @@ class RankInfo(msgspec.Struct, frozen=True):
     address: str
     port: int
     zone: str = ""
-    """FIREFLYER_ZONE: hosts of one label are near each other; trees cross between zones once."""
+    """FIREFLYER_ZONE: hosts with equal labels are near each other; trees cross between zones
+    once."""
     cpus: tuple[int, ...] = ()
-    """Cores that the rank may use; `cores` defines this field and the next two."""
+    """Cores that the rank may use; see `cores` for this field and the next two."""
     quota: float = 0.0
     spin: bool | None = None
     group: str = ""
     """Random number of the group, in hexadecimal; only in rank 0's card at the rendezvous."""
     rules: tuple[tuple[int, int, int, int, int], ...] = ()
-    """Rules that choose algorithms; those in rank 0's card count. See `rules`."""
+    """Rules that choose algorithms; only those of rank 0 count. See `rules`."""
     refusal: str = ""
     """Reason why this rank, and therefore the group, cannot start at the rendezvous."""
     transport: str = "tcp"
@@ -46,7 +47,7 @@ class RankInfo(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Topology:
-    """Hosts and zones of a group. Every rank computes the same from all cards.
+    """Hosts and zones of a group. Every rank computes the same result from all cards.
 
     Attributes:
         hosts: ranks of each host; hosts and ranks are in order of rank.
@@ -66,19 +67,19 @@ class Topology:
         return cls(hosts, tuple(labels.index(label) for label in labels))
 
     def place(self, rank: int) -> tuple[int, int]:
-        """Returns the index of the rank's host, and its place among that host's ranks."""
+        """Returns the index of the rank's host, and the rank's index among that host's ranks."""
         for index, ranks in enumerate(self.hosts):
             if rank in ranks:
                 return index, ranks.index(rank)
         raise ValueError(f"rank {rank} is on no host")
 
     def control_links(self) -> set[tuple[int, int]]:
-        """Returns the pairs of ranks, the lower first, that a control link joins.
+        """Returns the pairs of ranks, lower rank first, that a control link connects.
 
-        Links join all pairs of a host. Further links lead from host h to the hosts h + 1, 2, 4, ...
-        around the circle of hosts: from each rank to the rank at its place there, modulo that
-        host's size. So news reach every rank in at most log2(hosts) + 1 steps, and several deaths
-        do not partition the graph.
+        Links connect all pairs of a host. Further links lead from host h to the hosts h + 1, h + 2,
+        h + 4, ... around the circle of hosts. There, a rank's link leads to the rank with the same
+        index, modulo that host's size. So news reach every rank in at most log2(hosts) + 1 steps,
+        and several deaths do not partition the graph.
         """
         links: set[tuple[int, int]] = set()
         count = len(self.hosts)
@@ -101,7 +102,7 @@ def boot_id() -> str:
 
 
 def host_key(boot: str) -> str:
-    """Returns a key that is equal for processes that may share memory."""
+    """Returns a key that is equal for all processes that may share memory."""
     namespace = os.stat("/proc/self/ns/net").st_ino
     return f"{boot}/{namespace}/{os.environ.get('FIREFLYER_NODE', '')}"
 
@@ -109,7 +110,7 @@ def host_key(boot: str) -> str:
 def interface_address(master: str) -> str:
     """Returns the IPv4 address at which peers reach this process.
 
-    It is the address of FIREFLYER_IFNAME, or of the route to `master`.
+    This is the address of FIREFLYER_IFNAME, or else of the route to `master`.
 
     Raises:
         CollectiveError: the interface is unknown or has no IPv4 address.

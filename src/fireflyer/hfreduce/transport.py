@@ -20,7 +20,7 @@ _KINDS = {"tcp": native.Transport.TCP, "ucx": native.Transport.UCX}
 
 
 def publish(card: RankInfo) -> RankInfo:
-    """Returns the card of a founding rank with its chosen transport, which `agree` checks."""
+    """Returns a founding rank's card with its chosen transport, which `agree` checks."""
     chosen = os.environ.get(VARIABLE) or "tcp"
     return msgspec.structs.replace(card, transport=chosen, lack=_lack(chosen))
 
@@ -31,7 +31,7 @@ def agree(cards: Sequence[RankInfo]) -> None:
     Raises the same error on every rank.
 
     Raises:
-        ConfigError: the choices differ, a choice is unknown, or a rank lacks its choice.
+        ConfigError: the choices differ, a choice is unknown, or a rank lacks the chosen transport.
     """
     first = cards[0].transport
     for rank, card in enumerate(cards):
@@ -67,20 +67,21 @@ def unsettled(card: RankInfo) -> RankInfo:
 
 
 def spread(cards: Sequence[RankInfo]) -> list[RankInfo]:
-    """Returns the cards of a group formed anew, with its transport also in newcomers' cards.
+    """Returns the cards of a group formed anew, with the group's transport also in newcomers'
+    cards.
 
-    A newcomer may become the first rank later.
+    This matters because a newcomer may become the first rank later.
     """
     ours = next(card.transport for card in cards if card.transport)
     return [msgspec.structs.replace(card, transport=card.transport or ours) for card in cards]
 
 
 def follow(cards: Sequence[RankInfo]) -> None:
-    """Checks a newcomer's settings against the group that it has become a member of.
+    """Checks a newcomer's settings against the group that it joined.
 
     Raises:
         ConfigError: this process is set to another transport than the group's, or cannot use the
-            group's.
+        group's transport.
     """
     wanted, theirs = os.environ.get(VARIABLE), spread(cards)[0].transport
     if wanted and wanted != theirs:
@@ -92,5 +93,5 @@ def follow(cards: Sequence[RankInfo]) -> None:
 
 
 def kind_of(card: RankInfo) -> native.Transport:
-    """Returns the transport of the group that the card's rank is a member of."""
+    """Returns the transport of the group to which the card's rank belongs."""
     return _KINDS[card.transport]

@@ -1,4 +1,4 @@
-"""Formats of sums on their way between hosts."""
+"""Formats of sums in transfers between hosts."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ class Wire:
     Args:
         codec: "bf16", "fp16" (2 bytes per element), "int8" (blocks of 256 with one scale, 1.02
             bytes), or "fp32". With "fp32", partial sums of 16-bit and 8-bit types travel unrounded.
-        stochastic: round stochastically, so that errors cancel over many calls instead of adding
+        stochastic: round stochastically, so that the errors of many calls cancel instead of adding
             up.
         error_feedback: add the rounding error of a call to the next call (Seide et al., 2014). The
             object then belongs to one tensor, whose size must stay the same.
@@ -45,10 +45,10 @@ class Wire:
     def options(
         self, dtype: torch.dtype, count: int, op: native.ReduceOp, rank: int
     ) -> dict[str, Any]:
-        """Returns the engine's options that differ from the default for a call on `count` elements.
+        """Returns the engine's non-default options for a call on `count` elements.
 
         Raises:
-            ConfigError: error feedback is on and the tensor has another size than before.
+            ConfigError: error feedback is on and the tensor's size differs from before.
         """
         narrow = dtype.is_floating_point and dtype != torch.float64
         if op not in _SUMS or not narrow:

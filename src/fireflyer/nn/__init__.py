@@ -1,8 +1,8 @@
 """Operators that keep a bit or a recipe for backward where torch keeps a tensor; low-bit training.
 
-`to_hfai` replaces torch's modules in a model, `set_replace_torch` the functions of
-torch.nn.functional; `saved` counts what a forward keeps. `functional` has the operators, `quant`
-weights, activations and gradients of few bits.
+`to_hfai` replaces torch's modules in a model, and `set_replace_torch` replaces functions of
+torch.nn.functional. `saved` counts the bytes that a forward keeps. `functional` has the operators,
+and `quant` has weights, activations and gradients of few bits.
 """
 
 from fireflyer.extras import need_torch

@@ -1,4 +1,5 @@
-"""Activations that keep one bit an element: ReLU, ReLU6, leaky ReLU. Dropout keeps its seed."""
+"""Activations that keep one bit per element: ReLU, ReLU6, leaky ReLU. Dropout keeps only its
+seed."""
 
 from typing import Any
 
@@ -36,7 +37,7 @@ class _Activation(torch.autograd.Function):
 
 
 class _Selection(torch.autograd.Function):
-    """The gradient of an activation; linear in `g`, so it is its own gradient."""
+    """Gradient of an activation; it is linear in `g`, so it is its own gradient."""
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, bits: Tensor, leaking: bool, slope: float) -> Tensor:
@@ -70,16 +71,16 @@ def _activated(kind: int, x: Tensor, slope: float, inplace: bool) -> Tensor:
 
 
 def _packs(name: str, x: Tensor, inplace: bool, strict: bool) -> bool:
-    """Tells whether bits are worth keeping: a gradient will be asked for, and kernels exist."""
+    """Returns True if bits are worth keeping: a gradient will be requested, and kernels exist."""
     if plain() or not (torch.is_grad_enabled() and x.requires_grad):
         return False
     if inplace and (x.is_leaf or not fills(x)):
-        return False  # a leaf is torch's own error
+        return False  # torch itself reports the error for a leaf
     return takes(name, x, strict)
 
 
 def relu(input: Tensor, inplace: bool = False, *, strict: bool = False) -> Tensor:
-    """Returns max(x, 0); keeps a bit an element. Shapes, dtypes and bits as torch's.
+    """Returns max(x, 0); keeps one bit per element. Shapes, dtypes and bits equal torch's.
 
     Raises:
         ConfigError: `strict` is set, and there is no kernel for the dtype or the device.
@@ -90,7 +91,7 @@ def relu(input: Tensor, inplace: bool = False, *, strict: bool = False) -> Tenso
 
 
 def relu6(input: Tensor, inplace: bool = False, *, strict: bool = False) -> Tensor:
-    """Returns min(max(x, 0), 6); otherwise as `relu`."""
+    """Returns min(max(x, 0), 6); otherwise like `relu`."""
     if _packs("relu6", input, inplace, strict):
         return _activated(_RELU6, input, 0.0, inplace)
     return torch_relu6(input, inplace)
@@ -99,14 +100,14 @@ def relu6(input: Tensor, inplace: bool = False, *, strict: bool = False) -> Tens
 def leaky_relu(
     input: Tensor, negative_slope: float = 0.01, inplace: bool = False, *, strict: bool = False
 ) -> Tensor:
-    """Returns x, times `negative_slope` where it is negative; otherwise as `relu`."""
+    """Returns x, multiplied by `negative_slope` where x is negative; otherwise like `relu`."""
     if _packs("leaky_relu", input, inplace, strict):
         return _activated(_LEAKY, input, negative_slope, inplace)
     return torch_leaky_relu(input, negative_slope, inplace)
 
 
 class _Dropout(torch.autograd.Function):
-    """Linear in `x`, so it is its own gradient. Keeps nothing but numbers."""
+    """Dropout; it is linear in `x`, so it is its own gradient. Keeps only numbers."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, seed: int, p: float, inplace: bool) -> Tensor:
@@ -139,11 +140,11 @@ def dropout(
     *,
     strict: bool = False,
 ) -> Tensor:
-    """Zeroes each element with probability `p`, and divides the others by 1 - p.
+    """Zeroes each element with probability `p`, and divides all others by 1 - p.
 
-    The mask is a hash of the element's number in memory and of a seed drawn from torch's generator:
-    the same for the same generator state, whatever the number of threads, and never kept. Otherwise
-    as `relu`.
+    The mask is a hash of the element's index in memory and a seed drawn from torch's generator. So
+    the mask depends only on the generator's state, not on the number of threads, and is never kept.
+    Otherwise like `relu`.
 
     Raises:
         ValueError: `p` is not between 0 and 1.

@@ -1,4 +1,4 @@
-"""Choice of kernels by device: native on CPUs, Triton on GPUs; elsewhere torch's operator runs."""
+"""Choice of kernels by device: native on CPUs, Triton on GPUs, and torch's operator elsewhere."""
 
 import functools
 import importlib
@@ -13,7 +13,8 @@ from fireflyer.errors import ConfigError
 from fireflyer.log import get_logger
 
 MODULES = {"cpu": "native", "cuda": "triton_calls"}
-"""Modules of kernels by type of device. Both have the functions that their OPERATORS name."""
+"""Modules of kernels by type of device. Both modules have the functions that their OPERATORS
+name."""
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _said: set[tuple[str, str]] = set()
@@ -27,7 +28,8 @@ def _module(name: str) -> ModuleType | None:
 
 
 def kernels(operator: str, tensor: Tensor) -> ModuleType | None:
-    """Returns the kernels that take a tensor for an operator; None if torch's operator must run."""
+    """Returns the kernels of an operator that accept a tensor; None if torch's operator must
+    run."""
     name = MODULES.get(tensor.device.type)
     module = _module(name) if name is not None and type(tensor) in _PLAIN else None
     if module is None or tensor.dtype not in module.OPERATORS.get(operator, ()):
@@ -43,16 +45,17 @@ def taken(operator: str, tensor: Tensor) -> Any:
 
 
 def agreeing(operator: str, tensor: Tensor) -> ModuleType | None:
-    """Returns what `kernels` returns, but None if native kernels do not have this torch's bits."""
+    """Returns the same as `kernels`, but None if the native kernels' bits differ from this
+    torch's."""
     module = kernels(operator, tensor)
     return module if module is not None and module.agrees() else None
 
 
 def takes(operator: str, tensor: Tensor, strict: bool) -> bool:
-    """Returns whether there are kernels of an operator for a tensor; says once why not.
+    """Returns True if an operator has kernels for a tensor; otherwise logs the reason once.
 
     Raises:
-        ConfigError: there are none, and `strict` is set.
+        ConfigError: there are no such kernels, and `strict` is set.
     """
     if kernels(operator, tensor) is not None:
         return True
@@ -68,7 +71,7 @@ def takes(operator: str, tensor: Tensor, strict: bool) -> bool:
 
 
 def refuse(operator: str, reason: str, strict: bool) -> None:
-    """Says once for each operator and reason that torch's operator is used.
+    """Logs, once per operator and reason, that torch's operator is used.
 
     Raises:
         ConfigError: `strict` is set.
@@ -81,19 +84,19 @@ def refuse(operator: str, reason: str, strict: bool) -> None:
 
 
 def fills(tensor: Tensor) -> bool:
-    """Returns whether the elements fill their memory, in whatever order of dimensions."""
+    """Returns True if the elements fill their memory, in any order of dimensions."""
     return tensor.is_contiguous() or (
         torch.empty_like(tensor, device="meta").stride() == tensor.stride()
     )
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Returns the tensor itself if its elements fill their memory, a contiguous copy otherwise."""
+    """Returns the tensor itself if its elements fill their memory, else a contiguous copy."""
     return tensor if fills(tensor) else tensor.contiguous()
 
 
 def laid_out_as(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """Returns the tensor with the given strides, copied if it has others."""
+    """Returns the tensor with the given strides; copies it if it has other strides."""
     if tensor.stride() == stride:
         return tensor
     found = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
@@ -101,6 +104,6 @@ def laid_out_as(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
 
 
 def bits_for(tensor: Tensor) -> Tensor:
-    """Returns uninitialized bits, one an element, in whole words."""
+    """Returns uninitialized bits, one per element, in whole words."""
     size = (tensor.numel() + 63) // 64 * 8
     return torch.empty(size, dtype=torch.uint8, device=tensor.device)

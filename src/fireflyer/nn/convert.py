@@ -1,4 +1,4 @@
-"""Replacement of torch's operators in a model, or in torch.nn.functional, and the way back."""
+"""Replacement of torch's operators in a model or in torch.nn.functional, and its reversal."""
 
 import sys
 from collections import Counter
@@ -24,10 +24,10 @@ class Replaced:
 
     Attributes:
         counts: number of replaced modules by class.
-        left: names of modules that were left alone, because their forward is their own.
-        lazy: names of modules that were left alone, because they have seen no input yet.
+        left: names of modules that were not replaced, because they override `forward`.
+        lazy: names of modules that were not replaced, because they have seen no input yet.
         before: bytes kept for backward by torch's modules; None without example inputs.
-        after: bytes kept for backward by ours; None without example inputs.
+        after: bytes kept for backward by our modules; None without example inputs.
     """
 
     counts: Counter[str]
@@ -39,8 +39,8 @@ class Replaced:
     def __str__(self) -> str:
         count = ", ".join(f"{number} {name}" for name, number in sorted(self.counts.items()))
         lines = [f"to_hfai: replaced {count or 'nothing'}"]
-        lines += [f"to_hfai: left alone, its forward is its own: {name}" for name in self.left]
-        lines += [f"to_hfai: left alone, it has seen no input yet: {name}" for name in self.lazy]
+        lines += [f"to_hfai: not replaced, it overrides forward: {name}" for name in self.left]
+        lines += [f"to_hfai: not replaced, it has seen no input yet: {name}" for name in self.lazy]
         if self.before and self.after:
             was, now = self.before.bytes, self.after.bytes
             share = f" ({now / was:.2f}x)" if was else ""
@@ -63,17 +63,17 @@ def to_hfai(
     recompute_linear: bool = False,
     example: Sequence[object] = (),
 ) -> M:
-    """Replaces torch's modules in `model`, in place, by ours; `to_torch` undoes it.
+    """Replaces torch's modules in `model`, in place, by our modules; `to_torch` undoes this.
 
-    Parameters, buffers, hooks and the state dict stay as they are. Modules with a forward of their
-    own are left alone.
+    Parameters, buffers, hooks and the state dict do not change. Modules that override `forward` are
+    not replaced.
 
     Args:
-        verbose: print what was replaced and what was left alone, on stderr; with `example`, also
+        verbose: print the replaced modules and those not replaced on stderr; with `example`, also
             the bytes that a forward keeps, before and after, by module.
-        strict: raise where an operator falls back to torch's.
-        recompute_linear: keep no outputs of linear layers for activations behind them; backward
-            computes these products again.
+        strict: raise where an operator would fall back to torch's operator.
+        recompute_linear: do not keep the outputs of linear layers for the activations after them;
+            backward computes these products again.
         example: inputs of the model, for two forward passes whose results are dropped.
 
     Returns:
@@ -105,7 +105,8 @@ def to_torch(model: M) -> M:
     """Undoes `to_hfai`, in place; returns the model.
 
     Raises:
-        ConfigError: a module's class was changed since, as torch's `fully_shard` does.
+        ConfigError: a module's class has changed since `to_hfai`, for example by torch's
+            `fully_shard`.
     """
     for name, module in model.named_modules():
         if modules.is_ours(module):
@@ -132,7 +133,8 @@ _theirs: dict[str, object] = {}
 
 
 class Replacement:
-    """The replacement that `set_replace_torch` made: a context that undoes it at its end."""
+    """Replacement that `set_replace_torch` made; a context that undoes the replacement at its
+    end."""
 
     def __enter__(self) -> "Replacement":
         return self
@@ -147,14 +149,14 @@ class Replacement:
 
 
 def set_replace_torch(replace: bool = True, *, strict: bool = False) -> Replacement:
-    """Replaces functions of torch.nn.functional by ours, for the whole process, or undoes it.
+    """Replaces functions of torch.nn.functional by our functions for the whole process.
 
-    Functions that a program imported by name before, and modules that call `torch.relu` and the
-    like, are not affected.
+    Two kinds of code are not affected: functions that a program imported by name before, and
+    modules that call functions such as `torch.relu`.
 
     Args:
         replace: False restores torch's functions.
-        strict: raise where an operator falls back to torch's.
+        strict: raise where an operator would fall back to torch's operator.
     """
     target = torch.nn.functional
     for name, function in _theirs.items():

@@ -1,4 +1,4 @@
-"""Operators under torch's names; what they keep is in docs/guide/nn.md."""
+"""Operators under torch's names; docs/guide/nn.md lists what each keeps for backward."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""SwiGLU: silu(gate) * up, of which only the two inputs are kept."""
+"""SwiGLU: silu(gate) * up; only the two inputs are kept for backward."""
 
 from typing import Any
 
@@ -12,7 +12,8 @@ from fireflyer.nn.recipe import Recipe, attach, keep, plain, source
 
 
 class _SwiGlu(torch.autograd.Function):
-    """Inputs fill their memory in one order, so that all are walked as that memory."""
+    """SwiGLU of inputs that fill their memory in the same order, so that one loop walks all
+    memory."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -37,12 +38,12 @@ def _swiglu(a: Tensor, b: Tensor) -> Tensor:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Returns silu(gate) * up, of equal shapes and dtypes; keeps the two inputs alone.
+    """Returns silu(gate) * up for inputs of equal shapes and dtypes; keeps only the two inputs.
 
-    Inputs of different layouts, or with gaps, are torch's own.
+    For inputs with different layouts or with gaps, torch's operators run.
 
     Raises:
-        RuntimeError: from a second backward through the gradient.
+        RuntimeError: raised by a second backward through the gradient.
     """
     if plain() or gate.shape != up.shape or gate.dtype != up.dtype or not gate.numel():
         return torch_silu(gate) * up

@@ -1,7 +1,8 @@
-"""Cross-entropy fused with the product before it: logits exist for a block of rows at a time.
+"""Cross-entropy fused with the linear layer before it: only a block of rows has logits at a time.
 
-Gradients are computed with the loss, while the block is in the cache, so backward has no product
-left; it keeps the gradients of the input and of the weight, as large as these, and no logits.
+Gradients are computed together with the loss, while the block is in the cache, so backward needs no
+products. Backward keeps the gradients of the input and of the weight, which are as large as these,
+and no logits.
 """
 
 from typing import Any
@@ -17,7 +18,7 @@ from fireflyer.nn.once import once
 from fireflyer.nn.recipe import plain
 
 _BLOCK_LOGITS = 1 << 22
-"""Logits of a block, at most: 16 MiB in float32."""
+"""Maximum number of logits of a block: 16 MiB in float32."""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -40,7 +41,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class _Blocks:
-    """The loss and the gradients of one call; those that are not needed are None."""
+    """Loss and gradients of one call; gradients that are not needed are None."""
 
     def __init__(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignored: int,
@@ -95,7 +96,8 @@ class _Blocks:
             db += d.sum(0)
 
     def _softmax(self, span: slice, logits: Tensor, picked: Tensor, g: Tensor | None) -> None:
-        """Writes the targets' log-probabilities to `picked`; logits become their own gradients."""
+        """Writes the targets' log-probabilities to `picked`; overwrites logits with their
+        gradients."""
         logs = torch.log_softmax(logits, -1)
         valid = self.valid[span, None]
         places = self.target[span, None].where(valid, 0)
@@ -123,8 +125,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Returns the cross-entropy of `linear(input, linear_weight, linear_bias)` and class indices.
 
-    The loss has the bits of torch's two operators; so has the gradient of the input if that of the
-    loss is 1 (or another power of 2). The weight's gradient is a sum over blocks of rows.
+    The loss has the bits of torch's two operators. So has the input's gradient if the loss's
+    gradient is 1 or another power of 2. The weight's gradient is a sum over blocks of rows.
 
     Args:
         input: (rows, features) or (features,).
@@ -132,7 +134,8 @@ def linear_cross_entropy(
         target: (rows,) int64.
         ignore_index: target of rows without a loss; default -100.
 
-    Class weights, label smoothing, other shapes and `reduction="none"` are torch's own.
+        For class weights, label smoothing, other shapes and `reduction="none"`, torch's operators
+        run.
 
     Raises:
         ConfigError: `strict` is set, and the call is torch's own.

@@ -11,12 +11,12 @@ from fireflyer.nn.recipe import observe
 
 @dataclass(frozen=True)
 class Saved:
-    """Bytes kept for backward: memory of different tensors that share it counts once.
+    """Bytes kept for backward; memory that several tensors share counts once.
 
     Attributes:
-        bytes: all of them, without the model's parameters and buffers.
-        modules: the bytes by the name of the innermost module that kept them first; the root has
-            the name "".
+        bytes: all bytes, without the model's parameters and buffers.
+        modules: bytes by the name of the innermost module that first kept them; the root's name is
+        "".
     """
 
     bytes: int
@@ -24,10 +24,10 @@ class Saved:
 
 
 def saved(model: nn.Module, *inputs: Any, **options: Any) -> Saved:
-    """Runs `model(*inputs, **options)` and returns what it keeps for backward.
+    """Runs `model(*inputs, **options)` and returns the memory that the run keeps for backward.
 
     The result of the forward is dropped. Generators and buffers, such as running statistics, change
-    as by any forward pass. What custom code keeps by other means than autograd is not seen.
+    as in any forward pass. Memory that custom code keeps without autograd is not seen.
     """
     own = {_memory(tensor) for tensor in (*model.parameters(), *model.buffers())}
     seen: set[int] = set()
@@ -40,7 +40,7 @@ def saved(model: nn.Module, *inputs: Any, **options: Any) -> Saved:
         if memory._cdata in own or memory._cdata in seen or not memory.nbytes():
             return
         seen.add(memory._cdata)
-        held.append(memory)  # so that no later memory takes its place
+        held.append(memory)  # so that no later tensor reuses this memory
         found[path[-1]] = found.get(path[-1], 0) + memory.nbytes()
 
     handles = []

@@ -1,7 +1,7 @@
-"""Modules under torch's names that `to_hfai` puts in place of torch's.
+"""Modules under torch's names with which `to_hfai` replaces torch's modules.
 
-Each is a subclass without state of its own: parameters, buffers, hooks and state dicts stay as they
-are, and a module becomes one by a change of its class.
+Each is a subclass without additional state: parameters, buffers, hooks and state dicts do not
+change. A module is converted by a change of its class.
 """
 
 from functools import partial
@@ -25,7 +25,8 @@ class _Strict(nn.Module):
 
 
 class Keeping(nn.Module):
-    """Mixin of operators of one input that keep the input's recipe: linear layers, convolutions."""
+    """Mixin of operators with one input that keep the input's recipe: linear layers,
+    convolutions."""
 
     def forward(self, input: Tensor) -> Tensor:
         result: Tensor = keep(super().forward, lowered(input))
@@ -33,7 +34,7 @@ class Keeping(nn.Module):
 
 
 class Recomputed(nn.Module):
-    """Mixin of operators of one input whose output is computed again from the input."""
+    """Mixin of operators with one input whose output is computed again from the input."""
 
     def forward(self, input: Tensor) -> Tensor:
         function = super().forward
@@ -58,9 +59,10 @@ class Again(nn.Module):
 class CastingRmsNorm(Again):
     """Mixin of Llama's norm, which computes in float32: weight * (h * rsqrt(mean(h^2) + eps)).
 
-    A float32 input is no copy there, so autograd adds the two summands of its gradient to what the
-    input gets elsewhere one after the other. `rms_norm` does so; running the forward again adds them
-    to each other first. Other inputs are cast, and their gradient is one summand.
+    A float32 input is not copied there. So its gradient has two summands, which autograd adds one
+    after the other to the input's other gradients. `rms_norm` does the same, whereas a repeated
+    forward would first add the two to each other. Other inputs are cast, and their gradient is one
+    summand.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -138,7 +140,8 @@ class MaxPool2d(_Strict, nn.MaxPool2d):
 
 
 class _BatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Attaches a recipe while the statistics are those of the batch: it needs no other state."""
+    """Attaches a recipe while the statistics come from the batch: then the recipe needs no other
+    state."""
 
     def forward(self, input: Tensor) -> Tensor:
         result = keep(super().forward, input)
@@ -168,7 +171,7 @@ class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
 
 
 class Linear(Keeping, nn.Linear):
-    """If marked, operators that take the output compute it again from the input."""
+    """Linear layer; if it is marked, operators that take its output compute the output again."""
 
     fireflyer_again = False
 
@@ -203,7 +206,7 @@ CLASSES: dict[type[nn.Module], type[nn.Module]] = {
         *(BatchNorm1d, BatchNorm2d, BatchNorm3d, Linear, Conv1d, Conv2d, Conv3d),
     )
 }
-"""torch's classes, and ours."""
+"""Our classes by torch's classes."""
 
 MIXINS: dict[str, type[nn.Module]] = {
     "transformers.pytorch_utils.Conv1D": Keeping,
@@ -218,13 +221,14 @@ MIXINS: dict[str, type[nn.Module]] = {
         for part, mixin in (("MLP", GatedMlp), ("RMSNorm", CastingRmsNorm))
     },
 }
-"""Classes of other packages, by name, and what is mixed into them."""
+"""Mixins by the names of other packages' classes."""
 
 _MIXED: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def counterpart(module: nn.Module) -> type[nn.Module] | None:
-    """Returns our class for a module; None if there is none, or if its forward is not torch's."""
+    """Returns our class for a module; None if there is none, or if the module overrides
+    `forward`."""
     theirs = type(module)
     if uninitialized(module):
         return None
@@ -240,12 +244,13 @@ def counterpart(module: nn.Module) -> type[nn.Module] | None:
 
 
 def uninitialized(module: nn.Module) -> bool:
-    """Returns whether a module changes its class when it sees its first input."""
+    """Returns True if a module changes its class when it sees its first input."""
     return isinstance(module, LazyModuleMixin)
 
 
 def overrides(module: nn.Module) -> bool:
-    """Returns whether a module is of a class that we replace, with a forward of its own."""
+    """Returns True if a module's class derives from a class that we replace but overrides
+    `forward`."""
     theirs = type(module)
     return any(isinstance(module, base) and theirs.forward is not base.forward for base in CLASSES)
 

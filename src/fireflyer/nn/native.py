@@ -1,4 +1,4 @@
-"""Calls of the native kernels on tensors of CPUs."""
+"""Calls of the native kernels on CPU tensors."""
 
 import functools
 
@@ -11,7 +11,7 @@ from fireflyer._native import nn as _native
 from fireflyer.nn.backend import refuse
 
 TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
-"""Numbers of the element types that the kernels take."""
+"""Numbers of the element types that the kernels accept."""
 
 OPERATORS = {
     **dict.fromkeys(("relu", "relu6", "leaky_relu", "dropout", "max_pool2d"), TYPES),
@@ -21,11 +21,12 @@ OPERATORS = {
 """Element types by operator."""
 
 MOST_WIDTH = None
-"""Elements of a normalized row, at most."""
+"""Maximum number of elements of a normalized row; None: no limit."""
 
 
 def activate(kind: int, x: Tensor, y: Tensor, bits: Tensor, slope: float) -> None:
-    """Writes activation `kind` of dense `x` to `y`, of the same layout, and the gradient's bits."""
+    """Writes activation `kind` of dense `x` to `y`, of the same layout; writes the gradient's
+    bits."""
     _native.forward(
         kind, TYPES[x.dtype], x.data_ptr(), y.data_ptr(), bits.data_ptr(), x.numel(), slope,
         torch.get_num_threads(),
@@ -43,7 +44,7 @@ def select(leaking: bool, g: Tensor, bits: Tensor, slope: float) -> Tensor:
 
 
 def drop(x: Tensor, y: Tensor, seed: int, threshold: int, scale: float) -> None:
-    """Writes dense `x` to `y` times 0 or `scale`, by the seed and each element's number."""
+    """Writes dense `x` times 0 or `scale` to `y`, chosen by the seed and each element's index."""
     _native.dropout(
         TYPES[x.dtype], x.data_ptr(), y.data_ptr(), x.numel(), seed, threshold, scale,
         torch.get_num_threads(),
@@ -51,7 +52,7 @@ def drop(x: Tensor, y: Tensor, seed: int, threshold: int, scale: float) -> None:
 
 
 def swiglu(a: Tensor, b: Tensor) -> Tensor:
-    """Returns silu(a) * b of dense tensors of one layout."""
+    """Returns silu(a) * b for dense tensors of the same layout."""
     y = torch.empty_like(a)
     _native.swiglu(
         TYPES[a.dtype], a.data_ptr(), b.data_ptr(), y.data_ptr(), a.numel(), _unit(a),
@@ -61,7 +62,7 @@ def swiglu(a: Tensor, b: Tensor) -> Tensor:
 
 
 def swiglu_backward(g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the gradients of `a` and `b`; all are dense, of one layout."""
+    """Returns the gradients of `a` and `b`; all tensors are dense and of the same layout."""
     da, db = torch.empty_like(a), torch.empty_like(b)
     _native.swiglu_backward(
         TYPES[a.dtype], g.data_ptr(), a.data_ptr(), b.data_ptr(), da.data_ptr(), db.data_ptr(),
@@ -71,7 +72,8 @@ def swiglu_backward(g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unit(x: Tensor) -> int:
-    """Returns the elements of two of torch's vectors, which its loops take at a time."""
+    """Returns the number of elements in two of torch's vectors, which its loops process at a
+    time."""
     wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
     return (128 if wide else 64) // x.dtype.itemsize
 
@@ -79,9 +81,9 @@ def _unit(x: Tensor) -> int:
 def rms_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, h: Tensor, y: Tensor, eps: float
 ) -> Tensor:
-    """Writes x + residual to `h`, its norm to `y`; returns the factor of each row.
+    """Writes x + residual to `h` and the norm of `h` to `y`; returns the factor of each row.
 
-    Without `residual` nothing is written to `h`. All are contiguous.
+    Without `residual`, `h` is not written. All tensors are contiguous.
     """
     width = x.shape[-1]
     rows = x.numel() // width
@@ -97,9 +99,11 @@ def rms_norm_backward(
     h: Tensor, weight: Tensor | None, scales: Tensor, g: Tensor, gh: Tensor | None,
     weighed: bool, in_two: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """Returns the gradients of h, a second summand of it if `in_two`, and of the weight if `weighed`.
+    """Returns the gradients of h, of its second summand if `in_two`, and of the weight if
+    `weighed`.
 
-    `gh` is the gradient that h gets elsewhere. Two summands serve types that are not cast.
+    `gh` is the gradient that h receives from other operators. Two summands are for types that are
+    not cast.
     """
     width, dh = h.shape[-1], torch.empty_like(h)
     apart = torch.empty_like(h) if in_two and scales.dtype == h.dtype else None
@@ -117,9 +121,9 @@ def _addresses(*tensors: Tensor | None) -> list[int]:
 
 @functools.cache
 def agrees() -> bool:
-    """Returns whether kernels that follow torch's sums and exponential give this torch's bits.
+    """Returns True if kernels that follow torch's sums and exponential give this torch's bits.
 
-    They follow torch 2 on x86-64 with AVX2 or AVX-512. Elsewhere torch's own operators run.
+    The kernels follow torch 2 on x86-64 with AVX2 or AVX-512. Elsewhere torch's own operators run.
     """
     generator = torch.Generator().manual_seed(0)
     x, b = torch.randn(2, 5, 1003, generator=generator, device="cpu").unbind()
@@ -151,11 +155,12 @@ def bit_product(a: Tensor, b: Tensor, rows: int) -> Tensor:
 
 
 Pooling = tuple[int, ...]
-"""Height, width; of the output; of the kernel, stride, padding and dilation, a pair each."""
+"""Height and width of the input and the output, then a pair each for kernel, stride, padding and
+dilation."""
 
 
 def encode_places(pooling: Pooling, indices: Tensor, bits: int) -> Tensor:
-    """Returns the places of maxima in their windows, in `bits` bits each, plane by plane."""
+    """Returns the positions of maxima in their windows, in `bits` bits each, plane by plane."""
     planes = indices.shape[:-2].numel()
     size = (pooling[2] * pooling[3] * bits + 7) // 8
     codes = torch.empty(planes, size, dtype=torch.uint8, device="cpu")
@@ -166,7 +171,7 @@ def encode_places(pooling: Pooling, indices: Tensor, bits: int) -> Tensor:
 
 
 def decode_places(pooling: Pooling, codes: Tensor, indices: Tensor) -> None:
-    """Writes the int64 places in the planes that `encode_places` was given."""
+    """Writes the int64 positions in the planes that were passed to `encode_places`."""
     _native.decode_places(
         pooling, codes.data_ptr(), codes.shape[0], indices.data_ptr(), torch.get_num_threads()
     )

@@ -1,4 +1,4 @@
-"""RMS norm, alone and of a sum, in one pass over memory forward and one backward."""
+"""RMS norm, of a tensor or of a sum, in one pass over memory forward and one pass backward."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,14 +12,14 @@ from fireflyer.nn.once import once
 from fireflyer.nn.recipe import Recipe, attach, keep, plain, source
 
 _SPLIT_ROW = 32768
-"""Elements from which torch sums a single row on several threads, in another order."""
+"""Number of elements from which torch sums a single row on several threads, in another order."""
 
 
 class _RmsNorm(torch.autograd.Function):
-    """RMS norm of h = x + residual, returned with h; of x alone if `residual` is None.
+    """RMS norm of h = x + residual, returned with h; if `residual` is None, the norm of x alone.
 
-    `same` is x once more: autograd adds the gradient's two summands one after the other to what x
-    gets elsewhere, as it does for torch's norm.
+    `same` is x once more. Thus autograd adds the gradient's two summands one after the other to the
+    other gradients of x, as it does for torch's norm.
     """
 
     @staticmethod
@@ -61,7 +61,7 @@ def _rms_norm_into(
     h: Tensor,
     y: Tensor,
 ) -> Tensor:
-    """Writes h = x + residual, and its norm to y; returns the factor of each row."""
+    """Writes x + residual to h, and the norm of h to y; returns the factor of each row."""
     inner = torch.float32 if x.dtype.itemsize < 4 else x.dtype
     least = torch.finfo(inner).eps if eps is None else eps
     weight = None if weight is None else weight.contiguous()
@@ -77,13 +77,13 @@ def rms_norm(
     *,
     strict: bool = False,
 ) -> Tensor:
-    """Returns torch's RMS norm over the last dimension; keeps the input alone.
+    """Returns torch's RMS norm over the last dimension; keeps only the input.
 
-    Norms over several dimensions, and norms under autocast, are torch's own.
+    For norms over several dimensions, and for norms under autocast, torch's operator runs.
 
     Raises:
-        ConfigError: `strict` is set, and the input is of a dtype or on a device that is torch's own.
-        RuntimeError: from a second backward through the gradient.
+        ConfigError: `strict` is set, and there is no kernel for the input's dtype or device.
+        RuntimeError: raised by a second backward through the gradient.
     """
     if not _fits("rms_norm", input, normalized_shape, weight, strict):
         return torch_rms_norm(input, list(normalized_shape), weight, eps)
@@ -95,10 +95,10 @@ def rms_norm(
 def add_rms_norm(
     input: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Returns h = input + residual, of equal shapes and dtypes, and its norm; keeps h alone.
+    """Returns h = input + residual, of equal shapes and dtypes, and the norm of h; keeps only h.
 
     Raises:
-        RuntimeError: from a second backward through the gradient.
+        RuntimeError: raised by a second backward through the gradient.
     """
     same = input.shape == residual.shape and input.dtype == residual.dtype
     shape = input.shape[-1:]
@@ -125,7 +125,7 @@ def _fits(name: str, x: Tensor, shape: Sequence[int], weight: Tensor | None, str
 
 
 def _normed(y: Tensor, kept: Tensor | Recipe, weight: Tensor | None, eps: float | None) -> Tensor:
-    # A copy, a row long: sharding may free the weight's memory before backward.
+    # A copy (one row): sharding may free the weight's memory before backward.
     scale = None if weight is None else weight.detach().clone()
 
     def again(h: Tensor) -> Tensor:

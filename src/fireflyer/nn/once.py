@@ -1,4 +1,4 @@
-"""Refusal of second derivatives where an operator has none of its own."""
+"""Rejection of second derivatives for operators without second derivatives."""
 
 import functools
 from collections.abc import Callable
@@ -24,10 +24,10 @@ class _Refusal(torch.autograd.Function):
 
 
 def once(name: str) -> Callable[[Callable[..., Grads]], Callable[..., Grads]]:
-    """Returns a decorator of `backward`: its results refuse to be differentiated.
+    """Returns a decorator of `backward` whose results cannot be differentiated.
 
-    Unlike torch's `once_differentiable` it refuses whether the incoming gradient requires one or
-    not: a constant one has second derivatives, too.
+    Unlike torch's `once_differentiable`, it also rejects if the incoming gradient requires no
+    gradient: a constant gradient also has second derivatives.
     """
 
     def decorated(backward: Callable[..., Grads]) -> Callable[..., Grads]:

@@ -1,6 +1,6 @@
-"""Operators of torch's own whose outputs carry recipes: norms, GELU, SiLU, linear, convolutions.
+"""torch's own operators with outputs that carry recipes: norms, GELU, SiLU, linear, convolutions.
 
-Forward and backward are torch's; only what is kept differs.
+Forward and backward are torch's; only the tensors kept differ.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,8 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
-    """Returns torch's SiLU; operators that take it, unless made in place, compute it again."""
+    """Returns torch's SiLU; operators that take the result compute it again, unless it is in
+    place."""
     if plain() or inplace:
         return torch_silu(input, inplace)
     return _with_recipe(keep(torch_silu, input), input, torch_silu)
@@ -45,7 +46,7 @@ def layer_norm(
     result = keep(torch_layer_norm, input, shape, weight, bias, eps)
     if plain() or not result.requires_grad:
         return result
-    # Copies, a row long: sharding may free the parameters' memory before backward.
+    # Copies (one row each): sharding may free the parameters' memory before backward.
     dtype = result.dtype
     scale, shift = (None if one is None else one.detach().clone() for one in (weight, bias))
     if dtype != input.dtype:  # autocast
@@ -64,9 +65,9 @@ def _with_recipe(result: Tensor, input: Tensor, again: Again) -> Tensor:
 
 
 def lowered(input: Tensor) -> Tensor:
-    """Returns an input that has a recipe in the dtype of autocast, with a recipe.
+    """Returns an input in the dtype of autocast; if the input has a recipe, so has the result.
 
-    Autocast makes the same copy inside the operator, where it would be kept.
+    Autocast would make the same copy inside the operator, where it would be kept for backward.
     """
     recipe = None if plain() else recipe_of(input)
     if recipe is None or not torch.is_autocast_enabled(input.device.type):
@@ -78,14 +79,15 @@ def lowered(input: Tensor) -> Tensor:
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Returns torch's linear; keeps the recipe of the input, if there is one, instead of it."""
+    """Returns torch's linear; keeps the input's recipe instead of the input, if there is one."""
     return keep(torch_linear, lowered(input), weight, bias)
 
 
 def convolution(
     operator: Callable[..., Tensor], input: Tensor, *args: Any, **options: Any
 ) -> Tensor:
-    """Returns torch's convolution; keeps the recipe of the input, if there is one."""
+    """Returns torch's convolution; keeps the input's recipe instead of the input, if there is
+    one."""
     return keep(lambda value: operator(value, *args, **options), lowered(input))
 
 
@@ -111,10 +113,11 @@ class _Again(torch.autograd.Function):
 
 
 def run_again(function: Again, x: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
-    """Returns `function(x)`, keeps x alone, and runs the function again in backward.
+    """Returns `function(x)`; keeps only x, and runs the function again in backward.
 
     Args:
-        function: deterministic; may use `parameters` and no other tensors that require gradients.
+        function: deterministic function; may use `parameters`, but no other tensors that require
+        gradients.
     """
     if plain() or not torch.is_grad_enabled():
         return function(x)

@@ -1,4 +1,4 @@
-"""Max-pooling that keeps the place of each maximum in its window: 2 bits for 2 x 2, 4 up to 4 x 4."""
+"""Max-pooling that keeps each maximum's position in its window: 2 bits for 2 x 2, 4 up to 4 x 4."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ class _MaxPool(torch.autograd.Function):
         g = g.contiguous()
         indices = torch.empty_like(g, dtype=torch.int64)
         native.decode_places(ctx.numbers, codes, indices)
-        shaped = g.new_empty(()).expand(ctx.shape)  # torch asks for the input's shape alone
+        shaped = g.new_empty(()).expand(ctx.shape)  # torch only asks for the input's shape
         dx = torch.ops.aten.max_pool2d_with_indices_backward(g, shaped, *ctx.rest, indices)
         return dx, None, None, None, None, None
 
@@ -56,11 +56,11 @@ def max_pool2d(
     *,
     strict: bool = False,
 ) -> Any:
-    """Returns torch's max-pooling of (..., height, width); keeps 2, 4 or 8 bits an output.
+    """Returns torch's max-pooling of (..., height, width); keeps 2, 4 or 8 bits per output.
 
     Raises:
         ConfigError: `strict` is set, and there is no kernel for the dtype or the device.
-        RuntimeError: from a second backward through the gradient.
+        RuntimeError: raised by a second backward through the gradient.
     """
 
     def theirs() -> Any:

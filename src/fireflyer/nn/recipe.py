@@ -1,8 +1,9 @@
-"""Recipes: how a tensor is computed again, so that no operator need keep it for backward.
+"""Recipes that compute a tensor again, so that no operator must keep the tensor for backward.
 
-An operator attaches a recipe to its output. An operator that takes the output runs under `keep`:
-whatever of the output autograd saves there becomes the recipe, and backward computes it again. The
-formulas of backward stay torch's own, so gradients have the bits of eager execution.
+An operator attaches a recipe to its output. An operator that takes the output runs under `keep`: if
+autograd saves any part of the output there, it saves the recipe instead, and backward computes the
+part again. The formulas of backward remain torch's own, so gradients have the bits of eager
+execution.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,14 +18,14 @@ _ATTRIBUTE = "_fireflyer_recipe"
 
 
 class Recipe:
-    """A function of tensors and of other recipes that returns a tensor with the same bits each time.
+    """Function of tensors and of other recipes that returns a tensor with the same bits each time.
 
-    Autocast is off while it computes. A source that was changed in place since is an error.
+    Autocast is off during the computation. A source that was since changed in place is an error.
 
     Args:
         compute: function of the values of `sources`; must not depend on global state.
-        sources: tensors, which the recipe keeps, and recipes.
-        costly: the result is kept until every operator that waits for it has taken it.
+        sources: recipes, and tensors that the recipe keeps.
+        costly: True to keep the result until every operator that waits for it has taken it.
     """
 
     __slots__ = ("_made", "_versions", "_waiting", "compute", "costly", "sources")
@@ -40,7 +41,7 @@ class Recipe:
         self._made: Tensor | None = None
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yields the tensors that the recipe keeps, those of its sources included."""
+        """Yields the tensors that the recipe keeps, including those of its sources."""
         for source in self.sources:
             if isinstance(source, Recipe):
                 yield from source.tensors()
@@ -73,14 +74,14 @@ class Recipe:
             return source.make()
         if _version_of(source) != version:
             raise RuntimeError(
-                f"a tensor of shape {list(source.shape)} that backward computes from was modified by"
+                f"backward computes from a tensor of shape {list(source.shape)} that was modified by"
                 f" an in-place operation: version {source._version}, expected {version}"
             )
         return source
 
 
 class Kept:
-    """Stand-in for a saved tensor: the recipe of its memory, and its place there."""
+    """Stand-in for a saved tensor: the recipe of its memory, and its position in that memory."""
 
     __slots__ = ("device", "place", "recipe", "size", "stride")
 
@@ -92,7 +93,7 @@ class Kept:
         self.recipe.expect()
 
     def make(self) -> Tensor:
-        """Computes the saved tensor; raises what `Recipe.make` raises."""
+        """Computes the saved tensor; raises the errors of `Recipe.make`."""
         with torch.no_grad(), torch.autocast(self.device, enabled=False):
             made = self.recipe.make()
             if made.stride() != self.stride or made.storage_offset():
@@ -104,7 +105,7 @@ class Kept:
 
 
 class Attached:
-    """A recipe with the version and the layout of the tensor that it describes."""
+    """Recipe with the version and the layout of the tensor that it describes."""
 
     __slots__ = ("recipe", "size", "stride", "version")
 
@@ -115,7 +116,7 @@ class Attached:
 
 
 def attach(tensor: Tensor, recipe: Recipe) -> Tensor:
-    """Gives a fresh output its recipe, if backward may need it; returns `tensor`."""
+    """Attaches a recipe to a fresh output if backward may need it; returns `tensor`."""
     if plain() or type(tensor) is not Tensor:
         return tensor
     if tensor.requires_grad and tensor.storage_offset() == 0:
@@ -124,18 +125,21 @@ def attach(tensor: Tensor, recipe: Recipe) -> Tensor:
 
 
 def recipe_of(tensor: Tensor) -> Recipe | None:
-    """Returns the recipe of a whole tensor; None for views and for tensors changed since."""
+    """Returns the recipe of a whole tensor; None for views and for tensors that have changed
+    since."""
     found: Attached | None = getattr(tensor, _ATTRIBUTE, None)
     return found.recipe if found is not None and found.version == _version_of(tensor) else None
 
 
 def source(tensor: Tensor) -> Tensor | Recipe:
-    """Returns what a recipe keeps of a tensor: the tensor's own recipe, or the tensor."""
+    """Returns the source that a recipe keeps for a tensor: the tensor's own recipe, or the
+    tensor."""
     return recipe_of(tensor) or tensor
 
 
 def plain() -> bool:
-    """True where operators must be torch's own: in traces, in functorch and in forward-mode AD."""
+    """Returns True where operators must be torch's own: in traces, functorch and forward-mode
+    AD."""
     return (
         torch.compiler.is_compiling()
         or torch._C._functorch.peek_interpreter_stack() is not None
@@ -149,7 +153,7 @@ def _version_of(tensor: Tensor) -> int:
 
 
 _observers: list["observe"] = []
-"""Contexts that see each tensor that is kept; the innermost counts."""
+"""Contexts that see each kept tensor; only the innermost counts."""
 
 
 class observe(torch.autograd.graph.saved_tensors_hooks):  # noqa: N801
@@ -173,13 +177,15 @@ class observe(torch.autograd.graph.saved_tensors_hooks):  # noqa: N801
 
 
 def _hooked_by_others() -> bool:
-    """True inside activation checkpointing or offloading, whose hooks must see what is saved."""
+    """Returns True inside activation checkpointing or offloading: their hooks must see saved
+    tensors."""
     top = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return top is not None and not (_observers and top[0] is _observers[-1].pack)
 
 
 def keep(operator: Callable[..., R], tensor: Tensor, *args: Any) -> R:
-    """Returns `operator(tensor, *args)`; what autograd saves of `tensor` becomes its recipe."""
+    """Returns `operator(tensor, *args)`; where autograd saves `tensor`, it saves the recipe
+    instead."""
     if plain():
         return operator(tensor, *args)
     found: Attached | None = getattr(tensor, _ATTRIBUTE, None)

@@ -1,8 +1,8 @@
-"""Launches of the Triton kernels on tensors of GPUs: twins of `native`, with the same functions.
+"""Launches of the Triton kernels on GPU tensors, with the same functions as `native`.
 
-ReLUs and dropout write the native kernels' values, bits and masks. Norms, SwiGLU and cross-entropy
-compute in float32; their sums have another order than torch's. TRITON_INTERPRET=1 runs all of them
-on CPUs, for tests.
+ReLUs and dropout write the same values, bits and masks as the native kernels. Norms, SwiGLU and
+cross-entropy compute in float32, and their order of summation differs from torch's.
+TRITON_INTERPRET=1 runs all of them on CPUs, for tests.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ OPERATORS = dict.fromkeys(
 """Element types by operator."""
 
 MOST_WIDTH = 32768
-"""Elements of a normalized row, at most: a program holds the whole row."""
+"""Maximum number of elements of a normalized row, because a program holds the whole row."""
 
 _BLOCK = 1024
 _CLASSES = 4096
@@ -32,7 +32,7 @@ _PROGRAMS = 256
 
 
 def agrees() -> bool:
-    """Returns True: these kernels promise no bits of torch's."""
+    """Returns True, because these kernels do not promise torch's bits."""
     return True
 
 
@@ -47,7 +47,8 @@ def _blocks(x: Tensor) -> int:
 
 
 def activate(kind: int, x: Tensor, y: Tensor, bits: Tensor, slope: float) -> None:
-    """Writes activation `kind` of dense `x` to `y`, of the same layout, and the gradient's bits."""
+    """Writes activation `kind` of dense `x` to `y`, of the same layout; writes the gradient's
+    bits."""
     _launch(kernels.activate, _blocks(x), x, x, y, bits, x.numel(), slope, KIND=kind, BLOCK=_BLOCK)
 
 
@@ -61,8 +62,8 @@ def select(leaking: bool, g: Tensor, bits: Tensor, slope: float) -> Tensor:
 
 
 def drop(x: Tensor, y: Tensor, seed: int, threshold: int, scale: float) -> None:
-    """Writes dense `x` to `y` times 0 or `scale`: the native kernel's mask."""
-    for first in range(0, x.numel(), 2**32):  # each with keys of its own
+    """Writes dense `x` times 0 or `scale` to `y`, with the same mask as the native kernel."""
+    for first in range(0, x.numel(), 2**32):  # each range has its own keys
         key = (seed + (first >> 32) * 0x9E3779B97F4A7C15) % 2**64
         key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9 % 2**64
         key = (key ^ key >> 27) * 0x94D049BB133111EB % 2**64
@@ -75,14 +76,14 @@ def drop(x: Tensor, y: Tensor, seed: int, threshold: int, scale: float) -> None:
 
 
 def swiglu(a: Tensor, b: Tensor) -> Tensor:
-    """Returns silu(a) * b of dense tensors of one layout."""
+    """Returns silu(a) * b for dense tensors of the same layout."""
     y = torch.empty_like(a)
     _launch(kernels.gate, _blocks(a), a, a, b, y, a.numel(), BLOCK=_BLOCK)
     return y
 
 
 def swiglu_backward(g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the gradients of `a` and `b`; all are dense, of one layout."""
+    """Returns the gradients of `a` and `b`; all tensors are dense and of the same layout."""
     da, db = torch.empty_like(a), torch.empty_like(b)
     _launch(kernels.gate_backward, _blocks(a), a, g, a, b, da, db, a.numel(), BLOCK=_BLOCK)
     return da, db
@@ -91,7 +92,7 @@ def swiglu_backward(g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def rms_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, h: Tensor, y: Tensor, eps: float
 ) -> Tensor:
-    """Writes x + residual to `h`, its norm to `y`; returns the factor of each row."""
+    """Writes x + residual to `h` and the norm of `h` to `y`; returns the factor of each row."""
     width = x.shape[-1]
     rows = x.numel() // width
     scales = x.new_empty(rows, dtype=torch.float32)
@@ -111,7 +112,7 @@ def rms_norm_backward(
     h: Tensor, weight: Tensor | None, scales: Tensor, g: Tensor, gh: Tensor | None,
     weighed: bool, _in_two: bool,
 ) -> tuple[Tensor, None, Tensor | None]:  # fmt: skip
-    """Returns the gradients of h, in one summand, and of the weight if `weighed`."""
+    """Returns the gradients of h, as one summand, and of the weight if `weighed`."""
     width, dh = h.shape[-1], torch.empty_like(h)
     rows = h.numel() // width
     programs = min(rows, _PROGRAMS)
@@ -129,7 +130,7 @@ def cross_entropy(
 ) -> None:
     """Writes each row's log-probability of its target to `picked`.
 
-    If `gradient`, the logits become `share` times the gradient of that, 0 in ignored rows.
+    If `gradient`, the logits are overwritten with `share` times their gradient, 0 in ignored rows.
     """
     rows, classes = logits.shape
     _launch(

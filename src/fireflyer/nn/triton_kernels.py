@@ -1,4 +1,4 @@
-"""Kernels in Triton's language. `triton_calls` launches them and says what they compute."""
+"""Kernels in Triton's language. `triton_calls` launches them and documents their results."""
 
 import triton
 import triton.language as tl

@@ -1,6 +1,6 @@
 """Allreduce over shared memory between processes of this node, with a known answer.
 
-A process of its own runs it: see `gpu.py`.
+This module runs in a process of its own: see `gpu.py`.
 """
 
 import os
@@ -18,7 +18,7 @@ ELEMENTS = 4 << 20
 ROUNDS = 8
 FULL_ROUNDS = 100
 BEST_OF = 4
-"""Rounds of which the best is a sample: other processes only slow a rank down."""
+"""Rounds per sample. A sample is the fastest of them: other processes only slow a rank down."""
 
 TIMEOUT_S = 30
 
@@ -69,7 +69,7 @@ def _fork(rank: int, port: int, rounds: int, writing: int) -> int:
 
 
 def _rank(rank: int, port: int, rounds: int) -> list[float]:
-    """Returns the number of wrong elements, then the GB/s of each round."""
+    """Reduces repeatedly; returns the number of wrong elements, then the GB/s of each round."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Reader of a fleet's measurements, and judgement of all its checks."""
+"""Reader of a fleet's measurements, and the judgement of all its checks."""
 
 import csv
 import math
@@ -16,13 +16,13 @@ from fireflyer.validator.model import Better
 COLUMNS = ("node", "check", "value", "better")
 
 ROUND = "round"
-"""Optional column: name of the round of measurements that a row belongs to."""
+"""Optional column: name of the measurement round to which a row belongs."""
 
 MOST = 1e100
-"""Largest value, so that sums and ratios of values are finite."""
+"""Largest allowed value; the limit keeps sums and ratios of values finite."""
 
 CONFIRMED = 2
-"""Rounds that must name a node, if a check has more than one."""
+"""Number of rounds that must name a node if a check has several rounds."""
 
 
 class Measurements(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class Measurements(msgspec.Struct, frozen=True):
 
     better: Better
     rounds: dict[str, dict[str, list[float]]]
-    """Measurements of each node by round; files without the column have one round, ""."""
+    """Measurements of each node by round; files without the column `round` have one round, ""."""
 
     def add(self, node: str, values: Iterable[float], of_round: str = "") -> None:
         """Adds measurements of a node."""
@@ -51,10 +51,10 @@ def read(path: Path) -> dict[str, Measurements]:
 
     Args:
         path: CSV with a header and the columns node, check, value and better (more or less), in any
-            order, and round if there are several; other columns are ignored.
+            order; with several rounds also the column round. Other columns are ignored.
 
     Raises:
-        ValidatorError: the file cannot be read, or a row has an error; names the line.
+        ValidatorError: the file cannot be read, or a row has an error; the error names the line.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -66,10 +66,13 @@ def read(path: Path) -> dict[str, Measurements]:
 
 
 def parse(lines: Iterable[str], name: str) -> dict[str, Measurements]:
-    """Parses the lines of such a file; `name` names it in errors.
+    """Parses the lines of a file of measurements.
+
+    Args:
+        name: name of the file in errors.
 
     Raises:
-        ValidatorError: a row has an error; names the line.
+        ValidatorError: a row has an error; the error names the line.
     """
     rows = csv.DictReader(lines)
     try:
@@ -121,9 +124,9 @@ def _add(found: dict[str, Measurements], row: Mapping[str, Any], where: str) -> 
 def judge_fleet(found: Mapping[str, Measurements]) -> list[CheckJudgement]:
     """Judges each check over all nodes.
 
-    If a check was measured in several rounds, a node is defective only if the rounds confirm it:
-    all measurements together name it, and CONFIRMED rounds do so alone. A stall of the machine that
-    meets a node in one round is not there in the next.
+    If a check has several rounds, a node is defective only if the rounds confirm it: all
+    measurements together name it, and so do at least CONFIRMED rounds alone. A stall of the machine
+    affects a node in one round only.
     """
     return [_judged(check, of_check) for check, of_check in found.items()]
 
@@ -149,8 +152,8 @@ def report(judged: Iterable[CheckJudgement]) -> dict[str, Any]:
     """Returns the judgement as plain data.
 
     Returns:
-        `defective`: node, check and similarity, worst first; `fixed` and `zscore`: node and check
-        by the two plain rules; `checks`: a summary of each check.
+        `defective`: node, check and similarity, worst first; `fixed` and `zscore`: nodes and checks
+            that the fixed rule and the z-score rule name; `checks`: a summary of each check.
     """
     judged = list(judged)
     every = [(of_check, node) for of_check in judged for node in of_check.nodes]

@@ -1,7 +1,7 @@
-"""Checks of GPUs by torch: memory, matrix products, transfers. A process of its own runs them.
+"""Checks of GPUs with torch: memory, matrix products and transfers.
 
-Only this module and `allreduce.py` of the validator import torch, and no other process of the
-platform imports them.
+These checks run in a process of their own. Of the validator only this module and `allreduce.py`
+import torch, and no other process of the platform imports these two.
 """
 
 import time
@@ -22,7 +22,7 @@ TRANSFER_BYTES = 256 << 20
 
 
 def _torch() -> Any:
-    """Returns torch if there is a GPU; the driver is asked first, because torch loads slowly."""
+    """Returns torch if there is a GPU. Queries the driver first, because torch loads slowly."""
     import pynvml
 
     states(pynvml)
@@ -70,7 +70,7 @@ def verify_chunks(torch: Any, chunks: list[Any], *, flip: bool) -> int:
 
 
 def run_gemm(settings: Settings) -> Iterator[Measured]:
-    """Multiplies on each GPU with a known answer, and copies to and from each."""
+    """Multiplies on each GPU with a known answer; measures transfers to and from each GPU."""
     torch = _torch()
     seconds = QUICK_S if settings.quick else FULL_S
     speeds, rates, wrong = [], [], []
@@ -89,7 +89,7 @@ def products(
 ) -> tuple[float, int]:
     """Returns the TFLOP/s of float32 products of small integers and the number of wrong elements.
 
-    The answer is computed on the CPU in float64; every partial sum is exact in both.
+    The CPU computes the answer in float64; every partial sum is exact in both types.
     """
     generator = torch.Generator().manual_seed(1)
     left, right = (
@@ -113,7 +113,7 @@ def products(
 
 
 def _transfer(torch: Any, device: int) -> float:
-    """Returns the GB/s from pinned memory to the GPU and back, the slower of both."""
+    """Returns the GB/s to or from the GPU with pinned memory, whichever direction is slower."""
     host = torch.empty(TRANSFER_BYTES, dtype=torch.uint8).pin_memory()
     there = torch.empty_like(host, device=device)
     rates = []

@@ -1,9 +1,9 @@
-"""Judgement of one check over a fleet: which nodes are worse than the others. Pure.
+"""Judgement of one check over a fleet: the nodes that are worse than the others. Pure.
 
 A node's measurements are compared with a criterion by the one-sided area between the two empirical
-distribution functions: only measurements worse than the criterion count. The idea is that of
+distribution functions: only measurements worse than the criterion count. The idea comes from
 SuperBench (USENIX ATC 2024). The thresholds are learnt from the fleet's own scatter, because a
-fixed similarity of 0.95 misses most nodes that lost 5 %: docs/guide/validator.md has the figures.
+fixed similarity of 0.95 misses most nodes that lost 5 % of their speed (docs/guide/validator.md).
 """
 
 import math
@@ -17,40 +17,41 @@ from numpy.typing import NDArray
 from fireflyer.validator.model import Better
 
 Part = Literal["body", "tail"]
-"""body: most of the measurements are worse; tail: some of them are, as with a fault that comes and
-goes."""
+"""Part of the measurements that decides. body: most measurements are worse; tail: only some are
+worse, as with an intermittent fault."""
 
 Array = NDArray[np.float64]
 
 LEAST_NODES = 3
-"""Fewer nodes have no criterion: of two that differ, either may be the bad one."""
+"""Minimum number of nodes for a criterion: of two nodes that differ, either may be the bad one."""
 
 MOST_LEVELS = 200
-"""Number of quantiles that stand for a node's measurements, at most."""
+"""Maximum number of quantiles that represent a node's measurements."""
 
 FALSE_ALARM = 5e-4
-"""Chance that a healthy node is named by the body of its measurements, if scatter is normal."""
+"""Probability that a healthy node's body names it, if the scatter is normal."""
 
 TAIL = 1.5
-"""Factor from the body's threshold to the tail's: extreme measurements scatter more heavily."""
+"""Ratio of the tail's threshold to the body's: extreme measurements scatter more."""
 
 TRIMMED = 10
-"""The body leaves out one measurement in so many at each end: extremes tell little of the level."""
+"""The body leaves out 1 / TRIMMED of the measurements at each end: extremes say little of the
+level."""
 
 TRIM_FROM = 5
-"""Fewer measurements are all in the body."""
+"""Number of measurements from which the body is trimmed."""
 
 TAIL_SHARE = 0.2
-"""Share of the worst measurements that form the tail, without the very worst one."""
+"""Share of the worst measurements that form the tail; the very worst one is left out."""
 
 TAIL_SAMPLES = 10
-"""Fewer measurements have no tail."""
+"""Minimum number of measurements for a tail."""
 
 LEAST_LOSS = 0.01
-"""Loss below which no node is named, however small the fleet's scatter is."""
+"""Loss below which no node is defective, however small the fleet's scatter is."""
 
 LEAST_SCALE = 1e-100
-"""Median of a criterion that counts as 0: losses relative to it have no meaning."""
+"""Median of a criterion below which it counts as 0: losses relative to it have no meaning."""
 
 ROUNDS = 20
 """Maximum number of refinements of the criterion."""
@@ -62,7 +63,7 @@ FIXED = 0.05
 """Loss against the fleet's median from which the fixed rule names a node."""
 
 Z_LIMIT = 3.0
-"""Robust z-score from which the rule of z-scores names a node."""
+"""Robust z-score from which the z-score rule names a node."""
 
 
 class NodeJudgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,17 +73,18 @@ class NodeJudgement(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     median: float
     similarity: float
-    """1 less the one-sided area between the distributions, relative to the criterion's median; of
-    the part that decided."""
+    """1 minus the one-sided area between the distributions, relative to the criterion's median. The
+    value is that of the part that decided."""
     deviation: float
-    """Distance from the fleet, in robust standard deviations; the larger of both parts, where the
-    tail counts for less by `TAIL`."""
+    """Distance from the fleet, in robust standard deviations: the larger of both parts' distances,
+    with the tail's divided by `TAIL`."""
     defective: bool
     part: Part
     fixed: bool
-    """True if the median is `FIXED` worse than the median of all nodes."""
+    """True if the node's median is at least `FIXED` worse than the median of all nodes."""
     zscore: bool
-    """True if the mean is `Z_LIMIT` robust standard deviations worse than the median of all."""
+    """True if the node's mean is at least `Z_LIMIT` robust standard deviations worse than the
+    median of all nodes."""
 
 
 class CheckJudgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +95,7 @@ class CheckJudgement(msgspec.Struct, frozen=True, kw_only=True):
     criterion: float | None
     """Median of the criterion; None if there is no criterion."""
     threshold: float | None
-    """Similarity of the body below which a node is defective."""
+    """Similarity of the body below which a node is defective; None if there is no criterion."""
     scatter: float | None
     """Robust standard deviation between healthy nodes, relative to the criterion's median."""
     reason: str
@@ -102,9 +104,10 @@ class CheckJudgement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def multiplier(nodes: int) -> float:
-    """Returns the robust standard deviations that separate a defective node from healthy ones.
+    """Returns the number of robust standard deviations from which a node is defective.
 
-    Student's distribution: the scatter of few nodes is known badly, so they need more.
+    The number comes from Student's distribution: the scatter of few nodes is known badly, so fewer
+    nodes need a larger distance.
     """
     from scipy.special import stdtrit
 
@@ -116,7 +119,7 @@ def judge(check: str, samples: Mapping[str, Sequence[float]], better: Better) ->
 
     Args:
         check: name of the check.
-        samples: finite measurements of each node, at least one a node.
+        samples: finite measurements of each node, at least one per node.
         better: whether more or less is better.
     """
     names = list(samples)
@@ -140,7 +143,7 @@ def judge(check: str, samples: Mapping[str, Sequence[float]], better: Better) ->
 
 
 def medoid(curves: Array) -> Array:
-    """Returns the curve with the least sum of areas to all others.
+    """Returns the curve with the smallest sum of areas to all others.
 
     Args:
         curves: quantiles of each node, shape (nodes, levels).
@@ -191,7 +194,7 @@ def _limit(part: Part, limit: float) -> float:
 
 
 def _parts(levels: int) -> dict[Part, slice]:
-    """Returns the quantiles of each part; quantiles are sorted from worst to best."""
+    """Returns the range of quantiles of each part; quantiles are sorted from worst to best."""
     trimmed = -(-levels // TRIMMED) if levels >= TRIM_FROM else 0
     parts: dict[Part, slice] = {"body": slice(trimmed, levels - trimmed)}
     if levels >= TAIL_SAMPLES:
@@ -206,14 +209,15 @@ class _Distances:
         """
         Args:
             gaps: loss against the criterion at each quantile, shape (nodes, levels).
-            good: nodes whose scatter counts.
+            good: mask of the nodes whose scatter counts.
         """
         self.area: Array = np.maximum(gaps, 0.0).mean(axis=1)
         shift = gaps.mean(axis=1)
         self.centre = float(np.median(shift[good]))
         between = MAD * float(np.median(np.abs(shift[good] - self.centre)))
-        # The median of absolute deviations of a few nodes may be tiny by chance; their own
-        # measurements scatter, too, and tell how well a shift is known.
+        # The median absolute deviation of a few nodes may be tiny by chance. The scatter within
+        # each
+        # node bounds it from below, because it limits how well a shift is known.
         inner = gaps - gaps.mean(axis=0)
         within = MAD * float(np.median(np.abs(inner - np.median(inner, axis=1)[:, None])))
         self.scatter = max(between, within / math.sqrt(gaps.shape[1]))
@@ -249,7 +253,7 @@ def _node(
 
 
 def _plain(samples: Mapping[str, Sequence[float]], better: Better) -> dict[str, tuple[bool, bool]]:
-    """Returns the verdicts of the fixed rule and of the rule of z-scores."""
+    """Returns the verdicts of the fixed rule and of the z-score rule."""
     sign = 1.0 if better == "more" else -1.0
     medians = sign * np.array([np.median(values) for values in samples.values()])
     means = sign * np.array([np.mean(values) for values in samples.values()])

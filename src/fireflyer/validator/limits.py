@@ -1,4 +1,4 @@
-"""Fixed thresholds of a site: the least or the most that a figure may be."""
+"""Fixed thresholds of a site: the smallest and the largest value that a figure may have."""
 
 import math
 import tomllib
@@ -12,19 +12,19 @@ from fireflyer.validator.model import Result
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Range of one figure, in the figure's unit."""
+    """Allowed range of one figure, in the figure's unit."""
 
     min: float | None = None
     max: float | None = None
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Ranges by the name of the figure."""
+    """Allowed ranges, keyed by the name of the figure."""
 
     bounds: dict[str, Bound]
 
     def applied(self, result: Result) -> Result:
-        """Returns the result, failed if it passed and its value is out of range."""
+        """Returns the result; marks it failed if it passed but its value is out of range."""
         bound = self.bounds.get(result.name)
         if bound is None or result.status != "passed" or result.value is None:
             return result
@@ -37,7 +37,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 def read(path: Path, known: set[str]) -> Limits:
-    """Reads limits, a table for each figure: `["memory bandwidth"]`, `min = 100`.
+    """Reads limits. The file has a table for each figure: `["memory bandwidth"]`, `min = 100`.
 
     Args:
         known: names of figures.
@@ -60,10 +60,10 @@ def read(path: Path, known: set[str]) -> Limits:
 
 
 def verify(bounds: Mapping[str, Bound], known: set[str]) -> None:
-    """Refuses limits of unknown figures, and limits that no value, or every value, meets.
+    """Rejects limits of unknown figures, and limits that no value or every value satisfies.
 
     Raises:
-        ValidatorError: names the figure.
+        ValidatorError: the message names the figure.
     """
     for name, bound in bounds.items():
         if name not in known:

@@ -1,4 +1,4 @@
-"""Checks as plug-ins, and the results that they give."""
+"""Checks as plug-ins, and their results."""
 
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -15,7 +15,7 @@ Better = Literal["more", "less"]
 Status = Literal["passed", "failed", "not run"]
 
 GROUP = "fireflyer.validator"
-"""Entry points of this group name further tuples of checks, as "package.module:CHECKS"."""
+"""Group of entry points that name further tuples of checks, as "package.module:CHECKS"."""
 
 BUILT_IN = (
     "fireflyer.validator.checks.system:CHECKS",
@@ -29,12 +29,12 @@ BUILT_IN = (
     "fireflyer.validator.checks.filesystem:CHECKS",
     "fireflyer.validator.checks.collectives:CHECKS",
 )
-"""Checks in the order in which they run: those that only read logs and counters come first, so that
-they are run if the time of a quick validation is used up."""
+"""Checks in the order in which they run. Checks that only read logs and counters come first, so
+they run even if the time of a quick validation runs out."""
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A figure that a check measures."""
+    """Quantity that a check measures."""
 
     name: str
     unit: str
@@ -42,26 +42,26 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """A check of a node's hardware; runs in a process of its own."""
+    """Check of a node's hardware; runs in a process of its own."""
 
     name: str
     figures: tuple[Figure, ...]
     needs: str = ""
     """Requirements, for users; empty: any Linux."""
     disk: bool = False
-    """True if the check measures the disk of `Settings.directory`; other checks run without one."""
+    """True if the check measures the disk of `Settings.directory`; other checks need no disk."""
     duration_s: float
-    """Usual duration in the quick form."""
+    """Usual duration of a quick validation's check."""
     function: str
-    """ "package.module:name" of a function of Settings that yields a Measured for each figure and
-    raises NotRun if it cannot."""
+    """ "package.module:name" of a function that takes Settings and yields a Measured for each
+    figure. The function raises NotRun if it cannot run."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a validation."""
 
     quick: bool = True
-    """True: bound the whole validation by a minute."""
+    """True: limit the whole validation to a minute."""
     directory: str = ""
     """Folder for the disk checks; empty: the folder for temporary files."""
     fs3: str = ""
@@ -69,27 +69,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[str, ...] = ()
     """HOST:PORT of listeners for the network checks between nodes."""
     any_peer: bool = False
-    """True: the figures are those of the best peer, and a peer that cannot be reached is no fault
-    of this node; False: those of the worst one, and it is."""
+    """True: the figures are those of the best peer, and an unreachable peer is no fault of this
+    node.
+    False: the figures are those of the worst peer, and an unreachable peer is a fault."""
     secret_file: str = ""
     """File with the secret of these listeners."""
     memory_mib: int = 0
-    """Memory of the pattern test; 0: 256 MiB if quick, else three quarters of what is free."""
+    """Memory of the pattern test; 0: 256 MiB if quick, else three quarters of the free memory."""
     drill: str = ""
-    """Check under which a fault is injected, to see that it is found."""
+    """Check into which a fault is injected, to see that the check finds it."""
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """Measurement of one figure, by the process of its check."""
+    """Measurement of one figure; the check's process reports it."""
 
     name: str
     value: float | None = None
     failed: str = ""
-    """Reason why the hardware is bad; empty: it is not, as far as this check sees."""
+    """Reason why the hardware is bad; empty: the check found no fault."""
     skipped: str = ""
     """Reason why this figure was not measured."""
     samples: tuple[float, ...] = ()
-    """Single measurements, for the judgement of fleets; empty: the value is the only one."""
+    """Single measurements, for the judgement of fleets; empty: `value` is the only one."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +113,7 @@ def all_checks() -> tuple[Check, ...]:
     """Returns the built-in checks, then those of installed plug-ins.
 
     Raises:
-        ValidatorError: a plug-in cannot be loaded, or uses a name that is taken.
+        ValidatorError: a plug-in cannot be loaded, or uses the name of another check.
     """
     found: dict[str, Check] = {}
     names = [*BUILT_IN, *(point.value for point in entry_points(group=GROUP))]
@@ -131,24 +132,24 @@ def all_checks() -> tuple[Check, ...]:
 
 
 def load(name: str) -> Iterable[Check]:
-    """Returns the object "package.module:name"."""
+    """Returns the checks at "package.module:name"."""
     module, _, attribute = name.partition(":")
     found: Iterable[Check] = getattr(import_module(module), attribute)
     return found
 
 
 def function_of(check: Check) -> Callable[[Settings], Iterable[Measured]]:
-    """Returns the function of a check."""
+    """Returns the function that runs a check."""
     module, _, attribute = check.function.partition(":")
     found: Callable[[Settings], Iterable[Measured]] = getattr(import_module(module), attribute)
     return found
 
 
 def chosen(checks: Iterable[Check], only: Iterable[str]) -> tuple[Check, ...]:
-    """Returns the checks of these names; all if there are none.
+    """Returns the checks of these names; all checks if there are no names.
 
     Raises:
-        ValidatorError: no such check.
+        ValidatorError: there is no check of such a name.
     """
     checks, wanted = tuple(checks), tuple(only)
     names = [check.name for check in checks]
@@ -159,7 +160,7 @@ def chosen(checks: Iterable[Check], only: Iterable[str]) -> tuple[Check, ...]:
 
 
 def read_text(path: Path) -> str | None:
-    """Returns the text of a file of /proc or /sys without blanks at its ends; None: unreadable."""
+    """Returns the stripped text of a file of /proc or /sys; None: the file cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

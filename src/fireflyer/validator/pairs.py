@@ -1,10 +1,13 @@
-"""Transfers between two nodes, after a mutual proof of a secret.
+"""Transfers between two nodes, after a mutual handshake with a shared secret.
 
 Protocol, over TCP. The listener sends a nonce of 32 bytes. The sender answers with its own nonce
-and HMAC-SHA-256 of both under the secret, labelled "sender"; the listener closes the connection if
-the proof is wrong, and proves itself in the same way, labelled "listener". Then the sender makes
-requests: a byte and a length of 8 bytes, big-endian. `S`: so many bytes follow, the listener
-answers one byte when it has them all. `E`: the listener answers one byte at once.
+and an HMAC-SHA-256 of both nonces under the secret, labelled "sender". If that proof is wrong, the
+listener closes the connection. Otherwise the listener proves itself in the same way, labelled
+"listener".
+
+Then the sender makes requests: one byte, and a length of 8 bytes, big-endian. After `S` that many
+bytes follow, and the listener answers with one byte when it has received them all. After `E` the
+listener answers with one byte at once.
 """
 
 import hmac
@@ -19,12 +22,12 @@ from typing import Self
 from fireflyer.errors import ConfigError
 
 TIMEOUT_S = 20.0
-"""Time for each answer."""
+"""Timeout of each answer."""
 
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 MOST_BYTES = 1 << 36
-"""Maximum size of one transfer; a listener closes on more."""
+"""Maximum size of one transfer; a listener closes the connection on larger ones."""
 
 FIRST_BYTES = 1 << 20
 LEAST_SECRET = 16
@@ -51,7 +54,7 @@ def read_secret(path: Path | None) -> bytes:
     """Returns the secret in a file.
 
     Raises:
-        ConfigError: no file, or the secret is short.
+        ConfigError: there is no file, or the secret is too short.
     """
     if path is None:
         raise ConfigError("transfers between nodes need --secret-file FILE, the same on all nodes")
@@ -60,26 +63,28 @@ def read_secret(path: Path | None) -> bytes:
     except OSError as error:
         raise ConfigError(f"cannot read the secret {path}: {error.strerror}") from None
     if len(secret) < LEAST_SECRET:
-        raise ConfigError(f"the secret in {path} has fewer than {LEAST_SECRET} bytes: use more")
+        raise ConfigError(
+            f"the secret in {path} has fewer than {LEAST_SECRET} bytes: use a longer secret"
+        )
     return secret
 
 
 def listen(address: Address, secret: bytes) -> socket.socket:
-    """Returns a listening socket. `secret` must not be empty."""
+    """Opens a listening socket. `secret` must not be empty."""
     if not secret:
         raise ValueError("a listener needs a secret")
     return socket.create_server(address, backlog=16)
 
 
 def serve_one(listener: socket.socket, secret: bytes) -> None:
-    """Serves one sender until it closes; a sender without the secret is refused."""
+    """Accepts one connection and serves it until the sender closes it; rejects a wrong secret."""
     connection, _ = listener.accept()
     with connection:
         serve(connection, secret)
 
 
 def serve(connection: socket.socket, secret: bytes) -> None:
-    """Serves an accepted connection until its end; errors of the peer end it, too."""
+    """Serves an accepted connection until the sender closes it or fails."""
     try:
         connection.settimeout(TIMEOUT_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -107,7 +112,7 @@ def serve(connection: socket.socket, secret: bytes) -> None:
 
 
 class Link:
-    """Sender's end. A context manager; not thread-safe.
+    """Sender's end of a connection. A context manager; not thread-safe.
 
     Raises:
         OSError: the listener cannot be reached, refuses the secret, or stops answering.
@@ -122,15 +127,19 @@ class Link:
             try:
                 proof = _read(self._socket, PROOF_BYTES)
             except OSError:
-                raise ConnectionRefusedError("the listener has another secret") from None
+                raise ConnectionRefusedError(
+                    "the listener rejected the secret: use the same on all nodes"
+                ) from None
             if not hmac.compare_digest(proof, _proof(secret, b"listener", other, mine)):
-                raise ConnectionRefusedError("the listener does not know the secret")
+                raise ConnectionRefusedError(
+                    "the listener does not know the secret: use the same on all nodes"
+                )
         except OSError:
             self._socket.close()
             raise
 
     def send(self, size: int) -> float:
-        """Sends so many bytes and returns the bytes per second until they were received."""
+        """Sends this many bytes; returns the bytes per second until the listener confirmed them."""
         begin = time.perf_counter()
         self._socket.sendall(_HEAD.pack(b"S", size))
         left = size
@@ -140,14 +149,14 @@ class Link:
         return size / (time.perf_counter() - begin)
 
     def echo(self) -> float:
-        """Returns the seconds of one round trip."""
+        """Returns the duration of one round trip, in seconds."""
         begin = time.perf_counter()
         self._socket.sendall(_HEAD.pack(b"E", 0))
         _read(self._socket, 1)
         return time.perf_counter() - begin
 
     def bytes_for(self, seconds: float) -> int:
-        """Returns the size of a transfer that takes about so long."""
+        """Returns the size of a transfer that takes about this many seconds."""
         self.send(FIRST_BYTES)
         return max(FIRST_BYTES // 4, int(self.send(FIRST_BYTES) * seconds))
 

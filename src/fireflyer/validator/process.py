@@ -1,8 +1,8 @@
-"""Process of one check: runs its function and writes what it measured.
+"""Process of one check: runs the check's function and writes its measurements.
 
 `python -m fireflyer.validator.process` reads a request from stdin and writes one line for each
-figure to descriptor 3, so that text that a library prints to stdout does no harm. An exception ends
-in one line, too; the parent treats every other end as a crash.
+figure to descriptor 3, so text that a library prints to stdout does no harm. An exception also ends
+in one line. The parent treats every other end as a crash.
 """
 
 import os
@@ -13,11 +13,11 @@ import msgspec
 from fireflyer.validator.model import Check, Measured, NotRun, Settings, function_of
 
 OUTPUT = 3
-"""Descriptor of the results."""
+"""File descriptor of the results."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Check to run."""
+    """Check to run, and the settings of the validation."""
 
     check: Check
     settings: Settings

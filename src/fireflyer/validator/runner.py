@@ -1,8 +1,9 @@
-"""Runner of checks: each in a process of its own, bounded in time, output and disk space.
+"""Runner of checks: each has a process of its own, with limits on time, output and disk space.
 
-A check that hangs, crashes, is killed, writes garbage, fills the disk or lacks a permission ends as
-"not run" with the reason. It never counts as passed, and never stops the other checks. Each process
-leads a session; at its end the whole session is killed, and its scratch folder is removed.
+A check ends as "not run", with the reason, if it hangs, crashes, is killed, writes garbage, fills
+the disk or lacks a permission. Such a check never counts as passed, and never stops the other
+checks. Each process leads a session. When the process ends, the whole session is killed and its
+scratch folder is removed.
 """
 
 import contextlib
@@ -31,29 +32,29 @@ PATIENCE = 8.0
 LEAST_PATIENCE_S = 15.0
 
 QUICK_S = 53.0
-"""Time for a quick validation; a minute with the start and the end of the program, which take 7 s
-on a machine with a load of 12 a CPU."""
+"""Time for a quick validation: a minute less the program's start and end, which take 7 s at a load
+of 12 per CPU."""
 
 OUTPUT_BYTES = 1 << 20
-"""Results beyond this size count as garbage."""
+"""Size above which results count as garbage."""
 
 FILE_BYTES = 4 << 30
 """Maximum size of a file that a check may write; the kernel enforces it."""
 
 SCRATCH_BYTES = 12 << 30
-"""Size of all files of a check, beyond which it is ended."""
+"""Size of all files of a check, above which the check is killed."""
 
 PREFIX = "fireflyer-validate-"
-"""Begin of the names of scratch folders."""
+"""Prefix of the names of scratch folders."""
 
 ERROR_BYTES = 16 << 20
-"""Text on stderr beyond which a check is ended."""
+"""Size of the text on stderr above which a check is killed."""
 
 MEMORY = "/dev/shm"
-"""Scratch folder of checks that measure no disk, if the disk cannot be written."""
+"""Folder for scratch files of checks that measure no disk, used if the disk cannot be written."""
 
 REASON = 300
-"""Maximum number of characters of a reason."""
+"""Maximum length of a reason, in characters."""
 
 Stop = Callable[[], bool]
 
@@ -72,9 +73,9 @@ def run(
     Args:
         limits: fixed thresholds; None: none.
         stop: called several times a second; if true, the remaining checks are not run.
-        patience_s: time for each check; None: by its duration.
-        budget_s: time for all checks: a check that could not end in it is not run, and one that
-            takes longer is ended. None: no limit.
+        patience_s: timeout of each check; None: a multiple of its usual duration.
+        budget_s: time for all checks: a check that could not end within it is not run, and a check
+            that takes longer is killed. None: no limit.
     """
     end = time.monotonic() + (math.inf if budget_s is None else budget_s)
     for check in checks:
@@ -94,7 +95,7 @@ def run(
 
 
 def patience(check: Check, settings: Settings) -> float:
-    """Returns the time after which a check counts as hung, in seconds."""
+    """Returns the timeout of a check, in seconds."""
     factor = 1.0 if settings.quick else 10.0
     return max(PATIENCE * check.duration_s * factor, LEAST_PATIENCE_S)
 
@@ -102,7 +103,7 @@ def patience(check: Check, settings: Settings) -> float:
 def _run(
     check: Check, settings: Settings, stop: Stop, patience_s: float, over: str
 ) -> list[Result]:
-    """Runs a check; `over` is the reason if it takes longer than its patience."""
+    """Runs a check; `over` is the reason to give if it exceeds `patience_s`."""
     try:
         scratch = _scratch(check, settings.directory)
     except OSError as error:
@@ -116,7 +117,7 @@ def _run(
 
 
 def _scratch(check: Check, folder: str) -> str:
-    """Makes the scratch folder of a check. A broken disk is no reason to leave other checks out.
+    """Makes the scratch folder of a check; checks that measure no disk may get one in memory.
 
     Raises:
         OSError: there is no folder that can be written.
@@ -134,7 +135,7 @@ def _scratch(check: Check, folder: str) -> str:
 def _in_process(
     check: Check, settings: Settings, stop: Stop, patience_s: float, over: str
 ) -> list[Result]:
-    # Both files lie in memory: a disk that is full or cannot be written stops no other check.
+    # Both files lie in memory, so a full or read-only disk stops no other check.
     request = os.fdopen(os.memfd_create("request"), "w+b")
     errors = os.fdopen(os.memfd_create("errors"), "w+b")
     reading, writing = os.pipe()
@@ -193,7 +194,7 @@ def _collect(
         if left <= 0:
             why = over
         elif stop():
-            why = "stopped during the check"
+            why = "the validation was stopped during the check"
         elif _size(scratch) > SCRATCH_BYTES:
             why = f"the check filled the disk: more than {SCRATCH_BYTES >> 20} MiB of files"
         elif os.fstat(errors).st_size > ERROR_BYTES:
@@ -269,7 +270,7 @@ def _not_run(figure: Figure, reason: str) -> Result:
 
 
 def _line(text: str) -> str:
-    """Returns the text as one line of bounded length."""
+    """Shortens a text to one line of at most REASON characters."""
     printable = "".join(c if c.isprintable() else " " for c in text)
     return " ".join(printable.split())[:REASON]
 
@@ -282,7 +283,7 @@ def _signal_name(number: int) -> str:
 
 
 def _size(folder: Path) -> int:
-    """Returns the bytes that the files of a folder take on the disk."""
+    """Returns the number of bytes that a folder's files take on the disk."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

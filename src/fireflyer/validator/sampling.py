@@ -1,4 +1,4 @@
-"""Samples of figures that other processes and stalls of the machine only make worse. Pure."""
+"""Samples of figures that other processes and stalls of the machine can only worsen. Pure."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,13 +9,14 @@ from fireflyer.validator.model import Better, Measured
 def best_of(measured: Sequence[float], group: int, better: Better) -> tuple[float, ...]:
     """Returns the best measurement of each group.
 
-    A slow node is slow in its best measurement, too; a stall of the machine is in a few only. The
-    groups alternate, so that one stall meets all of them: measurement i belongs to group
-    i modulo the number of groups.
+    A slow node is slow even in its best measurement, while a stall of the machine affects only a
+    few. The groups are interleaved, so one stall spreads over all of them: measurement i belongs to
+    group i modulo the number of groups.
 
     Args:
-        measured: measurements in the order of time, at least one.
-        group: measurements of a group, at least; fewer in all are one group.
+        measured: measurements in the order of time; must not be empty.
+        group: minimum number of measurements per group; if there are fewer in all, they form one
+            group.
         better: whether more or less is better.
     """
     count = max(len(measured) // group, 1)

@@ -127,5 +127,5 @@ def test_another_mpi_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     other.write_text(f"#!{sys.executable}\nprint('HYDRA build details:')\n")
     other.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="needs Open MPI's mpirun, this one is 'HYDRA"):
+    with pytest.raises(ConfigError, match="needs Open MPI's mpirun, but this one is 'HYDRA"):
         Mpi(2)

@@ -186,7 +186,7 @@ def test_a_load_of_other_bytes_ends_the_run(
     monkeypatch.setattr(cases.Dcp, "load_into", nothing)
     code, rows = run(works[:1], tmp_path / "report.json", "--only", "load")
     assert (code, rows) == (1, [])
-    assert "differ from the saved ones" in capsys.readouterr().err
+    assert "differ from the saved bytes" in capsys.readouterr().err
     assert list(works[0].iterdir()) == []
 
 
@@ -227,7 +227,7 @@ def test_an_overlapped_save_must_hold_one_step(
     monkeypatch.setattr(jobs, "STEP_S", 0.0)
     job = jobs.Overlapped(tmp_path, states.gpt_state(4 * MIB))
     if late:
-        with pytest.raises(CheckpointError, match=r"step 0 holds other values in model\.wpe"):
+        with pytest.raises(CheckpointError, match=r"step 0 holds wrong values in model\.wpe"):
             job.step()
         return
     assert job.step() > 0

@@ -31,7 +31,7 @@ def test_every_case_has_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [(row["case"], row["peer"]) for row in rows] == [
         (
             "1 MiB reads in order, cold",
-            "passthrough_hp: name the program by --passthrough FILE; libfuse's examples have it",
+            "passthrough_hp: name the program with --passthrough FILE; it is one of libfuse's examples",
         ),
         ("1 MiB reads in order, cold", "our client, 4 a call"),
         ("1 MiB reads in order, cold", "juicefs: no network"),

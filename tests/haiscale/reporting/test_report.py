@@ -160,7 +160,7 @@ def test_text_and_advice(start_gang: Callable[..., Any], store_path: str) -> Non
         with pytest.raises(ConfigError, match="call haiscale"):
             haiscale.report(model)
         with haiscale.record(model):
-            with pytest.raises(ConfigError, match="the second step has not ended"):
+            with pytest.raises(ConfigError, match="the second step has not yet ended"):
                 haiscale.report(model)
             for _ in range(3):
                 model(torch.ones(2, WIDTH))["out"].sum().backward()
@@ -205,7 +205,7 @@ def test_without_a_change_that_helps_no_heading_promises_one() -> None:
     small = facts(crosses=True, element_bytes=8.0)
     (line,) = advise(small, step_s=1.0, exposed_s=0.055, under_way_s=0.055)
     assert "55.0 ms of each step" in line
-    assert "What would hide it" not in line
+    assert "Settings that would hide it" not in line
 
 
 def test_advice_names_what_each_change_can_gain() -> None:

@@ -1,7 +1,8 @@
-"""Compares saves and loads of a training state with torch, safetensors and the machine's limits.
+"""Comparison of saves and loads of a training state with torch, safetensors and the machine's
+limits.
 
-In each round every candidate does the same work once, one after the other, in rotating order. Every
-load is compared with the saved state. Less is better, except for steps per second.
+In each round every candidate does the same work once, one after the other, in rotating order. The
+result of every load is compared with the saved state. Less is better, except for steps per second.
 """
 
 from collections.abc import Callable

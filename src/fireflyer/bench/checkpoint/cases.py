@@ -1,7 +1,8 @@
 """Candidates of the checkpoint benchmark: ours, dcp, torch.save and safetensors.
 
-Each candidate has its own folder. A save is durable when its total time ends: files that a peer
-does not sync are synced for it, inside its time. Every load returns its tensors for comparison.
+Each candidate has its own folder. The total time of a save ends when the save is durable: if a peer
+does not sync its files, the benchmark syncs them within that time. Every load returns its tensors
+for comparison.
 """
 
 import importlib
@@ -40,7 +41,7 @@ class Saved(NamedTuple):
 class Loaded(NamedTuple):
     seconds: float
     tree: Any
-    """Tree that holds the tensors now."""
+    """Tree that holds the loaded tensors."""
 
 
 class Saver(ABC):
@@ -48,7 +49,7 @@ class Saver(ABC):
 
     Attributes:
         title: name in the tables.
-        folder: holds nothing else; the first save creates it.
+        folder: holds no other files; the first save creates it.
     """
 
     title: str
@@ -99,7 +100,7 @@ class Ours(Saver):
         self._manager = None
 
     def close(self) -> None:
-        """Releases and removes everything."""
+        """Releases the arena and removes the saved files."""
         self.release()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -143,9 +144,8 @@ class Dcp(Saver):
 
 
 class DcpAsync(Dcp):
-    """dcp.async_save with one stager for all saves, so that its memory is allocated by the first
-    one.
-    """
+    """dcp.async_save with one stager for all saves, so that only the first save allocates
+    memory."""
 
     title = "dcp.async_save, reused stager"
 
@@ -202,9 +202,9 @@ class TorchSave(Saver):
 class Safetensors(Saver):
     """save_file and load_file of safetensors.
 
-    By default load_file only maps the file and reads nothing. `load_mapped` is timed until one
-    value of every page is touched, `load` asks load_file to read, and `load_into` copies from the
-    mapping.
+    By default load_file only maps the file and reads nothing. The time of `load_mapped` ends when
+    one value of every page has been touched. `load` requests that load_file reads, and `load_into`
+    copies from the mapping.
 
     Raises:
         ConfigError: safetensors is not installed.

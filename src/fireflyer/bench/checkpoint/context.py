@@ -26,9 +26,9 @@ class Spec:
 
     Attributes:
         size: bytes of the state.
-        work: folders to save in; files written there are removed.
-        only: groups to run, of GROUPS.
-        every_s: seconds from save to save in the training group.
+        work: folders for the saves; files written there are removed.
+        only: groups to run, from GROUPS.
+        every_s: seconds between the saves of the training group.
     """
 
     size: int
@@ -40,7 +40,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Place:
-    """Folder and the kind of its storage."""
+    """Folder with the kind of its storage."""
 
     folder: Path
     in_memory: bool
@@ -66,14 +66,14 @@ class Setting:
         self.spec, self.say = spec, say
         self.places = [Place.of(work) for work in spec.work]
         self.disk = min(self.places, key=lambda place: place.in_memory)
-        """First place on a disk, or the first one."""
+        """First place on a disk; if there is none, the first place."""
         self.memory = max(self.places, key=lambda place: place.in_memory)
-        """First place in memory, or the first one."""
+        """First place in memory; if there is none, the first place."""
         self._numbers = itertools.count()
 
     @cached_property
     def state(self) -> State:
-        """Returns the state, created at first use; groups may leave other values in it."""
+        """Returns the state, created at the first use; groups may leave other values in it."""
         self.say(f"a state of {size_text(self.spec.size)}")
         return states.gpt_state(self.spec.size)
 

@@ -1,6 +1,5 @@
-"""Training stand-ins of the checkpoint benchmark: the cost of saves to a job that keeps
-computing.
-"""
+"""Stand-ins for training in the checkpoint benchmark: the cost of saves to a job that keeps
+computing."""
 
 import os
 import time
@@ -20,9 +19,10 @@ _WIDTH, _PRODUCTS = 768, 4
 
 
 class Overlapped:
-    """Job whose forward and backward only read the state; saved by the overlapped mode.
+    """Job whose forward and backward only read the state; uses the overlapped mode for saves.
 
-    Before a step every value of tensor i is i + step, so a loaded state shows its step.
+    Before a step, every value of tensor i is i + step, so the values of a loaded state tell its
+    step.
     """
 
     def __init__(self, folder: Path, state: State) -> None:
@@ -35,8 +35,8 @@ class Overlapped:
             tensor.fill_(number)
 
     def step(self) -> float:
-        """Runs one save, one step and the optimizer; returns the seconds that save and step were
-        blocked.
+        """Runs a save, a step and the optimizer; returns the seconds for which the save blocked
+        them.
 
         Raises:
             CheckpointError: the saved state is not the state of that step.
@@ -61,7 +61,7 @@ class Overlapped:
             tensor = found.get(name)
             if tensor is None or not bool((tensor == number + self._step).all()):
                 raise CheckpointError(
-                    f"bench checkpoint: the overlapped save of step {self._step} holds other "
+                    f"bench checkpoint: the overlapped save of step {self._step} holds wrong "
                     f"values in {name}"
                 )
 
@@ -89,7 +89,7 @@ class Computing:
 
 @contextmanager
 def all_cores() -> Iterator[None]:
-    """Gives torch a thread on every core."""
+    """Lets torch use one thread per core."""
     before = torch.get_num_threads()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:

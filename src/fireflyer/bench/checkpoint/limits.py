@@ -1,6 +1,4 @@
-"""Measures the limits of the checkpoint benchmark: memcpy on all cores, raw writes and raw
-reads.
-"""
+"""Limits for the checkpoint benchmark: memcpy on all cores, raw writes and raw reads."""
 
 import json
 import mmap
@@ -28,12 +26,14 @@ _LEAST_THRESHOLD = 0x4040
 class Memcpy(TimedProcess):
     """Copier of `size` bytes on all cores, in its own process.
 
-    Both buffers are far larger than a cache, on huge pages, and present before the first copy.
+    Both buffers are far larger than a cache, lie on huge pages, and are present before the first
+    copy.
     """
 
     def __init__(self, size: int) -> None:
         self.threads = len(os.sched_getaffinity(0))
-        # With half a share glibc interleaves two pages, with far less four.
+        # With a threshold of half a thread's share, glibc interleaves two pages; far below that,
+        # four.
         threshold = max(_LEAST_THRESHOLD, min(size, _BUFFER) // self.threads // 2)
         super().__init__(
             "copies memory",
@@ -51,9 +51,9 @@ class Memcpy(TimedProcess):
 
 
 class RawFile:
-    """File written and read around the page cache, sequentially, with several blocks in flight.
+    """File written and read past the page cache, sequentially, with several blocks in flight.
 
-    It uses fio if installed, else threads of this process.
+    fio does this if it is installed, otherwise threads of this process.
 
     Attributes:
         title: name of the program that reads and writes.
@@ -76,7 +76,7 @@ class RawFile:
         return self._share * (self._by_fio("write") if self._fio else self._by_threads("write"))
 
     def read(self) -> float:
-        """Returns the seconds to read the file that `write` has left."""
+        """Returns the seconds to read the file that `write` left."""
         return self._share * (self._by_fio("read") if self._fio else self._by_threads("read"))
 
     def _by_fio(self, way: str) -> float:

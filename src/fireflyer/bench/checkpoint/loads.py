@@ -22,10 +22,10 @@ _INTO, _NEW = "load(into=)", "load()"
 
 
 class Way(NamedTuple):
-    """Way in which a peer loads.
+    """Method by which a peer loads.
 
     Attributes:
-        against: our equivalent way.
+        against: our equivalent method.
         goal: the peer's name in goals.py, if there is a goal.
     """
 
@@ -36,16 +36,15 @@ class Way(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """Least time that the machine needs for the same bytes."""
+    """Minimum time that the machine needs for the same bytes."""
 
     title: str
     seconds: Callable[[], float]
 
 
 def load(setting: Setting) -> list[Row]:
-    """Loads a whole verified state: cold from disks, warm from tmpfs; one peer at a time, to save
-    space.
-    """
+    """Loads a whole verified state: cold from disks, warm from tmpfs. To save space, one peer at a
+    time."""
     rows = []
     for place in setting.places:
         ours = Ours(setting.new_folder(place))
@@ -94,7 +93,7 @@ def _against(
     *,
     with_limit: bool = False,
 ) -> list[Row]:
-    """Returns a row for each way of a peer, preceded by a row against the limit if asked for."""
+    """Returns a row for each method of a peer, after a row for the limit if one is requested."""
     candidates = {
         name: _loading(setting, mine, ours.folder)
         for name, mine in _ways_of(setting, ours).items()
@@ -137,7 +136,7 @@ def _ways_of(setting: Setting, ours: Ours) -> dict[str, Callable[[], Loaded]]:
 
 
 def _into(state: State, load: Callable[[State], Loaded]) -> Callable[[], Loaded]:
-    """Returns a load into the state, which is erased first."""
+    """Returns a function that erases the state and loads into it."""
 
     def run() -> Loaded:
         states.erase(state)
@@ -147,10 +146,10 @@ def _into(state: State, load: Callable[[State], Loaded]) -> Callable[[], Loaded]
 
 
 def _loading(setting: Setting, load: Callable[[], Loaded], folder: Path) -> Callable[[], float]:
-    """Returns a function that drops the page cache of `folder` and returns the seconds of one load.
+    """Returns a function that drops `folder` from the page cache and measures one load, in seconds.
 
     Raises:
-        CheckpointError: when called, if the load returns other bytes than were saved.
+        CheckpointError: raised by that function if the loaded bytes differ from the saved bytes.
     """
     wanted = states.checksums(setting.state)
 
@@ -159,7 +158,7 @@ def _loading(setting: Setting, load: Callable[[], Loaded], folder: Path) -> Call
         loaded = load()
         if states.checksums(loaded.tree) != wanted:
             raise CheckpointError(
-                f"bench checkpoint: the bytes loaded from {folder} differ from the saved ones"
+                f"bench checkpoint: the bytes loaded from {folder} differ from the saved bytes"
             )
         return loaded.seconds
 
@@ -167,10 +166,10 @@ def _loading(setting: Setting, load: Callable[[], Loaded], folder: Path) -> Call
 
 
 def one(setting: Setting) -> list[Row]:
-    """Loads one tensor of 1 MiB out of a state in memory.
+    """Loads one tensor of 1 MiB from a state in memory.
 
     Raises:
-        CheckpointError: it is not the saved tensor.
+        CheckpointError: the loaded tensor differs from the saved tensor.
     """
     place = setting.memory
     case = setting.case(f"{size_text(states.ONE_BYTES)} tensor, warm", place)
@@ -181,7 +180,7 @@ def one(setting: Setting) -> list[Row]:
         loaded = ours.load_one(states.ONE)
         if states.checksums(loaded.tree) != wanted:
             raise CheckpointError(
-                f"bench checkpoint: the loaded {states.ONE} differs from the saved one"
+                f"bench checkpoint: the loaded {states.ONE} differs from the saved tensor"
             )
         return loaded.seconds
 
@@ -195,9 +194,8 @@ def one(setting: Setting) -> list[Row]:
 
 
 def memory(setting: Setting) -> list[Row]:
-    """Measures the extra memory of a process during a save, relative to the state, and during
-    load(into=).
-    """
+    """Measures the additional memory of a process: in a save, relative to the state, and in
+    load(into=)."""
     place, spec = setting.disk, setting.spec
     case = setting.case("memory of a save / state", place)
     folder = setting.new_folder(place)

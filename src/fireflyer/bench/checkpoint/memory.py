@@ -1,4 +1,4 @@
-"""Measures the memory that a save and a load add to a process; the benchmark runs it as one.
+"""Memory that a save and a load add to a process; the benchmark runs this module as that process.
 
 `python -m fireflyer.bench.checkpoint.memory FOLDER BYTES ROUNDS` prints a `Measured` as JSON.
 """
@@ -15,7 +15,7 @@ from fireflyer.errors import CheckpointError
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes; one value per round."""
+    """Memory in bytes; one value per round."""
 
     state: int
     saving: list[int]
@@ -25,9 +25,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(folder: Path, size: int, rounds: int) -> Measured:
-    """Measures in this process, which must be new, because reused memory does not show in a
-    peak.
-    """
+    """Measures in this process, which must be new: a peak does not show memory that is reused."""
     manager = CheckpointManager(folder, keep=1)
     state = gpt_state(size)
     before = _status("VmRSS")
@@ -70,7 +68,7 @@ def _status(field: str) -> int:
 
 
 def _forget_peak() -> None:
-    """Resets VmHWM to the memory held now."""
+    """Resets VmHWM to the memory held at present."""
     Path("/proc/self/clear_refs").write_text("5")
 
 

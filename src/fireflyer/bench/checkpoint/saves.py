@@ -107,9 +107,8 @@ def _saving(setting: Setting, saver: Saver) -> Callable[[], Saved]:
 
 
 def overlap(setting: Setting) -> list[Row]:
-    """Measures the overlapped mode's stall for a job of sleeping steps: in `save` and before the
-    optimizer.
-    """
+    """Measures the overlapped mode's stall in a job with sleeping steps: in `save` and before the
+    optimizer."""
     rows = []
     for place in setting.places:
         case = setting.case("overlapped save", place)
@@ -124,9 +123,8 @@ def overlap(setting: Setting) -> list[Row]:
 
 
 def training(setting: Setting) -> list[Row]:
-    """Measures steps per second of a job on all cores, with a save at the start of each phase and
-    without.
-    """
+    """Measures steps per second of a job on all cores, in phases that start with a save and without
+    saves."""
     every = setting.spec.every_s
     place = setting.disk
     case = setting.case(f"computing, a save each {every:g} s", place)

@@ -1,6 +1,4 @@
-"""Creates the states that the checkpoint benchmark saves: GPT-like parameters and Adam's two
-moments.
-"""
+"""States for the checkpoint benchmark: GPT-like parameters and Adam's two moments."""
 
 import math
 from collections.abc import Iterator
@@ -22,12 +20,12 @@ _LAYER_SHARE = 0.75
 
 
 def gpt_state(size: int) -> State:
-    """Returns nearly `size` bytes in TENSORS float32 tensors of random values; equal sizes, equal
+    """Returns nearly `size` bytes of random values in TENSORS float32 tensors; equal sizes, equal
     values.
 
     The tree is {"model": {name: tensor}, "exp_avg": the same, "exp_avg_sq": the same, "step": int}.
-    Besides the three copies of the parameters it holds ONE. Three quarters of the bytes are in
-    LAYERS layers, the rest in the embedding.
+    In addition to the three copies of the parameters it holds ONE. Three quarters of the bytes are
+    in LAYERS layers, the rest in the embedding.
     """
     generator = torch.Generator().manual_seed(7)
     shapes = _shapes(max(0, size - ONE_BYTES) // (_COPIES * 4))

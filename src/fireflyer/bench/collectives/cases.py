@@ -1,9 +1,8 @@
-"""Defines the collectives for benchmarks: buffers, one call, the expected values and the
-accounting.
+"""Collectives for benchmarks: buffers, one call, the expected values and the accounting.
 
-Sizes are those of nccl-tests: the tensor of allreduce, broadcast, reduce and sendrecv; all ranks'
-parts together of allgather, reduce_scatter and alltoall. Timed calls work on zeros, so that sums
-neither overflow nor slow down.
+Sizes follow nccl-tests. For allreduce, broadcast, reduce and sendrecv, the size is that of the
+tensor; for allgather, reduce_scatter and alltoall, that of all ranks' parts together. Timed calls
+work on zeros, so that sums neither overflow nor slow down.
 
 A check fills the inputs with zeros and ones from a table of PERIOD entries, shifted by rank. The
 period is prime, so a swapped slice, chunk or rank is always detected. All sums of up to 8 ranks are
@@ -22,7 +21,7 @@ from fireflyer import hfreduce
 
 PERIOD = 1009
 SHIFT = 131
-BLOCK = PERIOD << 10  # elements compared at a time
+BLOCK = PERIOD << 10  # number of elements compared at a time
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,11 @@ class Account:
     """Accounting rules of a collective.
 
     Attributes:
-        reduces: whether it has an operation.
-        split: whether the size is that of all ranks' parts together.
-        bus: bus bandwidth over algorithm bandwidth for n ranks, as in nccl-tests.
-        moved: least bytes read and written on one host, as text and for n ranks and size S.
+        reduces: True if the collective has a reduction.
+        split: True if the size is that of all ranks' parts together.
+        bus: ratio of bus bandwidth to algorithm bandwidth for n ranks, as in nccl-tests.
+        moved: minimum number of bytes read and written on one host, as text and for n ranks and
+            size S.
     """
 
     reduces: bool
@@ -58,9 +58,9 @@ ACCOUNTS = {
 
 
 def bytes_moved(collective: str, memory: str, ranks: int, size: int) -> tuple[str, int]:
-    """Returns the least bytes that a call reads and writes in memory, as a formula and a number.
+    """Returns the minimum bytes that a call reads and writes in memory, as a formula and a number.
 
-    A staged call moves more; its bound is that of a zero-copy call.
+    A staged call moves more bytes, but its bound is that of a zero-copy call.
     """
     if memory == "shared":
         return "(n+1)S", (ranks + 1) * size
@@ -69,7 +69,8 @@ def bytes_moved(collective: str, memory: str, ranks: int, size: int) -> tuple[st
 
 
 def elements(collective: str, ranks: int, size: int, itemsize: int) -> tuple[int, int]:
-    """Returns the elements of the whole tensor and of one rank's part (nccl-tests' count)."""
+    """Returns the number of elements of the whole tensor and of a rank's part (nccl-tests'
+    count)."""
     if collective == "barrier":
         return 0, 0
     whole = max(size // itemsize, 1)
@@ -84,10 +85,10 @@ class Case:
     """One rank's side of one collective on one pair of buffers.
 
     Attributes:
-        run: one call; it returns the output if `output` is None.
+        run: makes one call; returns the output if `output` is None.
         input: filled before a check.
-        expected: the output's values, one period of them for each equal part of the output; empty
-            if this rank's output is undefined.
+        expected: the output's values, one period for each equal part of the output; empty if this
+            rank's output is undefined.
     """
 
     run: Callable[[], Any]
@@ -97,7 +98,7 @@ class Case:
     expected: Sequence[torch.Tensor]
 
     def wrong(self) -> int:
-        """Runs a call on known values and counts the elements that came out wrong on this rank."""
+        """Runs a call on known values and counts the wrong elements on this rank."""
         if self.input is not None:
             _fill(self.input, self.own)
         result = self.run()
@@ -111,9 +112,8 @@ class Case:
 
 
 def ones_and_zeros(rank: int, offset: int = 0) -> torch.Tensor:
-    """Returns a period of the values of `rank` from element `offset` on; int64 of shape
-    (PERIOD,).
-    """
+    """Returns one period of rank `rank`'s values from element `offset` on; int64 of shape
+    (PERIOD,)."""
     index = (torch.arange(PERIOD) + offset + SHIFT * rank) % PERIOD
     return (index * index % 11) & 1
 
@@ -141,7 +141,7 @@ def _fill(tensor: torch.Tensor, periods: Sequence[torch.Tensor]) -> None:
 
 
 def _differing(tensor: torch.Tensor, period: torch.Tensor) -> int:
-    """Counts the elements beyond two units in the last place of the wanted value; NaN counts."""
+    """Counts the elements that differ by more than two units in the last place; NaN counts."""
     dtype = tensor.dtype
     wanted = period.to(dtype).double()
     near = 2 * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
@@ -168,9 +168,9 @@ def build(
     """Returns the case on this rank, with zeroed buffers.
 
     Args:
-        memory: "zero-copy" takes the buffers from `hfreduce.empty`; "shared" also asks for a shared
-            result.
-        size: bytes, see the module.
+        memory: "zero-copy" allocates the buffers with `hfreduce.empty`; "shared" also requests a
+            shared result.
+        size: size in bytes; see the module.
         group: None for the default group.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()

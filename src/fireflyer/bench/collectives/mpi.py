@@ -1,7 +1,7 @@
-"""Open MPI as a peer: a C program that stays alive over the rounds and sleeps between its commands.
+"""Open MPI as a peer: a C program that runs during all rounds and sleeps between its commands.
 
-The program is benchmarks/mpi_collectives.c of the source tree, compiled when first needed into
-$XDG_CACHE_HOME/fireflyer (default ~/.cache/fireflyer) under the hash of its source and compiler.
+The program is benchmarks/mpi_collectives.c of the source tree. At the first use it is compiled into
+$XDG_CACHE_HOME/fireflyer (default ~/.cache/fireflyer), under the hash of its source and compiler.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ ANSWER_S = 300.0
 class Mpi:
     """MPI ranks on this host, as a context manager.
 
-    Only one process, this one or one forked from it, sends commands.
+    Only one process sends commands: this process, or one forked from it.
 
     Attributes:
         name: name with the version, e.g. "Open MPI 4.1.4".
@@ -38,7 +38,7 @@ class Mpi:
         """Finds Open MPI and compiles the program.
 
         Raises:
-            ConfigError: mpicc, mpirun or the source is missing, the MPI is another one, or the
+            ConfigError: mpicc, mpirun or the source is missing, the MPI is not Open MPI, or the
                 compilation fails.
         """
         self._ranks = ranks
@@ -68,7 +68,7 @@ class Mpi:
         if not ACCOUNTS[collective].reduces:
             return None
         if dtype not in DTYPES:
-            return f"{self.name} has no {dtype}"
+            return f"{self.name} does not support {dtype}"
         return f"{self.name} has no {op}" if op == "avg" else None
 
     def run(self, collective: str, dtype: str, op: str, size: int, calls: int) -> Timing:
@@ -82,7 +82,7 @@ class Mpi:
         return int(self._ask(f"check {self._case(collective, dtype, op)} {size} 1"))
 
     def close(self) -> None:
-        """Closes the ranks' pipes, at which they exit; terminates the launcher after 5 s."""
+        """Closes the ranks' pipes, so the ranks exit; terminates the launcher after 5 s."""
         for pipe in self._pipes:
             os.close(pipe)
         self._pipes = []
@@ -102,8 +102,8 @@ class Mpi:
         folder = Path(self._folder.name)
         for name in [*map(str, range(self._ranks)), "answer"]:
             os.mkfifo(folder / name)
-        # Opened for reading too: opening must not wait for the ranks, and writing must not fail
-        # when they die.
+        # Also opened for reading: opening must not wait for the ranks, and writing must not fail if
+        # they die.
         self._pipes = [os.open(folder / str(r), os.O_RDWR) for r in range(self._ranks)]
         self._answer = os.open(folder / "answer", os.O_RDONLY | os.O_NONBLOCK)
         command = ["mpirun", "-n", str(self._ranks), "--oversubscribe"]
@@ -135,7 +135,7 @@ class Mpi:
         deadline = time.monotonic() + seconds
         line = b""
         while not line.endswith(b"\n"):
-            # Before rank 0 opens its end there is no hang-up to see, only the launcher's exit.
+            # Before rank 0 opens its end, no hang-up is visible, only the launcher's exit.
             ready, _, _ = select.select([self._answer], [], [], 0.2)
             more = os.read(self._answer, 4096) if ready else b""
             line += more
@@ -146,16 +146,16 @@ class Mpi:
         return line.decode()
 
     def _launcher_is_gone(self) -> bool:
-        """Returns whether the launcher has exited, which only its parent can tell.
+        """Returns True if the launcher has exited, which only its parent can tell.
 
-        Other processes see the ranks' end of the answer pipe close.
+        Other processes see that the ranks close their end of the answer pipe.
         """
         process = self._process
         return process is not None and os.getpid() == self._owner and process.poll() is not None
 
     def _errors(self) -> str:
         text = (Path(self._folder.name) / "errors").read_text(errors="replace")
-        return " ".join(text.split())[-400:] or "it said nothing"
+        return " ".join(text.split())[-400:] or "it printed nothing"
 
 
 def compiled() -> Path:
@@ -170,7 +170,7 @@ def compiled() -> Path:
             "--against mpi needs mpicc and mpirun: apt-get install openmpi-bin libopenmpi-dev"
         )
     if not SOURCE.is_file():
-        raise ConfigError(f"--against mpi needs the source tree: {SOURCE} is not there")
+        raise ConfigError(f"--against mpi needs the source tree: {SOURCE} does not exist")
     command = [compiler, "-O2", "-std=c11"]
     shown = subprocess.run([compiler, "-show"], capture_output=True, check=False).stdout
     key = hashlib.sha256(SOURCE.read_bytes() + shown + repr(command).encode()).hexdigest()[:16]
@@ -202,5 +202,5 @@ def _version() -> str:
     done = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False)
     first = done.stdout.partition("\n")[0]
     if "(Open MPI)" not in first:
-        raise ConfigError(f"--against mpi needs Open MPI's mpirun, this one is {first!r}")
+        raise ConfigError(f"--against mpi needs Open MPI's mpirun, but this one is {first!r}")
     return "Open MPI " + first.split()[-1]

@@ -1,9 +1,9 @@
-"""Allreduce between the hosts of a lab: bytes on the wire, and time against the line's own rate.
+"""Allreduce between the hosts of a lab: bytes on the wire, and time against the line rate.
 
 The line rate is the payload rate of one raw TCP stream of the tensor's size between two hosts, in
-the same round. An allreduce of S bytes among H hosts must send 2S(H-1)/H from each host, so no
-float32 wire is faster than that over the line rate. The hosts' network cards count the bytes,
-headers and acknowledgements included.
+the same round. In an allreduce of S bytes among H hosts, each host must send 2S(H-1)/H. Therefore
+no float32 wire is faster than that number of bytes divided by the line rate. The hosts' network
+cards count the bytes, including headers and acknowledgements.
 """
 
 from collections.abc import Callable
@@ -30,8 +30,8 @@ class Spec:
 
     Attributes:
         rate: speed of each cable, in the lab's notation.
-        sizes: bytes of a float32 tensor.
-        wires: names from `options.WIRES`, measured beside the float32 wire.
+        sizes: sizes of the float32 tensor, in bytes.
+        wires: names from `options.WIRES`, measured in addition to the float32 wire.
         orders: names from `options.ORDERS`; see `Area`.
     """
 
@@ -46,7 +46,7 @@ class Spec:
 
 @dataclass
 class Measured:
-    """Results of one size and order, by candidate: one value per round.
+    """Results of one size and order, by candidate, with one value per round.
 
     Attributes:
         sent: bytes per call of the host that sends most.
@@ -57,7 +57,7 @@ class Measured:
 
 
 def run(spec: Spec) -> list[Row]:
-    """Measures every order in a lab of its own.
+    """Measures every order in a separate lab.
 
     Raises:
         LabError: no root, no iproute2, or an invalid rate.

@@ -1,11 +1,11 @@
-"""Measures one collective on one host: ours in every memory kind, gloo in-process, Open MPI beside.
+"""Benchmark of one collective on one host: ours with every kind of memory, gloo, and Open MPI.
 
 In each round every candidate runs once, and so do the machine's limits: `a += b` and `a += 1` by
-torch, and memcpy. All ranks run a limit at once, one thread each, on zero-copy memory of the
-tensors' size, so that it fits the same caches. The bound of a call is its least bytes moved, over
-the limit with its share of writes. The limit is `a += 1` for an in-place allreduce (as many writes
-as reads), `a += b` for other reductions, memcpy for pure moves. The number of cores that the ranks
-had during the adds tells whether the machine was quiet.
+torch, and memcpy. All ranks run a limit at once, with one thread each, on zero-copy memory of the
+tensors' size, so that the limit fits into the same caches. The bound of a call is its minimum bytes
+moved, divided by the limit with the same share of writes. That limit is `a += 1` for an in-place
+allreduce (as many writes as reads), `a += b` for other reductions, and memcpy for pure moves. The
+number of cores that the ranks had during the additions shows if the machine was quiet.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ from fireflyer.bench.harness.report import NcclRow, Row
 from fireflyer.errors import ConfigError
 
 ADD, UPDATE, COPY = "add limit", "update limit", "copy limit"
-_LEAST_LIMIT_BYTES = 1 << 20  # below, call overhead would pass for a limit
+_LEAST_LIMIT_BYTES = 1 << 20  # below this size, a limit would measure the overhead of calls
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,13 @@ class Spec:
 
 @dataclass
 class Measured:
-    """Results of one size. A candidate is (dtype, memory kind or peer's name); limits are GB/s per
-    round.
+    """Results of one size. A candidate is (dtype, memory kind or peer's name); limits are in GB/s,
+    one value per round.
 
     Attributes:
         refused: the reason why a peer cannot run a case.
-        cores: cores that all ranks together had during the add limit, one value per round.
+        cores: number of cores that all ranks together had during the add limit, one value per
+            round.
     """
 
     timings: dict[tuple[str, str], list[Timing]] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class Measured:
 
 
 def run(spec: Spec) -> tuple[list[Row], list[NcclRow]]:
-    """Measures, and returns the rows of the report and those of the table with nccl-tests' columns.
+    """Runs the benchmark; returns the report's rows and the rows of the table like nccl-tests'.
 
     Raises:
         ConfigError: MPI is requested but missing, or HFReduce does not support the case.
@@ -144,7 +145,7 @@ def _measure(session: Session, spec: Spec, size: int, mpi: Mpi | None) -> Measur
 def _mpi_case(
     session: Session, mpi: Mpi, spec: Spec, dtype: str, size: int
 ) -> tuple[Run, Callable[[], int]]:
-    """Returns a run and a check of Open MPI.
+    """Returns a run and a check by Open MPI.
 
     Rank 0 sends the command and waits for the answer; the other ranks sleep at the next barrier.
     """
@@ -155,9 +156,9 @@ def _mpi_case(
 
 
 def _add_limits(session: Session, runs: dict[str, Run], size: int) -> dict[str, int]:
-    """Adds the limits, over a buffer of `size` bytes per rank or from one half of it to the other.
+    """Adds the limits, on a buffer of `size` bytes per rank or from one half of it to the other.
 
-    Returns the bytes that all ranks together read and write in one call.
+    Returns the number of bytes that all ranks together read and write in one call.
     """
     whole = hfreduce.empty(max(size, _LEAST_LIMIT_BYTES) // 8 * 2, dtype=torch.float32).zero_()
     a, b = whole.chunk(2)

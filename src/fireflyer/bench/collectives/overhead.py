@@ -1,6 +1,6 @@
 """Cost of one call: an allreduce of one element, synchronous and asynchronous.
 
-The calls go through torch.distributed. One rank has nothing to exchange, so its time is that of the
+The calls go through torch.distributed. A single rank exchanges nothing, so its time is that of the
 call alone.
 """
 
@@ -22,7 +22,7 @@ KINDS = {"synchronous": goals.SYNC_CALL_US, "asynchronous and wait": goals.ASYNC
 
 
 def run(ranks: int, rounds: int) -> list[Row]:
-    """Returns rows against gloo and, with one rank, against the allowed time.
+    """Returns rows against gloo and, with a single rank, also against the allowed time.
 
     Raises:
         FireflyerError: a rank failed.

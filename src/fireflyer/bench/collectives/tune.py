@@ -1,8 +1,8 @@
 """Search for the fastest algorithm between given hosts.
 
 Every algorithm runs for every kind and size, in the same rounds. The result is a table for
-FIREFLYER_HFREDUCE_TABLE. The engine's own choice stays unless an algorithm is faster by more than
-MARGIN.
+FIREFLYER_HFREDUCE_TABLE. An algorithm replaces the engine's own choice only if it is faster by more
+than MARGIN.
 """
 
 import math
@@ -37,7 +37,7 @@ class Spec:
         lab: True for a lab, False for virtual nodes.
         rate: speed of the lab's cables; None: unlimited.
         kinds: names from `rules.ALGORITHMS`.
-        sizes: bytes of a float32 tensor.
+        sizes: sizes of the float32 tensor, in bytes.
     """
 
     hosts: int
@@ -55,7 +55,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Choice:
-    """Algorithm and the maximum number of lanes that it may use, 0 for all."""
+    """Algorithm, and the maximum number of lanes that it may use (0: all)."""
 
     algorithm: str
     lanes: int
@@ -80,7 +80,7 @@ def default_choice(kind: str, hosts: int, size: int) -> Choice:
 
 
 def choices(kind: str, default: Choice, ranks_per_host: int) -> list[Choice]:
-    """Returns all choices that differ on such hosts, the engine's own first."""
+    """Returns all choices that differ on such hosts, beginning with the engine's own."""
     lanes = (default.lanes,) if ranks_per_host == 1 else (0, 1)
     every = [Choice(name, n) for name in rules.ALGORITHMS[kind] for n in lanes]
     return [default, *(choice for choice in every if choice != default)]
@@ -93,10 +93,10 @@ def pick(times: Mapping[Choice, float], default: Choice) -> Choice:
 
 
 def rules_for(kind: str, hosts: int, picked: Mapping[int, Choice]) -> list[native.Rule]:
-    """Returns rules for the choices that were picked at each size.
+    """Returns rules for the choices picked at each size.
 
-    A choice applies up to half-way to the next size, on a logarithmic scale. The rules apply from
-    `hosts` hosts on; the engine's own rules for more hosts come first.
+    A choice applies up to halfway to the next size, on a logarithmic scale. The rules apply to
+    `hosts` hosts or more; the engine's own rules for more hosts come first.
     """
     ours = native.Kind[kind.upper()]
     found = [r for r in native.default_rules() if r.kind == ours and r.hosts > hosts]
@@ -210,7 +210,7 @@ def _measure(session: Session, spec: Spec, kind: str, size: int) -> dict[Choice,
 
 
 def _following(session: Session, follow: Callable[[], None], call: Callable[[], object]) -> Run:
-    """Returns a run by the rules of `follow`; an untimed call sets up plan and links first."""
+    """Returns a run by the rules of `follow`; an untimed call first sets up plan and links."""
 
     def run(calls: int) -> Timing:
         follow()

@@ -15,14 +15,17 @@ def envs(
     counts: Annotated[
         str, typer.Option(metavar="LIST", help="Numbers of environments, at most 64 for Atari.")
     ] = "16,64,256,1024",
-    threads: Annotated[int, typer.Option(min=1, help="Threads, and processes, of each.")] = 2,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Threads, or processes, of each candidate.")
+    ] = 2,
     rounds: Rounds = 5,
     json_to: JsonTo = None,
 ) -> None:
-    """Measure a step of environments against PyPI's envpool and gymnasium's vector environments.
+    """Measure steps of environments against PyPI's envpool and gymnasium's vector environments.
 
-    A peer that is not installed has no row: PyPI's envpool, and opencv-python for gymnasium's frames
-    of Atari. AsyncVectorEnv has a process for each environment and is measured up to 64.
+    A peer that is not installed has no row. Peers need PyPI's envpool, and opencv-python for
+    gymnasium's Atari frames. AsyncVectorEnv has one process per environment and runs with at most
+    64.
 
     \b
     fireflyer bench envs --tasks CartPole-v1 --counts 16,256 --json envs.json

@@ -1,4 +1,4 @@
-"""Steps of environments, ours and those of others, in turn in one process."""
+"""Steps of our environments and of the peers', in turn in one process."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ from fireflyer.bench.harness.interleaving import interleaved
 from fireflyer.bench.harness.report import Row
 
 TURN_S = 0.2
-"""Seconds for each candidate in a round, about."""
+"""Approximate time in seconds for each candidate in a round."""
 
 MOST_PROCESSES = 64
 MOST_GAMES = 64
@@ -27,20 +27,20 @@ Make = Callable[[], Any]
 
 
 class Stepped:
-    """A vector environment that is stepped with the same actions again and again."""
+    """Vector environment that is stepped repeatedly with the same actions."""
 
     def __init__(self, envs: Any, count: int) -> None:
         self._envs, self._count = envs, count
         envs.reset()
         self._actions = np.asarray(envs.action_space.sample())
-        if self._actions.shape[:1] != (count,):  # PyPI's envpool has the space of one environment
+        if self._actions.shape[:1] != (count,):  # PyPI's envpool gives the space of one environment
             self._actions = np.stack([self._actions] * count)
         self._turns = 1
         while self.seconds() * self._turns * count < TURN_S / 2:
             self._turns *= 2
 
     def seconds(self) -> float:
-        """Returns the seconds of a step of one environment."""
+        """Returns the seconds per step and environment."""
         begin = time.perf_counter()
         for _ in range(self._turns):
             self._envs.step(self._actions)
@@ -48,7 +48,7 @@ class Stepped:
 
 
 def _one(task: str) -> "gymnasium.Env[Any, Any]":
-    """An environment of gymnasium; a game has the frames that ale-py's vector environment makes."""
+    """Makes an environment of gymnasium; a game has the frames of ale-py's vector environment."""
     if not task.startswith("ALE/"):
         return gymnasium.make(task)
     import ale_py
@@ -91,7 +91,7 @@ def _case(task: str, count: int, threads: int, rounds: int) -> list[Row]:
         stepped = {}
         for name, make in _makers(task, count, threads).items():
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the precision of PyPI envpool's spaces
+                warnings.simplefilter("ignore")  # about the precision of PyPI envpool's spaces
                 envs = make()
                 stack.callback(envs.close)
                 stepped[name] = Stepped(envs, count)

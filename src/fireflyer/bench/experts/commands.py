@@ -21,9 +21,9 @@ def experts_store(
 ) -> None:
     """Measure switches between experts against raw reads, torch.load and safetensors.
 
-    A switch ends with a usable model: built on the meta device, its tensors in place, every page
-    touched. Cold: not in the page cache, and the warm tier is full. Needs eight experts of disk and
-    five of shared memory. Hit rates are those of `fireflyer experts sim`.
+    A switch ends with a usable model: built on the meta device, with its tensors in place and every
+    page touched. Cold means not in the page cache, with a full warm tier. Needs disk space for
+    eight experts and shared memory for five. Hit rates come from `fireflyer experts sim`.
 
     \b
     fireflyer bench experts-store --bytes 256M --json experts.json
@@ -31,7 +31,7 @@ def experts_store(
     machine = Machine.here()
     (parsed,) = sizes_of(size)
     if parsed < 17 << 20:
-        raise typer.BadParameter("--bytes: expected at least 17M")
+        raise typer.BadParameter("invalid --bytes: expected at least 17M")
     from fireflyer.bench.experts import switches
 
     report("experts-store", machine, switches.run(parsed, work, rounds, teller()), [], json_to)

@@ -1,4 +1,4 @@
-"""Switches between experts, ours and those of other loaders, in turn in one process."""
+"""Switches between experts by our store and by other loaders, in turn in one process."""
 
 import contextlib
 import gc
@@ -47,7 +47,7 @@ def _forget(path: Path) -> None:
 
 
 class Raw:
-    """Reads of a file past the page cache into memory that is present, several in flight."""
+    """Reads of a file past the page cache into memory that is present, with several in flight."""
 
     def __init__(self, size: int) -> None:
         self._memory = mmap.mmap(-1, size + PAGE)
@@ -64,7 +64,7 @@ class Raw:
             asked = min(PIECE, -(-(size - start) // PAGE) * PAGE)
             got = os.preadv(fd, [self._view[start : start + asked]], start)
             if got != min(asked, size - start):
-                raise OSError(f"a read of {asked} bytes of {path} gave {got}")
+                raise OSError(f"a read of {asked} bytes of {path} returned {got}")
 
         try:
             list(self._threads.map(one, range(0, size, PIECE)))
@@ -73,7 +73,7 @@ class Raw:
 
 
 class Switches:
-    """Experts in the formats of all candidates, and stores of them."""
+    """Experts in the formats of all candidates, and stores of these experts."""
 
     def __init__(self, size: int, work: Path, stack: contextlib.ExitStack) -> None:
         self._layers = max(1, size // (WIDTH * (WIDTH + 1) * 4))
@@ -153,7 +153,7 @@ def run(size: int, work: Path, rounds: int, tell: Callable[[str], None]) -> list
     with contextlib.ExitStack() as stack:
         tell("experts: writing files")
         switches = Switches(size, work, stack)
-        for number in range(EXPERTS):  # fills the warm tier, whose pages are then used again
+        for number in range(EXPERTS):  # fills the warm tier, whose pages are then reused
             switches.cold(number)
         tell("experts: switches")
         found = interleaved(

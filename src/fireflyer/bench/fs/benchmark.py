@@ -1,7 +1,7 @@
 """Benchmark of the file system (3FS) against raw I/O, bare SQLite, JuiceFS and MooseFS.
 
-In each round every candidate runs once, one after the other, in an order that rotates. Raw reads
-and writes move the same bytes. `fireflyer fs up` starts the services as separate processes.
+In each round every candidate runs once, one after the other, in rotating order. Raw reads and
+writes move the same bytes. `fireflyer fs up` starts the services as separate processes.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""File systems for the benchmark, started as users start them: `fireflyer fs up` as processes."""
+"""File systems for the benchmark, started as users start them, by `fireflyer fs up`."""
 
 import os
 import select
@@ -87,14 +87,15 @@ class Service:
         self._process.communicate()
 
     def _words(self) -> str:
-        return self._log.read_text(errors="replace").strip()[-400:] or "it says nothing"
+        return self._log.read_text(errors="replace").strip()[-400:] or "it printed nothing"
 
 
 class FileSystem:
     """File system in a folder that it creates and removes; a context manager.
 
     Attributes:
-        where: path by which a client finds it: the cluster's configuration, or the folder.
+        where: path by which a client finds the file system: the cluster's configuration, or the
+            folder.
     """
 
     def __init__(
@@ -103,9 +104,9 @@ class FileSystem:
         """Describes the file system; `__enter__` starts it.
 
         Args:
-            nodes: number of storage nodes, each a process that is reached over TCP; one more
-                process is manager and metadata. 0: one process has all roles and is reached over
-                Unix sockets.
+            nodes: number of storage nodes. Each is a process that clients reach over TCP, and one
+                more process is manager and metadata. 0: one process has all roles, and clients
+                reach it over Unix sockets.
             targets: number of targets per node.
         """
         self.folder = folder
@@ -186,7 +187,7 @@ class FileSystem:
         return "127.0.0.1"
 
     def free_port(self) -> int:
-        """Returns a port at the manager's address on which no process listens now."""
+        """Returns a free port at the manager's address."""
         with socket.socket() as probe:
             probe.bind((self.address(0), 0))
             return int(probe.getsockname()[1])

@@ -29,9 +29,10 @@ class Sizes:
     """Amount of work per round.
 
     Attributes:
-        data: bytes of the file that is read, and of both replicas of the file that is written.
+        data: size of the file that is read, and of both replicas of the file that is written, in
+            bytes.
         reads, small_reads: number of blocks to read, of BLOCK and of PAGE bytes.
-        creates: number of files that all callers create together; a peer creates fewer.
+        creates: number of files that all callers together create; a peer creates fewer.
         commits: number of files that one caller creates.
         stats: number of names to stat.
         files: number of files in the memory cases.
@@ -67,8 +68,8 @@ class Spec:
     """Options of one run of the benchmark.
 
     Attributes:
-        work: folder of file systems and raw files; all that is written there is removed.
-        peers: folder of the peers' environments, which stay.
+        work: folder of file systems and raw files; all files written there are removed.
+        peers: folder of the peers' environments, which remain.
         only: cases to run, from CASES.
         passthrough: program that mounts a folder of this disk, for `bench mount`.
     """
@@ -112,12 +113,12 @@ class Setting:
         self._say(text)
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
-        # The interrupted call may catch every exception itself, so `say` raises SystemExit again.
+        # The interrupted call may catch every exception, so `say` raises SystemExit again.
         self._signal = number
         raise SystemExit(128 + number)
 
     def rounds(self, what: str, candidates: dict[str, Callable[[], _T]]) -> dict[str, list[_T]]:
-        """Runs `interleaved` and reports which candidate of `what` runs."""
+        """Runs `interleaved` and reports the candidate of `what` that is running."""
 
         def telling(name: str, run: Callable[[], _T]) -> Callable[[], _T]:
             def told() -> _T:
@@ -154,10 +155,10 @@ def contents(size: int) -> bytes:
 
 
 def remote() -> dict[str, Any]:
-    """Returns settings of a client that reads over the network even from its own host."""
+    """Returns the settings of a client that reads over the network even from its own host."""
     return {"local": False}
 
 
 def at_most(case: str, unit: str, value: float, what: str, most: float) -> Row:
-    """Returns a row of a value that must be at most `most`."""
+    """Returns a row for a value that must be at most `most`."""
     return Row.of_times(case, unit, [value], what, [most], goal=1.0)

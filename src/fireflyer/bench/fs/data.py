@@ -24,7 +24,7 @@ _WRITERS = 2
 _AT_ONCE = 4
 
 Rate = Callable[[], float]
-"""One round of a candidate, in GB/s or operations per second."""
+"""Function that runs one round of a candidate and returns GB/s or operations per second."""
 
 
 def tcp(setting: Setting) -> list[Row]:
@@ -73,7 +73,7 @@ def _large_reads(reader: Reader, count: int) -> Rate:
 def local(setting: Setting) -> list[Row]:
     """Measures 4 MiB reads on the node that stores the bytes, against pread of the same bytes.
 
-    Both read into memory that they reuse.
+    Both read into reused memory.
     """
     count = setting.sizes.reads
     case = f"{size_text(BLOCK)} reads on the same node"

@@ -1,7 +1,7 @@
 """Curves of `fireflyer bench fs --growth`: speed and memory against the amount of data or clients.
 
-Each curve is measured once, from small to large. Each row compares a point with the first point of
-its curve.
+Each curve is measured once, from small to large amounts. Each row compares a point with the first
+point of its curve.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from fireflyer.fs3.client import Client
 
 _STAT_BATCH = 256
 _PART = 64 << 20
-"""Maximum number of data bytes in a file; a hole precedes them."""
+"""Maximum number of data bytes in a file; a hole precedes the data."""
 _REPEATS = 3
 _MB = 1e6
 
@@ -79,7 +79,7 @@ def clients(setting: Setting) -> list[Curve]:
 
 
 def _median(workers: list[Worker], command: dict[str, object]) -> float:
-    """Returns the median of the seconds that all workers take together."""
+    """Returns the median time, in seconds, that all workers take together."""
 
     def once(number: int) -> float:
         commands = [

@@ -1,8 +1,8 @@
 """Incast as in the paper: many servers answer one client at once over a shaped cable.
 
 A switch port has a small queue. If all servers answer at once, the switch drops the packets that do
-not fit. TCP retransmits them, often after a timeout. Request-to-send limits how many servers send
-at a time; the case runs with it and without it.
+not fit. TCP retransmits these packets, often after a timeout. Request-to-send limits the number of
+servers that send at a time; the case runs with and without it.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _CHUNK = 1 << 20
 _DEFAULT = Settings().senders
 SENDERS = tuple(sorted({1, 2, 4, 8, _DEFAULT}))
 _OFF = 1000
-"""Number of senders above any number of servers, so that request-to-send limits nothing."""
+"""Number of senders above any number of servers, so that request-to-send has no effect."""
 _WITHOUT = "all at once"
 _MB = 1e6
 
@@ -36,13 +36,15 @@ class Measured(NamedTuple):
     rate: float
     """Throughput in MB/s."""
     packets: float
-    """Packets that reached the switch's port to the client, per 1,000 that the port sent on."""
+    """Packets that reached the switch's port to the client, per 1,000 packets that the port
+    forwarded."""
     segments: float
-    """Segments that the servers sent, per 1,000 that were no retransmissions."""
+    """Segments that the servers sent, per 1,000 segments that were not retransmissions."""
 
 
 class LabFileSystem(FileSystem):
-    """File system on a lab's hosts: manager and metadata on the first, a node on each other."""
+    """File system on a lab's hosts: manager and metadata on the first, a node on each other
+    host."""
 
     def __init__(self, folder: Path, lab: Lab) -> None:
         super().__init__(folder, nodes=len(lab.hosts) - 1, targets=1)
@@ -144,7 +146,8 @@ def _read(lab: Lab, worker: Worker, block: int, count: int, setting: Setting) ->
 
 
 def _segments(lab: Lab) -> tuple[int, int]:
-    """Returns the TCP segments that all servers sent so far, and the retransmissions among them."""
+    """Returns the number of TCP segments sent so far by all servers, and of their
+    retransmissions."""
     sent = again = 0
     for host in lab.hosts[1:]:
         text = host.call(Path("/proc/thread-self/net/snmp").read_text)

@@ -44,7 +44,7 @@ def _index(setting: Setting) -> Row:
 
 
 def _metadata(setting: Setting) -> list[Row]:
-    """Measures the process of manager and metadata; the chunks are in another process."""
+    """Measures the process of manager and metadata; another process holds the chunks."""
     files = setting.sizes.files
     with FileSystem(setting.work / "memory", nodes=1) as system, system.attach() as client:
         fill(client, files, setting)
@@ -54,7 +54,8 @@ def _metadata(setting: Setting) -> list[Row]:
 
 
 def fill(client: Client, files: int, setting: Setting, first: int = 0) -> None:
-    """Creates empty files, 10,000 per directory, and stats each once; `first` of them exist."""
+    """Creates empty files, 10,000 per directory, and stats each once; `first` of them already
+    exist."""
     for at in range(first, files, _A_CALL):
         directory = f"/d{at // _A_DIRECTORY}"
         if at % _A_DIRECTORY == 0:
@@ -71,7 +72,8 @@ def fill(client: Client, files: int, setting: Setting, first: int = 0) -> None:
 def _client(setting: Setting) -> Row:
     """Measures a client's memory beyond its callers' buffers.
 
-    The limit is its window: one block per caller, for as many callers as may move bytes at a time.
+    The limit is the client's window: one block per caller, for as many callers as may transfer at a
+    time.
     """
     case = f"client beyond its callers' memory, {_READERS} readers"
     with ExitStack() as stack:

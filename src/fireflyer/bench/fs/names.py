@@ -1,4 +1,5 @@
-"""Metadata cases of `fireflyer bench fs`: creates by many callers and by one, batched stats."""
+"""Metadata cases of `fireflyer bench fs`: creates by many callers and by one caller, batched
+stats."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -16,17 +17,17 @@ from fireflyer.bench.peers.mounting import Mounted
 from fireflyer.errors import ConfigError, DeadlineExceeded, PeerLost
 
 CLIENTS = 4
-"""Processes that create files at the same time, on our file system and on a peer."""
+"""Number of processes that create files at the same time, on our file system and on a peer."""
 CALLERS = 64
 STAT_BATCH = 256
 _PEER_SHARE = {"juicefs": 8, "moosefs": 2}
-"""Divisors of the number of files per round: a peer creates fewer."""
+"""Divisors of the number of files per round, because peers are slower."""
 
 Rate = Callable[[], float]
 
 
 class Peers:
-    """Mounted file systems that are available here, and the reasons why the others are missing."""
+    """Mounted peer file systems that are available here, and the reasons why others are missing."""
 
     def __init__(self, setting: Setting, stack: ExitStack, names: tuple[str, ...]) -> None:
         self.mounted: dict[str, Mounted] = {}
@@ -51,7 +52,7 @@ def _mounted_workers(stack: ExitStack, name: str, peer: Mounted, count: int) -> 
 
 
 def create(setting: Setting) -> list[Row]:
-    """Measures durable creates by 64 callers in 4 processes against peers with 4 processes."""
+    """Measures durable creates by 64 callers in 4 processes, against 4 processes on the peers."""
     case = f"creates, {CALLERS} callers"
     with ExitStack() as stack:
         files = stack.enter_context(FileSystem(setting.work / "create"))
@@ -101,7 +102,7 @@ def _creates(workers: list[Worker], what: str, directory: str, total: int, threa
 
 
 def one(setting: Setting) -> list[Row]:
-    """Measures durable creates by one caller against commits of the same rows to bare SQLite."""
+    """Measures durable creates by one caller, against commits of the same rows to bare SQLite."""
     case, count = "creates, one caller", setting.sizes.commits
     numbers = itertools.count()
     with ExitStack() as stack:
@@ -142,7 +143,8 @@ def stat(setting: Setting) -> list[Row]:
         candidates = {"ours": _looks(worker, "/looked", itertools.repeat("at"), total)}
         peers = Peers(setting, stack, ("juicefs",))
         for name, peer in peers.mounted.items():
-            # The kernel would answer for names of an earlier round: each round has its own.
+            # The kernel would answer for names of an earlier round, so each round has its own
+            # names.
             theirs = _mounted_workers(stack, name, peer, CLIENTS)
             for number in range(setting.spec.rounds + 1):
                 setting.say(f"{case}: files of {name}, {number + 1} of {setting.spec.rounds + 1}")

@@ -1,4 +1,4 @@
-"""Baselines of the file-system benchmark: the same work without a file system around it."""
+"""Baselines of the file-system benchmark: the same work without a file system."""
 
 import os
 import sqlite3
@@ -39,7 +39,7 @@ class RawReads(TimedProcess):
         way: "ring" or "sendfile"; see `peers/raw_reads.cpp`.
 
     Raises:
-        ConfigError: as `compiled`.
+        ConfigError: as for `compiled`.
     """
 
     def __init__(self, way: str, file: Path, block: int, depth: int) -> None:
@@ -83,7 +83,7 @@ def rows_of_creates(count: int, prefix: str) -> list[Rows]:
 
 
 class BareSqlite:
-    """Commits of rows to an SQLite file, each durable before the next one; a context manager."""
+    """Commits of rows to an SQLite file, each durable before the next; a context manager."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -101,7 +101,7 @@ class BareSqlite:
         self._remove()
 
     def __call__(self, commits: Sequence[Rows]) -> float:
-        """Commits every list of rows and returns the seconds for all."""
+        """Commits every list of rows; returns the total time in seconds."""
         execute, many = self._link.execute, self._link.executemany
         began = time.perf_counter()
         for rows in commits:

@@ -86,7 +86,7 @@ class Ours:
 
 
 class Mounted:
-    """Mounted file system, through the kernel."""
+    """Mounted file system, accessed through the kernel."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -107,13 +107,13 @@ class Mounted:
             os.stat(self._root + path)
 
     def read(self, path: str, block: int, count: int, first: int) -> None:
-        """Reads `count` blocks in order from block `first` on into memory that is reused."""
+        """Reads `count` blocks in order, starting at block `first`, into reused memory."""
         memory = page_aligned(block)
         descriptor = os.open(self._root + path, os.O_RDONLY)
         try:
             for number in range(first, first + count):
                 if os.preadv(descriptor, [memory], number * block) != block:
-                    raise ConfigError(f"{path}: block {number} is not whole")
+                    raise ConfigError(f"{path}: block {number} is too short")
         finally:
             os.close(descriptor)
 
@@ -144,16 +144,16 @@ def looking(files: Files, command: Command) -> Command:
 
 
 def page_aligned(size: int) -> memoryview:
-    """Zeros from the begin of a page on, as the raw programs have them.
+    """Returns zeroed memory that starts at a page boundary, as in the raw programs.
 
-    What numpy allocates begins 16 bytes behind one: there the kernel's copy takes twice as long
-    on some processors.
+    numpy's memory starts 16 bytes after a boundary; there the kernel's copy takes twice as long on
+    some processors.
     """
     return memoryview(mmap.mmap(-1, size))
 
 
 class Reader:
-    """Reads of one file into memory that is reused."""
+    """Reads of one file into reused memory."""
 
     def __init__(self, client: Client, path: str, block: int, depth: int) -> None:
         self.file: File = client.open(path)
@@ -173,14 +173,15 @@ class Reader:
         self._client.read_many(requests)
 
     def read_all(self, count: int, first: int = 0) -> None:
-        """Reads `count` blocks in order from block `first` on, and wraps around after the last."""
+        """Reads `count` blocks in order, starting at block `first`; wraps around after the last
+        block."""
         depth, numbers = len(self._parts), [(first + at) % self.blocks for at in range(count)]
         for at in range(0, len(numbers), depth):
             self.read(numbers[at : at + depth])
 
 
 class SmallReader:
-    """Random reads of small blocks, `depth` per call, into memory that is reused."""
+    """Random reads of small blocks, `depth` per call, into reused memory."""
 
     def __init__(self, client: Client, path: str, block: int, depth: int) -> None:
         self._client, self._file = client, client.open(path)
@@ -213,11 +214,11 @@ def reading(client: Client, command: Command) -> Command:
 
 
 def streaming(client: Client, command: Command) -> Command:
-    """Reads the whole file `rounds` times in every thread, a block at a time."""
+    """Reads the whole file `rounds` times in every thread, one block at a time."""
     threads = command["threads"]
     readers = [Reader(client, command["path"], command["block"], 1) for _ in range(threads)]
     for reader in readers:
-        reader.memory[:] = bytes(len(reader.memory))  # makes its pages present
+        reader.memory[:] = bytes(len(reader.memory))  # makes the memory's pages present
     before = _most_held()
 
     def work(part: int) -> None:

@@ -1,10 +1,10 @@
 """Measures submissions to the platform while a thousand clients follow logs.
 
-The server process uses the local engine. One task's ranks write a line at a time, and followers
+The server process uses the local engine. One task's ranks write one line at a time, and followers
 read those logs as server-sent events. Submissions form an open loop at a fixed rate: a slow answer
-does not delay the next request. Followers are one process and submissions another, on the server's
-machine. The submitted tasks wait because the only node is taken. Wall times depend on the machine's
-other load; the server's CPU time per submission depends on it much less.
+does not delay the next request. On the server's machine, one process holds the followers and
+another sends the submissions. The submitted tasks wait, because the only node is taken. Wall times
+depend on the machine's other load; the server's CPU time per submission depends on it much less.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     lines: float
     """Lines per second that are written to each log."""
     rates: tuple[int, ...]
-    """Submissions per second to try, one rate after the other, each with its own server."""
+    """Submission rates per second to try, one after the other, each with a new server."""
     seconds: float
 
 
@@ -59,22 +59,23 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     p50_s: float
     p99_s: float
     line_p99_s: float
-    """99th percentile of the time from writing a line to its arrival."""
+    """99th percentile of the time from the writing of a line to its arrival."""
     lines: int
     """Number of lines that arrived while tasks were submitted."""
     cores: float
     """CPU cores that the server process used while tasks were submitted."""
     each_s: float
-    """Server CPU time of one submission, without the cost of the followers alone."""
+    """Server CPU time per submission, without the cost of the followers."""
 
     @property
     def good(self) -> bool:
-        """Returns whether the server kept up: p99 in the limit and 98 % of the rate answered."""
+        """Returns True if the server kept up: p99 within the limit and 98 % of the rate
+        answered."""
         return self.p99_s < goals.API_P99_S and self.answered >= 0.98 * self.rate
 
 
 def run(spec: Spec, tell: Callable[[str], None]) -> list[Row]:
-    """Finds the highest rate that is answered in time, with the followers' latencies at that rate.
+    """Finds the highest rate that is answered in time, and the followers' latencies at that rate.
 
     Raises:
         FireflyerError: the server or a follower failed.
@@ -144,7 +145,7 @@ def _try(spec: Spec, rate: int) -> Trial:
 
 
 def _cores(pid: int, work: Callable[[], None]) -> float:
-    """Returns the CPU seconds per second that a process and its threads use during `work`."""
+    """Returns the CPU seconds per second that a process uses during `work`."""
 
     def used() -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -157,7 +158,7 @@ def _cores(pid: int, work: Callable[[], None]) -> float:
 
 @contextlib.contextmanager
 def _server() -> Iterator[Client]:
-    """Starts a server in the background, with a home that is removed with it."""
+    """Starts a server in the background, with a temporary home."""
     with tempfile.TemporaryDirectory(prefix="ffapi") as folder:
         client = Client.connect(Path(folder), nodes=1)
         try:
@@ -170,7 +171,7 @@ def _server() -> Iterator[Client]:
 def _followers(client: Client, number: int) -> Iterator[Callable[[], dict[str, float]]]:
     """Starts `number` followers in one process and waits until each has received a line.
 
-    Yields a function that ends them and returns their measurements.
+    Yields a function that ends the followers and returns their measurements.
     """
     command = [
         sys.executable,

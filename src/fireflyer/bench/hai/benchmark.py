@@ -1,8 +1,9 @@
 """Costs of the platform itself: task start, supervisor memory, death detection and suspend.
 
-A start lasts from nothing to the first line of a task; a suspend lasts until the nodes are free.
-The engine is measured alone, and through a server and its client as users run them. Ranks do almost
-nothing. They log, by the machine's monotonic clock, when they began and how long their save took.
+A start lasts from nothing to the first line of a task. A suspend lasts until the nodes are free.
+The engine is measured alone, and also through a server and its client, as users run them. Ranks do
+almost nothing: they log when they began and how long their save took, by the machine's monotonic
+clock.
 """
 
 import asyncio
@@ -53,7 +54,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
     rounds: int
     slurm: bool
-    """Engine: true for the Slurm cluster configured here, false for the local engine."""
+    """Engine: True for the Slurm cluster configured on this machine, False for the local engine."""
 
 
 def run(spec: Spec, tell: Callable[[str], None]) -> list[Row]:
@@ -77,7 +78,7 @@ def run(spec: Spec, tell: Callable[[str], None]) -> list[Row]:
 
 
 def _rows(case: str, unit: str, values: list[float], allowed: float) -> list[Row]:
-    """Returns a row of the median and, for at least 100 values, a row of the 99th percentile."""
+    """Returns a row for the median and, for at least 100 values, a row for the 99th percentile."""
     rows = [Row.of_times(case, unit, values, "allowed", [allowed], goal=1.0)]
     if len(values) >= 100:
         p99 = statistics.quantiles(values, n=100)[-1]
@@ -140,7 +141,7 @@ async def _start(folder: Path, number: int) -> tuple[int, int]:
 
 
 def _first_task(folder: Path, rounds: int) -> Row:
-    """Measures from no server to the end of a task, by the one command that users run."""
+    """Measures from no server to the end of a task, with the single command that users run."""
     took: list[float] = []
     for number in range(min(rounds, 5)):
         home = folder / f"first{number}"
@@ -158,7 +159,7 @@ def _first_task(folder: Path, rounds: int) -> Row:
 
 @contextlib.contextmanager
 def _server(home: Path, spec: Spec) -> Iterator[Client]:
-    """Runs a server in the background, with a home of its own, until the context ends."""
+    """Runs a server in the background, with its own home, until the context ends."""
     client = Client(home)
     if spec.slurm:
         client.home.create()
@@ -171,7 +172,7 @@ def _server(home: Path, spec: Spec) -> Iterator[Client]:
 
 
 def _work(client: Client, script: Path, spec: Spec, tell: Callable[[str], None]) -> list[Row]:
-    """Runs one task, and kills a rank of it and suspends it repeatedly."""
+    """Runs one task; repeatedly kills one of its ranks and suspends the task."""
     task = client.submit(
         TaskSpec(
             script=str(script), cwd=str(script.parent), nodes=NODES, ranks_per_node=RANKS, start="exec",
@@ -210,7 +211,7 @@ def _work(client: Client, script: Path, spec: Spec, tell: Callable[[str], None])
 
 
 def _running(client: Client, task: str, attempt: int) -> None:
-    """Waits until this attempt runs and its ranks work."""
+    """Waits until this attempt is running and its ranks are working."""
     deadline = time.monotonic() + LIMIT_S
     view, seq = client.task_at(task)
     while not (view.state == "running" and view.attempt == attempt):
@@ -241,7 +242,7 @@ def _kill(client: Client, task: str) -> tuple[float, float]:
     """Kills a rank.
 
     Returns:
-        Milliseconds from SIGKILL to the supervisor's record, and to the client's notice of it.
+        Milliseconds from SIGKILL to the supervisor's record, and to the client's view of it.
     """
     view, seq = client.task_at(task)
     victim = view.ranks[-1].pid
@@ -257,7 +258,7 @@ def _suspend(client: Client, task: str) -> float:
     """Suspends the task.
 
     Returns:
-        Milliseconds from the request to the end of the gang, less the longest save of a rank.
+        Milliseconds from the request to the end of the gang, minus the longest save of a rank.
     """
     view, seq = client.task_at(task)
     begun = time.monotonic_ns()

@@ -49,9 +49,8 @@ def say(text: str) -> None:
 
 
 def teller() -> Callable[[str], None]:
-    """Returns `say` on a terminal; elsewhere a logger that prints one line per case, up to a
-    colon.
-    """
+    """Returns `say` on a terminal; elsewhere a logger that prints one line per case (up to a
+    colon)."""
     if sys.stderr.isatty():
         return say
     last = ""

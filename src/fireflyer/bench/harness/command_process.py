@@ -1,4 +1,4 @@
-"""Worker processes: those that execute commands, a line of JSON in, a line of JSON out; those that time."""
+"""Worker processes that execute commands as lines of JSON, and worker processes that time work."""
 
 import json
 import os
@@ -15,10 +15,10 @@ ANSWER_S = 1800.0
 
 
 class TimedProcess:
-    """Worker process that answers a line with the seconds that its work took; a context manager.
+    """Worker process that answers each line with the seconds that its work took; a context manager.
 
     Args:
-        does: what the process does, for error messages.
+        does: description of the process's work, for error messages.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class CommandProcess:
             raise PeerLost(f"peer {self.name} ended") from None
 
     def hear(self, command: dict[str, Any], seconds: float = ANSWER_S) -> dict[str, Any]:
-        """Returns the answer to the command that `tell` sent; raises as `ask`."""
+        """Returns the answer to the command that `tell` sent; raises the errors of `ask`."""
         out = self._process.stdout
         assert out is not None
         deadline = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Draws named curves as SVG text: panels side by side, one legend below."""
+"""Named curves as SVG text: panels side by side, with one legend below."""
 
 import math
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ class Curve(NamedTuple):
     """Named curve of a panel.
 
     Attributes:
-        points: in order of the horizontal axis; at least one.
-        dashed: True for quoted figures, not ours; their points get dots.
+        points: points in the order of the horizontal axis; at least one.
+        dashed: True for figures quoted from elsewhere; their points get dots.
     """
 
     name: str
@@ -35,8 +35,8 @@ class Panel(NamedTuple):
 
     Attributes:
         low, high: limits of the vertical axis.
-        doubles: whether each step to the right doubles the value; else all steps are equal.
-        marks: values named on the horizontal axis.
+        doubles: True if each step to the right doubles the value; otherwise all steps are equal.
+        marks: values labelled on the horizontal axis.
     """
 
     title: str

@@ -1,6 +1,6 @@
 """Goals of the benchmarks: required ratios by case; None if a case has no goal.
 
-A time of at most x times the peer's is a ratio of at least 1/x.
+A goal "at most x times the peer's time" is a required ratio of at least 1/x.
 """
 
 K, M = 1 << 10, 1 << 20
@@ -35,7 +35,7 @@ def against_gloo(collective: str, dtype: str, memory: str, ranks: int, size: int
 def against_mpi(collective: str, dtype: str, memory: str, ranks: int, size: int) -> float | None:
     """Returns the goal of an allreduce inside a host against MPI, for wall time.
 
-    It is the same for zero-copy and staged memory.
+    The goal is the same for zero-copy and staged memory.
     """
     asked = collective == "allreduce" and dtype == "float32" and ranks in (2, 4)
     if not asked or memory == "shared":
@@ -54,7 +54,7 @@ def of_add_limit(collective: str, memory: str, ranks: int, size: int) -> float |
 
 
 def bfloat16_against_float32(collective: str, size: int) -> float | None:
-    """Returns the goal of bfloat16 against float32 for the same bytes, both ours."""
+    """Returns the goal of our bfloat16 against our float32 for the same bytes."""
     if collective != "allreduce" or size < M:
         return None
     return 1.0 if size >= 16 * M else 0.8
@@ -66,7 +66,7 @@ def wire(codec: str, size: int) -> float | None:
 
 
 def flat_gloo(hosts: int, ranks_per_host: int, order: str, size: int) -> float | None:
-    """Returns the goal of ours against gloo's flat ring over the same hosts."""
+    """Returns the goal of our allreduce against gloo's flat ring over the same hosts."""
     if (hosts, ranks_per_host) != (2, 4) or size not in (16 * M, 64 * M):
         return None
     return _FLAT_GLOO[order]
@@ -92,7 +92,7 @@ _RECORDS = {
 def records(case: str, peer: str) -> float | None:
     """Returns the goal of random reads of record files.
 
-    The peer "peer" is the fastest peer that the case allows.
+    The peer "peer" means the fastest peer that the case allows.
     """
     return _RECORDS.get((case, peer))
 
@@ -173,30 +173,31 @@ _SENT = {"ddp": (1.02, 1.005), "ZeRO-3": (1.02, 1.005), "ZeRO-2": (1.02, 1.005)}
 WIRE_LOSS_PERCENT = 0.5
 MODEL_ERROR_PERCENT = 10.0
 SHARDED_MEMORY = 1.05
-"""Maximum bytes of a rank's parameters, gradients and optimizer states, over 1/ranks of all."""
+"""Maximum of a rank's bytes of parameters, gradients and optimizer states, relative to 1/ranks of
+the total."""
 _EXPOSED = {("1", "ddp"): (0.35, 0.1)}
 
 
 def train_step(case: str, candidate: str) -> Shares:
-    """Returns the required maximum of a step's time over the peer's, and the aim."""
+    """Returns the required maximum ratio of a step's time to the peer's, and the aim."""
     return _STEP.get((case, candidate))
 
 
 def train_exposed(case: str, candidate: str) -> Shares:
-    """Returns the required maximum of exposed communication over the peer's, and the aim."""
+    """Returns the required maximum ratio of exposed communication to the peer's, and the aim."""
     return _EXPOSED.get((case, candidate))
 
 
 def train_over_ideal(case: str, candidate: str) -> Shares:
-    """Returns the required maximum of a step's time over its ideal, and the aim.
+    """Returns the required maximum ratio of a step's time to its ideal, and the aim.
 
-    The ideal is the longer of the work alone and the least bytes at the line's rate.
+    The ideal is the longer of two times: the work alone, and the minimum bytes at the line rate.
     """
     return _OVER_IDEAL.get(candidate) if case in ("0.45", "1", "gpt") else None
 
 
 def train_sent(case: str, candidate: str) -> Shares:
-    """Returns the required maximum of sent bytes over the least possible, and the aim."""
+    """Returns the required maximum ratio of sent bytes to the minimum, and the aim."""
     return _SENT.get(candidate) if case else None
 
 
@@ -215,23 +216,23 @@ HAI_SUSPEND_MS = {"local": 1000.0, "slurm": 2000.0}
 """Maximum time from the request to free nodes, without the task's own save."""
 
 EXPERT_BYTES = (1 / 1.02, 1 / 1.005)
-"""Required ratio and aim: a token once to each host, over the bytes that a host sends."""
+"""Required ratio and aim: one copy of a token per host, relative to the bytes that a host sends."""
 EXPERT_TIME = (2.0, 2.5)
 EXPERT_LOAD = (1 / 1.1, 1 / 1.05)
 TENSOR_SAVED = 1.0
 TENSOR_TIME = (1.5, 1.8)
 PIPELINE_PREDICTED = (1 / 1.05, 1 / 1.02)
-"""Required ratio and aim: the schedule's prediction over a step."""
+"""Required ratio and aim: the schedule's prediction relative to a step's time."""
 PIPELINE_TORCH = {"compute-bound": (1 / 1.02, 1.0), "communication-bound": (1 / 0.95, 1 / 0.8)}
 PLANNER_ERROR_PERCENT = (10.0, 5.0)
 """Allowed deviation of the planner from the paper's step times, and the aim."""
 PIPELINE_BYTES = (1.0, 1.0)
-"""Computed bytes over those that a host sends."""
+"""Required ratio and aim: computed bytes relative to the bytes that a host sends."""
 
 FLOWS_SPEED = (10.0, 20.0)
-"""Ends of flows: our solver against SimGrid."""
+"""Required ratio and aim for the ends of flows: our solver against SimGrid."""
 FLOWS_SECONDS = ((3.0, 1.0), (0.5, 0.2))
-"""Allowed seconds, and the aim, for 15,000 flows: exact, and with ends merged within 1 %."""
+"""Allowed seconds and aim for 15,000 flows: exact, and with ends within 1 % merged."""
 
 ENVS = {
     (False, "PyPI envpool"): (1.0, 1.5),
@@ -240,7 +241,7 @@ ENVS = {
     (True, "AsyncVectorEnv"): (1.5, 2.8),
     (True, "ale-py"): (1.0, 1.2),
 }
-"""Steps of environments, by whether they are games of Atari: ours against others."""
+"""Required ratio and aim for steps of environments against peers; True: Atari games."""
 
 EXPERTS = {
     "raw": (0.85, 0.95),
@@ -248,7 +249,7 @@ EXPERTS = {
     "safetensors": (1.3, 1.6),
     "warm": (10.0, 15.0),
 }
-"""Switches between experts: to a cold one against others, to a warm one against torch.load."""
+"""Required ratio and aim for switches between experts, to a cold one and to a warm one."""
 
 PROF_FIRST_ROW_S = (1.0, 0.3)
 """Allowed seconds from attaching to the first step's row, and the aim."""

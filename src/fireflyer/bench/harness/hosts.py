@@ -1,8 +1,7 @@
-"""Ranks on several hosts: those of a lab, virtual nodes of this machine, or this machine as one host.
+"""Ranks on several hosts: of a lab, of virtual nodes of this machine, or this machine as one host.
 
-An `Area` starts the ranks of a benchmark, in fresh processes for every call. A `Place` is the
-context of one of them. The hosts' network cards count the bytes, headers and acknowledgements
-included.
+An `Area` starts the ranks of a benchmark, in new processes for every call. A `Place` is the context
+of one rank. The hosts' network cards count the bytes, including headers and acknowledgements.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ from fireflyer import allocator
 from fireflyer.bench.harness.ranks import Run, Session, Timing, on_ranks
 from fireflyer.lab.hosts import Host, Lab
 
-RAW_BYTES = 64 << 20  # memory of one end of a raw stream
+RAW_BYTES = 64 << 20  # memory at each end of a raw stream
 
 T = TypeVar("T")
 
@@ -31,9 +30,9 @@ class Area:
     """Hosts on which ranks run.
 
     Attributes:
-        lab: None: virtual nodes, or this host.
+        lab: the lab; None: virtual nodes, or this host.
         folder: folder of the stores through which the ranks meet.
-        nodes: number of virtual nodes without a lab; 0: this host.
+        nodes: number of virtual nodes if there is no lab; 0: this host.
         order: rank r is on host r // ranks_per_host if "contiguous", else on host r % hosts.
     """
 
@@ -50,7 +49,7 @@ class Area:
     def in_lab(
         cls, hosts: int, rate: str | None, ranks_per_host: int = 1, order: str = "contiguous"
     ) -> Iterator["Area"]:
-        """Makes a lab for the time of the context.
+        """Makes a lab for the duration of the context.
 
         Raises:
             LabError: no root, no iproute2, or an invalid rate.
@@ -82,7 +81,9 @@ class Area:
         return found  # type: ignore[no-any-return]
 
     def _on_rank(self, store: str, body: Callable[["Place"], T], rank: int) -> T:
-        allocator.follow(os.environ)  # as ranks that `fireflyer run` starts; the same for the peer
+        allocator.follow(
+            os.environ
+        )  # as for ranks that `fireflyer run` starts; the same for the peer
         number = self.host_of(rank)
         with ExitStack() as stack:
             if self.lab is None:
@@ -101,7 +102,7 @@ def _enter(lab: Lab, number: int, secret: str) -> Host:
     host = lab.hosts[number]
     host.enter()
     os.environ.setdefault("FIREFLYER_SECRET", secret)
-    os.environ["FIREFLYER_NODE"] = ""  # the namespace alone tells the hosts apart
+    os.environ["FIREFLYER_NODE"] = ""  # the namespace alone distinguishes the hosts
     os.environ["FIREFLYER_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = host.interface
     os.environ["MASTER_ADDR"] = lab.hosts[0].address
     return host
@@ -115,7 +116,8 @@ def _enter_virtual(number: int) -> None:
 
 @dataclass
 class Place:
-    """Context of one rank; without hosts there is no line to measure and no card that counts."""
+    """Context of one rank. Without several hosts, there is no line to measure and no card that
+    counts."""
 
     session: Session
     hosts: list[Host] = field(default_factory=list)
@@ -126,13 +128,13 @@ class Place:
         return self.session.rank
 
     def line(self, size: int) -> float:
-        """Returns the payload bytes per second of one raw stream, the same on all ranks."""
+        """Returns the payload bytes per second of one raw stream; equal on all ranks."""
         run = self.raw_run(size)
         walls = [run(1).wall for _ in range(4)][1:]
         return size / statistics.median(walls) * 1e6
 
     def raw_run(self, size: int) -> Run:
-        """Returns a run of one transfer, whatever the number of calls.
+        """Returns a run of one transfer, regardless of the number of calls.
 
         One transfer lasts as long as many calls.
         """
@@ -141,7 +143,7 @@ class Place:
         return lambda _: self.session.time(call, 1)
 
     def sent_by_a_host(self, act: Callable[[], T]) -> tuple[T, int]:
-        """Returns the result of `act` and the bytes that the busiest host's card sent meanwhile.
+        """Returns the result of `act` and the bytes that the busiest host's card sent during it.
 
         The number is 0 except on rank 0. Collective.
         """
@@ -149,7 +151,7 @@ class Place:
         def counters() -> list[int]:
             self.session.barrier()
             counts = [host.tx_bytes if self.rank == 0 else 0 for host in self.hosts]
-            self.session.barrier()  # no rank goes on before all are read
+            self.session.barrier()  # no rank continues before all counters are read
             return counts
 
         before = counters()
@@ -158,9 +160,9 @@ class Place:
         return done, max((a - b for a, b in zip(after, before, strict=True)), default=0)
 
     def counted(self, call: Callable[[], object]) -> tuple[Run, list[float]]:
-        """Returns a run of `call`, and a list that gets the bytes per call of each run.
+        """Returns a run of `call`, and a list that receives the bytes per call of each run.
 
-        They are the bytes of the busiest host's card, 0 except on rank 0.
+        The bytes are those of the busiest host's card; 0 except on rank 0.
         """
         sent: list[float] = []
 

@@ -9,7 +9,7 @@ T = TypeVar("T")
 def interleaved(candidates: dict[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
     """Returns each candidate's values by round.
 
-    The order rotates from round to round; an unmeasured round comes first.
+    The order rotates from round to round. The first round is not measured.
     """
     found: dict[str, list[T]] = {name: [] for name in candidates}
     names = list(candidates)

@@ -28,11 +28,11 @@ NN_DEFAULT = NN[:-2]
 SMALLEST_STATE = 4 << 20
 ORDERS = ("contiguous", "round-robin")
 WIRES = {"bf16": 2, "fp16": 2, "int8": 1}
-"""Bytes per element, without the scales of the blocks."""
+"""Bytes per element, without the scales of blocks."""
 
 
 def parse_names(text: str, known: Iterable[str]) -> tuple[str, ...]:
-    """Returns the names of a comma-separated list, each once.
+    """Returns the names in a comma-separated list, without duplicates.
 
     Raises:
         ValueError: a name is unknown.
@@ -45,7 +45,7 @@ def parse_names(text: str, known: Iterable[str]) -> tuple[str, ...]:
 
 
 def parse_layouts(text: str) -> tuple[tuple[int, int], ...]:
-    """Returns the hosts and the ranks per host of each layout, as in "2x1,2x2,4x1".
+    """Parses the hosts and the ranks per host of each layout, for example "2x1,2x2,4x1".
 
     Raises:
         ValueError: the text is not such a list, or a layout has fewer than 2 or more than 32 hosts.

@@ -2,7 +2,7 @@
 
 The ranks are forked from a process with one thread and never outlive it. A `Session` is one rank's
 context: our group, a gloo group that also synchronizes the ranks, and the clock. Wall time lasts
-from the first rank's start to the last one's end (they share the machine's monotonic clock). CPU
+from the first rank's start to the last rank's end; all ranks use the machine's monotonic clock. CPU
 time is the sum over all ranks and all their threads.
 """
 
@@ -20,10 +20,10 @@ import torch.distributed as dist
 
 from fireflyer.errors import ConfigError, FireflyerError
 
-ROUND_S = 0.05  # target time of a candidate per round, with at least LEAST_CALLS calls
+ROUND_S = 0.05  # target time per candidate and round, for at least LEAST_CALLS calls
 LEAST_CALLS = 2
 MOST_CALLS = 5000
-SETTLED_S = 0.2  # a first call longer than this predicts the next ones well enough
+SETTLED_S = 0.2  # a first call longer than this predicts the next calls well enough
 _PR_SET_PDEATHSIG = 1
 
 
@@ -43,9 +43,9 @@ def on_ranks(ranks: int, body: Callable[[int], Any]) -> Any:
     """Runs `body(rank)` in `ranks` forked processes and returns rank 0's result.
 
     Raises:
-        ConfigError: a rank raised it; the options cannot work on any rank.
-        FireflyerError: a rank raised or died; the message names the first one. No rank is left
-            then.
+        ConfigError: a rank raised it: the options cannot work on any rank.
+        FireflyerError: a rank raised an error or died; the message names the first such rank. No
+            rank remains.
     """
     context = get_context("fork")
     sys.stdout.flush()
@@ -72,14 +72,14 @@ def on_ranks(ranks: int, body: Callable[[int], Any]) -> Any:
 
 
 def _child(body: Callable[[int], Any], rank: int, parent: int, send: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends the ranks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent also receives it, and ends the ranks
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return
     torch.set_num_threads(1)
     try:
         result = body(rank)
-    except Exception as error:  # noqa: BLE001  # carried to the parent
+    except Exception as error:  # noqa: BLE001  # sent to the parent
         known = isinstance(error, ConfigError)
         send.send((False, error if known else f"rank {rank}: {type(error).__name__}: {error}"))
     else:
@@ -108,7 +108,7 @@ class Session:
     """One rank's groups and clock, as a context manager; entering and leaving are collective.
 
     Attributes:
-        gloo: the peer's group; it also synchronizes the ranks, because it sleeps while it waits.
+        gloo: the peer's group; it also synchronizes the ranks, because its waits sleep.
         store: the ranks' store, for their addresses.
     """
 
@@ -141,7 +141,8 @@ class Session:
         """Pins this thread to a core and then releases it.
 
         A thread that wakes another often pulls it onto its own core, and two ranks that alternate
-        there stay. Without this each candidate would inherit the placement of the previous one.
+        stay there. Without this method each candidate would inherit the placement of the previous
+        one.
         """
         os.sched_setaffinity(0, {self._cores[self.rank % len(self._cores)]})
         os.sched_setaffinity(0, self._cores)
@@ -149,11 +150,12 @@ class Session:
     def time(
         self, call: Callable[[], object], calls: int, first: Callable[[], object] | None = None
     ) -> Timing:
-        """Times `calls` calls on every rank, started together, on separate cores if there are
-        enough.
+        """Times `calls` calls on every rank.
+
+        The ranks start together, on separate cores if there are enough.
 
         Args:
-            first: called once before, not timed.
+            first: called once before the calls, not timed.
         """
         self.barrier()
         self._spread()
@@ -191,9 +193,8 @@ def interleave(
 
 
 def reason_against(call: Callable[[], object]) -> str | None:
-    """Returns a library's own reason for refusing a call; None if it accepts. Every rank calls
-    this.
-    """
+    """Returns a library's own reason for rejecting a call; None if it accepts. Every rank calls
+    this."""
     try:
         call()
     except (RuntimeError, ValueError, TypeError) as error:

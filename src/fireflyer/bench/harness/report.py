@@ -1,4 +1,4 @@
-"""Format of every benchmark: rows of ours against a peer, as a table and as JSON.
+"""Report of every benchmark: rows of our figures against a peer's, as a table and as JSON.
 
 Collectives add a second table with the columns of nccl-tests; in JSON it is the list "nccl".
 """
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One comparison; a ratio above 1 always means that ours is better."""
+    """Comparison; a ratio above 1 always means that ours is better."""
 
     case: str
     unit: str
     ours: float
     peer: str
     peer_value: float | None
-    """Value of the peer; None if the peer cannot run the case: `peer` then holds the reason."""
+    """Value of the peer. None if the peer cannot run the case; then `peer` holds the reason."""
     ratio: float | None
     bound: float | None
-    """Physical or measured raw limit, in the same unit."""
+    """Physical limit or measured raw limit, in the same unit."""
     of_bound: float | None
-    """Reached share of the limit: 1 is all of it."""
+    """Share of the limit that was reached; 1 means the whole limit."""
     rounds: int
     spread: float
-    """Largest over smallest value of ours among the rounds."""
+    """Largest value of ours divided by the smallest, over the rounds."""
     goal: float | None
     """Required ratio."""
     aim: float | None = None
@@ -118,7 +118,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
         Args:
             predicted, measured: source and seconds of each.
-            allowed, aim: percent.
+            allowed, aim: allowed and desired error, in percent.
         """
         error = predicted[1] / measured[1] - 1
         one, other = (f"{name} {_seconds(value)}" for name, value in (predicted, measured))
@@ -134,22 +134,22 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class NcclRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One candidate with the columns of nccl-tests."""
+    """Figures of one candidate with the columns of nccl-tests."""
 
     who: str
     size: int
     """Size in bytes."""
     count: int
-    """Elements; those of one rank if `size` is that of all ranks' parts together."""
+    """Number of elements; of one rank if `size` is that of all ranks' parts together."""
     type: str
     redop: str
     time_us: float
     algbw: float
-    """Algorithm bandwidth in GB/s (10^9): size over time."""
+    """Algorithm bandwidth in GB/s (10^9): size divided by time."""
     busbw: float
-    """Bus bandwidth in GB/s: algbw times the collective's factor of nccl-tests."""
+    """Bus bandwidth in GB/s: algbw multiplied by the collective's factor in nccl-tests."""
     wrong: int
-    """Elements with a wrong value on any rank, in a call after the timed calls."""
+    """Number of elements with a wrong value on any rank, in a call after the timed calls."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +158,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     cpu: str
     cores: int
     isa: str
-    """Instruction set of the kernels, and the width of CRCs: "v3, 256-bit CRCs".
+    """Instruction set of the kernels, and the width of CRCs, for example "v3, 256-bit CRCs".
 
     FIREFLYER_ISA forces an instruction set.
     """
@@ -189,7 +189,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Contents of the file that `--json` writes; "nccl" is omitted if the list is empty."""
+    """Content of the file that `--json` writes; "nccl" is omitted if the list is empty."""
 
     bench: str
     command: str

@@ -28,8 +28,8 @@ def kv(
 ) -> None:
     """Measure the key-value store and the page cache.
 
-    Peers are RocksDB (PyPI: rocksdict, in an environment DIR/rocksdict of --peers), redis-server on a
-    Unix socket, SGLang's layout of a file a page, and fs3's `read_many`.
+    The peers are RocksDB (PyPI: rocksdict, in an environment DIR/rocksdict of --peers),
+    redis-server on a Unix socket, SGLang's layout with one file per page, and fs3's `read_many`.
 
     \b
     fireflyer bench kv --only ycsb --peers peers

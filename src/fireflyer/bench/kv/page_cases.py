@@ -1,4 +1,4 @@
-"""Cases of the page cache: pages over fs3, Redis and files; look-ups; memory."""
+"""Cases of the page cache: pages over fs3, Redis and files; lookups; memory."""
 
 import os
 import random
@@ -20,7 +20,7 @@ from fireflyer.kv.pages import layout
 from fireflyer.kv.pages.cache import PageCache
 
 PAGE = 4_497_408
-"""Bytes of 64 tokens of DeepSeek-V3: 61 layers of 576 values of 2 bytes."""
+"""Size in bytes of a page: 64 tokens of DeepSeek-V3, 61 layers of 576 values of 2 bytes."""
 CALL = 32
 PAGES = 96
 _GB = 1e9
@@ -32,7 +32,7 @@ def keys_of(count: int) -> list[bytes]:
 
 
 class Pages:
-    """Pages of random bytes, the buffers they are read into, and draws of 32 of them."""
+    """Pages of random bytes, buffers to read them into, and random draws of 32 pages."""
 
     def __init__(self, count: int) -> None:
         self.keys = keys_of(count)
@@ -45,7 +45,8 @@ class Pages:
         return self._rng.sample(range(len(self.keys)), min(CALL, len(self.keys)))
 
     def rate(self, read: Callable[[list[int]], object], calls: int) -> Rate:
-        """Returns a round: `calls` calls of 32 pages, in GB/s; the last call is compared."""
+        """Returns a round: `calls` calls of 32 pages, in GB/s; the result of the last call is
+        verified."""
 
         def run() -> float:
             draws = [self.draw() for _ in range(calls)]
@@ -55,7 +56,7 @@ class Pages:
             took = time.perf_counter() - began
             for at, memory in zip(draws[-1], self.memory, strict=False):
                 if memory != self.data[at]:
-                    raise FireflyerError("a page that was read is another one")
+                    raise FireflyerError("a page that was read has the wrong bytes")
             return sum(map(len, draws)) * PAGE / _GB / took
 
         return run
@@ -74,7 +75,7 @@ class Pages:
 
 
 def over_fs3(setting: Setting, count: int, calls: int, *, far: bool) -> list[Row]:
-    """Measures pages of a cache on fs3 against `read_many` of the same bytes from one file."""
+    """Measures pages of a cache on fs3, against `read_many` of the same bytes from one file."""
     pages = Pages(count)
     case = f"{CALL} pages of 4.3 MB, fs3 {'over TCP' if far else 'on the same node'}"
     with ExitStack() as stack:
@@ -104,7 +105,7 @@ def over_fs3(setting: Setting, count: int, calls: int, *, far: bool) -> list[Row
 
 
 def over_redis(setting: Setting, count: int, calls: int) -> list[Row]:
-    """Measures pages of a cache in a folder against Redis on a Unix socket."""
+    """Measures pages of a cache in a folder, against Redis on a Unix socket."""
     pages = Pages(count)
     case = f"{CALL} pages of 4.3 MB, folder, warm"
     with ExitStack() as stack:
@@ -130,7 +131,8 @@ def over_redis(setting: Setting, count: int, calls: int) -> list[Row]:
 
 
 def over_files(setting: Setting, count: int, calls: int) -> list[Row]:
-    """Measures pages of a cache in a folder against SGLang's layout: a file a page, without checksum."""
+    """Measures pages of a cache in a folder, against SGLang's layout: one file per page, no
+    checksum."""
     pages = Pages(count)
     rows = []
     with ExitStack() as stack:
@@ -151,7 +153,7 @@ def over_files(setting: Setting, count: int, calls: int) -> list[Row]:
                     if file.readinto(memory) != PAGE:
                         raise FireflyerError("a file is too short")
 
-        for at in range(0, count, CALL):  # the kernel's page cache has all of both from now on
+        for at in range(0, count, CALL):  # from now on, the kernel's page cache holds both copies
             draw = list(range(at, min(at + CALL, count)))
             pages.from_cache(cache)(draw)
             read(draw)
@@ -182,7 +184,7 @@ def _cache(folder: Path, stack: ExitStack) -> PageCache:
 
 
 def _after(paths: Sequence[Path], run: Rate) -> Rate:
-    """Returns a round before which the kernel drops the files from its page cache."""
+    """Returns a round that starts after the kernel has dropped the files from its page cache."""
 
     def cold() -> float:
         for path in paths:
@@ -197,7 +199,7 @@ def _after(paths: Sequence[Path], run: Rate) -> Rate:
 
 
 def exists(setting: Setting, count: int) -> list[Row]:
-    """Measures `exists` of 128 keys that are all there."""
+    """Measures `exists` of 128 keys that all exist."""
     with ExitStack() as stack:
         cache = stack.enter_context(_cache(setting.work / "folder", stack))
         keys = keys_of(count)
@@ -222,7 +224,7 @@ def exists(setting: Setting, count: int) -> list[Row]:
 
 
 def memory(setting: Setting, count: int) -> list[Row]:
-    """Measures the memory of the index a page, by its own count and by the process's growth."""
+    """Measures the index's memory per page: by its own count, and by the process's growth."""
     entries = _entries(count)
     before = _resident()
     index = PageIndex()

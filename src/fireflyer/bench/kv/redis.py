@@ -1,4 +1,4 @@
-"""A Redis server for the benchmark, and the smallest client: pipelined GETs into the caller's memory."""
+"""Redis server for the benchmark, and a minimal client: pipelined GETs into the caller's memory."""
 
 import io
 import shutil
@@ -18,7 +18,12 @@ class Redis:
     """Process of redis-server on a Unix socket, without persistence; a context manager."""
 
     def __init__(self, folder: Path) -> None:
-        """Starts it. Raises ConfigError: it is not installed. PeerLost: it does not answer."""
+        """Starts the process.
+
+        Raises:
+            ConfigError: redis-server is not installed.
+            PeerLost: redis-server does not answer.
+        """
         program = shutil.which("redis-server")
         if program is None:
             raise ConfigError("redis-server is not installed")
@@ -46,10 +51,10 @@ class Redis:
         head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (len(key), key, len(value))
         self._socket.sendall(b"".join((head, value, b"\r\n")))
         if self._stream.readline() != b"+OK\r\n":
-            raise PeerLost("redis-server refused a SET")
+            raise PeerLost("redis-server rejected a SET")
 
     def get_into(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> None:
-        """Reads values of the buffers' sizes."""
+        """Reads values, each of its buffer's size."""
         asks = (b"*2\r\n$3\r\nGET\r\n$%d\r\n%s\r\n" % (len(key), key) for key in keys)
         self._socket.sendall(b"".join(asks))
         for buffer in buffers:

@@ -44,7 +44,7 @@ def workloads(setting: Setting, records: int, operations: int) -> list[Row]:
             setting.say(f"YCSB: loading {name}")
             process = TimedProcess(f"runs {name}", [*command, str(records)])
             stores[name] = stack.enter_context(process)
-            stores[name].seconds("C 1 1")  # the answer to loading
+            stores[name].seconds("C 1 1")  # answered after loading
         for workload in "ABC":
             count = operations if workload == "A" else 4 * operations
             line = f"{workload} {CALLERS} {count}"
@@ -61,7 +61,8 @@ def workloads(setting: Setting, records: int, operations: int) -> list[Row]:
 
 
 def _url(files: FileSystem, name: str) -> str:
-    """Returns the URL of a folder; processes that start from now on find the file system, too."""
+    """Returns the URL of a folder; sets the environment so that later processes find the file
+    system."""
     os.environ["FIREFLYER_FS"] = files.where
     return f"fs3:///{name}"
 
@@ -102,7 +103,7 @@ def opening(setting: Setting, size: int) -> list[Row]:
 
 
 def visible(setting: Setting, writes: int) -> list[Row]:
-    """Measures when another process sees a write, from the moment that `put` returned."""
+    """Measures the time from the return of `put` until another process sees the write."""
     rows = []
     with ExitStack() as stack:
         files = stack.enter_context(FileSystem(setting.work / "seen-fs3"))

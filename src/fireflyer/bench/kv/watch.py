@@ -1,6 +1,7 @@
-"""`python -m fireflyer.bench.kv.watch URL`: another process that reads a store.
+"""Process that reads a store: `python -m fireflyer.bench.kv.watch URL`.
 
-For each new value of the key "seen" it prints the value and the monotonic time at which it saw it.
+For each new value of the key "seen" it prints the value and the monotonic time at which it read the
+value.
 """
 
 import sys

@@ -1,10 +1,11 @@
-"""YCSB's workloads A, B and C on one store, in a process of the environment that has it.
+"""YCSB's workloads A, B and C on one store, in a process of the store's environment.
 
     python ycsb.py fireflyer|rocksdict PLACE RECORDS
 
-It writes RECORDS records of 1 KB and answers "0". Then each line of standard input, "WORKLOAD THREADS
-OPERATIONS", gets the seconds that it took. Updates are durable when a call returns. Keys are drawn by
-YCSB's zipfian law (0.99) before the clock starts. It imports none of our code for another store.
+The process writes RECORDS records of 1 KB and answers "0". Then it answers each line of standard
+input, "WORKLOAD THREADS OPERATIONS", with the seconds that the operations took. Updates are durable
+when a call returns. Keys are drawn by YCSB's zipfian law (0.99) before the clock starts. For
+another store, the process imports none of our code.
 """
 
 import random
@@ -43,7 +44,7 @@ def open_rocksdict(place: str) -> tuple[Callable[[Key], object], Callable[[Key, 
 
 
 def drawn(workload: str, records: int, operations: int, seed: int) -> list[tuple[bool, Key]]:
-    """Returns (whether it reads, key) of each operation."""
+    """Returns (True for a read, key) for each operation."""
     rng = random.Random(seed)
     weights = list(accumulate(1 / (rank + 1) ** 0.99 for rank in range(records)))
     chosen = rng.choices(range(records), cum_weights=weights, k=operations)
@@ -53,7 +54,7 @@ def drawn(workload: str, records: int, operations: int, seed: int) -> list[tuple
 def run(
     get: Callable[[Key], object], put: Callable[[Key, bytes], object], parts: list[list[tuple[bool, Key]]]
 ) -> float:  # fmt: skip
-    """Performs the operations of each thread; returns the seconds of all."""
+    """Performs the operations of each thread; returns the total time in seconds."""
     gate = threading.Barrier(len(parts) + 1)
     missing: list[Key] = []
 

@@ -23,12 +23,12 @@ from fireflyer.errors import ConfigError, DeadlineExceeded, PeerLost
 BLOCK = 1 << 20
 WRITTEN = 4096
 TREE = "/tree"
-"""Folder that `find` visits; a peer may have files of its own in the root."""
+"""Folder that `find` visits; a peer's root may contain other files."""
 A_FOLDER = 1000
-"""Files of each folder that `find` visits."""
+"""Number of files in each folder that `find` visits."""
 CALLERS = (1, 16)
 MAKERS = 16
-"""Threads that make the files that `find` visits on a peer."""
+"""Number of threads that make the files for `find` on a peer."""
 
 Rate = Callable[[], float]
 _Maker = Callable[[Setting], Mounted]
@@ -43,10 +43,11 @@ def _passthrough(setting: Setting) -> Mounted:
 
 
 class Mounts:
-    """Our mount and those of the peers that can be had; the reasons why the others are missing."""
+    """Our mount and those of the available peers; the reasons why other peers are missing."""
 
     def __init__(self, setting: Setting, stack: ExitStack, peers: dict[str, _Maker]) -> None:
-        """Mounts them until the stack closes; raises ConfigError if ours cannot be mounted."""
+        """Mounts all file systems until the stack closes; raises ConfigError if ours cannot be
+        mounted."""
         self.ours = stack.enter_context(OurMount(setting.work / "ours"))
         self.peers: dict[str, Mounted] = {}
         self._missing: dict[str, str] = {}
@@ -68,7 +69,7 @@ def _worker(stack: ExitStack, name: str, mount: Mounted) -> Worker:
 
 
 def read(setting: Setting) -> list[Row]:
-    """Measures 1 MiB reads in order of a file of which no byte is in memory."""
+    """Measures 1 MiB reads, in order, of a file of which no byte is in memory."""
     case = f"{size_text(BLOCK)} reads in order, cold"
     count = setting.sizes.data // BLOCK
     with ExitStack() as stack:
@@ -104,14 +105,14 @@ def _reads(worker: Worker, mount: Mounted, count: int) -> Rate:
     }  # fmt: skip
 
     def run() -> float:
-        drop_cache(mount.folder)  # the mount's own pages, and those of the files behind it
+        drop_cache(mount.folder)  # drops the mount's own pages, and those of the underlying files
         return count * BLOCK / 1e9 / together([worker], [command])
 
     return run
 
 
 def create(setting: Setting) -> list[Row]:
-    """Measures files that are created, written and closed, by one caller and by 16."""
+    """Measures files that are created, written and closed, by one caller and by 16 callers."""
     rows = []
     with ExitStack() as stack:
         mounts = Mounts(setting, stack, {"juicefs": _juicefs})
@@ -147,7 +148,7 @@ def _creates(worker: Worker, directory: str, total: int, callers: int) -> Rate:
 
 
 def find(setting: Setting) -> list[Row]:
-    """Measures `find` over a tree: with names alone, and with the attributes of each file."""
+    """Measures `find` over a tree: with names only, and with the attributes of each file."""
     total = setting.sizes.found
     with ExitStack() as stack:
         mounts = Mounts(setting, stack, {"juicefs": _juicefs})
@@ -204,7 +205,8 @@ def run(spec: Spec, say: Callable[[str], None]) -> list[Row]:
     """Runs the cases of `spec.only`, in the order of CASES, and returns their rows.
 
     Raises:
-        ConfigError: nothing can be mounted here. FireflyerError: a service or a client failed.
+        ConfigError: nothing can be mounted here.
+        FireflyerError: a service or a client failed.
     """
     with Setting(spec, say) as setting:
         return [row for name, case in CASES.items() if name in spec.only for row in case(setting)]

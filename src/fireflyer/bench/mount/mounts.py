@@ -10,10 +10,10 @@ from fireflyer.fs3.mount import program
 
 
 class OurMount(Mounted):
-    """File system of ours in one process, mounted by another, as users start them.
+    """Our file system in one process, mounted by another process, as users start them.
 
     Attributes:
-        files: the file system, for clients that do not go through the mount.
+        files: the file system, for clients that bypass the mount.
     """
 
     title = "Fireflyer"
@@ -41,8 +41,8 @@ class Passthrough(Mounted):
     """Folder of this disk, mounted by a `passthrough_hp` that the user has built.
 
     Args:
-        folder: folder of its files and its mount point.
-        program: the program, from libfuse's folder `example`.
+        folder: folder of the mounted files and of the mount point.
+        program: the program, built from libfuse's folder `example`.
     """
 
     title = "passthrough_hp"
@@ -52,7 +52,9 @@ class Passthrough(Mounted):
         super().__init__(folder)
         check_can_mount()
         if program is None or not program.is_file():
-            raise ConfigError("name the program by --passthrough FILE; libfuse's examples have it")
+            raise ConfigError(
+                "name the program with --passthrough FILE; it is one of libfuse's examples"
+            )
         self._program = program.absolute()
 
     def start(self) -> None:

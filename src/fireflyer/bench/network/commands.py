@@ -9,14 +9,15 @@ from fireflyer.bench.harness.report import Machine
 
 
 def net(
-    hosts: Annotated[int, typer.Option(min=8, max=800, help="Hosts beside SimGrid.")] = 200,
+    hosts: Annotated[int, typer.Option(min=8, max=800, help="Hosts in the comparison.")] = 200,
     rounds: Rounds = 3,
     json_to: JsonTo = None,
 ) -> None:
     """Measure max-min fair flows against SimGrid, and 15,000 flows of the paper's network.
 
     SimGrid is Debian's package python3-simgrid, run by the system's Python; without it the rows
-    name the reason. Both compute the end of each flow: two trees and storage reads together.
+    give the reason. Both solvers compute the end of each flow, for two trees and storage reads
+    together.
 
     \b
     fireflyer bench net --hosts 400 --json net.json

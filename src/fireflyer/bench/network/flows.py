@@ -28,7 +28,7 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 MERGES = (0.0, 0.01)
 
 Solve = Callable[[], tuple[float, Floats]]
-"""Returns seconds of a solver, and the end of each flow."""
+"""Function that runs a solver; returns its time in seconds, and the end of each flow."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Case:
 
     @classmethod
     def mixed(cls, hosts: int) -> "Case":
-        """Two trees of 93 MB over the compute nodes, and 8 reads of 4 to 16 MiB by each of them."""
+        """Makes two trees of 93 MB over the compute nodes, and 8 reads of 4 to 16 MiB by each
+        node."""
         stores = max(2, hosts // 5)
         radix = _radix(hosts)
         net = two_zone(hosts - stores, stores // 2, radix=radix, cross=min(20, radix))
@@ -63,7 +64,7 @@ class Case:
 
     @classmethod
     def paper(cls) -> "Case":
-        """Storage reads of 4 to 16 MiB in the paper's network: 14,400 flows."""
+        """Makes storage reads of 4 to 16 MiB in the paper's network: 14,400 flows."""
         net = preset("fire-flyer2")[0]
         of = traffic(net, "storage")
         sizes = np.random.default_rng(1).integers(4 << 20, 16 << 20, len(of.senders)).astype(float)
@@ -71,14 +72,14 @@ class Case:
         return cls(link_capacities(net), paths, of, sizes)
 
     def ours(self, merge: float) -> tuple[float, Floats]:
-        """Returns seconds of our solver, and the end of each flow."""
+        """Runs our solver; returns its time in seconds, and the end of each flow."""
         begin = time.perf_counter()
         solver = native.Flows(self.capacities, self.paths.begin, self.paths.links, self.sizes)
         solver.run(math.inf, merge)
         return time.perf_counter() - begin, solver.ends()
 
     def by_simgrid(self) -> tuple[float, Floats]:
-        """Returns seconds of SimGrid, without its start and the platform, and the ends."""
+        """Runs SimGrid; returns its time in seconds, without start and platform, and the ends."""
         begin, links = self.paths.begin.tolist(), self.paths.links.tolist()
         flows = [
             [int(a), int(b), links[begin[n] : begin[n + 1]], float(size)]
@@ -99,12 +100,12 @@ class Case:
 
 
 def _radix(hosts: int) -> int:
-    """The fewest ports of a switch whose two zones hold the hosts."""
+    """Returns the smallest number of ports of a switch whose two zones hold the hosts."""
     return next(radix for radix in range(8, 129, 4) if radix * radix - 2 * radix >= hosts + 40)
 
 
 def has_simgrid() -> bool:
-    """True if the system's Python has SimGrid."""
+    """Returns True if the system's Python has SimGrid."""
     try:
         done = subprocess.run(
             [SYSTEM_PYTHON, "-c", "import simgrid"], capture_output=True, timeout=60

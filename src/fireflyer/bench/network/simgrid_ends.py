@@ -1,6 +1,7 @@
-"""Run by the system's Python, which has SimGrid: python3 simgrid_ends.py JOB RESULT, both JSON.
+"""Script for the system's Python, which has SimGrid: python3 simgrid_ends.py JOB RESULT (both
+JSON).
 
-The job has `links` (bytes a second by name) and `flows`: [sender, receiver, links, bytes].
+The job has `links` (bytes per second by name) and `flows`: [sender, receiver, links, bytes].
 """
 
 import json

@@ -1,1 +1,1 @@
-"""Operators and low-bit training of fireflyer.nn against torch's eager and compiled ones."""
+"""Operators and low-bit training of fireflyer.nn against eager and compiled torch."""

@@ -1,4 +1,4 @@
-"""The benchmark of fireflyer.nn: which cases, at which size."""
+"""Benchmark of fireflyer.nn: its cases and their sizes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ class Spec:
     """Options of the benchmark.
 
     Attributes:
-        only: names of cases, of `harness.options.NN`.
-        threads: numbers of threads of torch, one after the other.
-        compiled: measure torch.compile, too.
+        only: names of cases, from `harness.options.NN`.
+        threads: numbers of torch's threads, measured one after the other.
+        compiled: True to measure torch.compile, too.
         scale: divisor of sizes; goals hold for 1.
-        seeds: training runs of each kind.
-        steps: steps of a character model; a hundredth of it is the epochs of digits.
+        seeds: number of training runs of each kind.
+        steps: number of steps of a character model; digits trains for a hundredth as many epochs.
     """
 
     only: tuple[str, ...]

@@ -11,7 +11,7 @@ from fireflyer.bench.harness.command_line import JsonTo, Rounds, names_of, repor
 from fireflyer.bench.harness.report import Machine
 
 HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
-"""Settings of glibc's allocator under which large tensors are not mapped anew for each call."""
+"""Settings of glibc's allocator with which large tensors are not mapped anew for each call."""
 
 
 def nn(
@@ -30,17 +30,17 @@ def nn(
     rounds: Rounds = 9,
     json_to: JsonTo = None,
 ) -> None:
-    """Measure what models keep for backward, times of operators, and low-bit training.
+    """Measure the memory that models keep for backward, times of operators, and low-bit training.
 
-    The peer is eager torch, in the same process, by the same allocator: glibc's, told to keep memory
-    (MALLOC_MMAP_MAX_=0). The cases digits (needs scikit-learn) and characters take minutes.
+    The peer is eager torch, in the same process, with the same allocator: glibc's, set to keep
+    memory (MALLOC_MMAP_MAX_=0). The cases digits (needs scikit-learn) and characters take minutes.
 
     \b
     fireflyer bench nn
     fireflyer bench nn --only operators,head --threads 1,2 --compiled
     fireflyer bench nn --only digits,characters
     """
-    if "MALLOC_MMAP_MAX_" not in os.environ:  # read when a process starts
+    if "MALLOC_MMAP_MAX_" not in os.environ:  # glibc reads it when a process starts
         os.execve(sys.executable, sys.orig_argv, {**os.environ, **HEAP})
     machine = Machine.here()
     wanted = names_of("--only", only, options.NN)

@@ -1,4 +1,5 @@
-"""Bytes: kept for backward by a forward, and the peak of a training step. Exact, whatever the load."""
+"""Bytes that a forward keeps for backward, and the peak of a training step. Exact under any
+load."""
 
 import copy
 
@@ -15,7 +16,7 @@ HEAD = 8.0
 
 
 def kept(scale: int) -> list[Row]:
-    """Measures what a forward of each model keeps, before and after `to_hfai`."""
+    """Measures the bytes that a forward of each model keeps, before and after `to_hfai`."""
     rows = []
     for case in cases(scale):
         torch.manual_seed(0)
@@ -55,7 +56,7 @@ def _peak(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> float:
         model(*inputs).backward()
         adam.step()
 
-    step()  # makes the optimizer's state
+    step()  # creates the optimizer's state
     return peak_of(step) + _static(model, adam)
 
 

@@ -1,4 +1,4 @@
-"""Models whose kept bytes and step peaks are measured: eager torch, without a line of ours."""
+"""Models whose kept bytes and step peaks are measured: plain eager torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 
 class Block(nn.Module):
-    """A transformer block: [batch, time, width] to the same."""
+    """Transformer block; input and output are [batch, time, width]."""
 
     def __init__(self, width: int, act: type[nn.Module], p: float, causal: bool) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Gpt(nn.Module):
 
 
 class Residual(nn.Module):
-    """The basic block of a ResNet."""
+    """Basic block of a ResNet."""
 
     def __init__(self, inside: int, outside: int, stride: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Residual(nn.Module):
 
 
 def resnet18() -> nn.Module:
-    """ResNet-18 as published: pictures [batch, 3, height, width] to 1,000 logits."""
+    """Makes ResNet-18 as published: from pictures [batch, 3, height, width] to 1,000 logits."""
     stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
     blocks = [
         Residual(inside, outside, 2 if inside != outside and first else 1)
@@ -81,7 +81,7 @@ def resnet18() -> nn.Module:
 
 
 class Head(nn.Module):
-    """The last product of a language model with its loss: [rows, width] to a number."""
+    """Last linear layer of a language model with its loss: from [rows, width] to a number."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()
@@ -93,10 +93,10 @@ class Head(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A model and its inputs.
+    """Model with its inputs.
 
     Attributes:
-        most: required maximum of kept bytes over eager, and the aim; None if there is none.
+        most: required maximum ratio of kept bytes to eager's, and the aim; None if there is none.
     """
 
     name: str

@@ -20,11 +20,11 @@ Operator = Callable[..., Tensor | tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class Case:
-    """An operator of some inputs, ours and torch's; `goal` and `aim` are ratios against eager.
+    """Operator, ours and torch's, with its inputs; `goal` and `aim` are ratios against eager.
 
     Attributes:
         inputs: number of inputs of the whole shape.
-        weights: number of inputs, after these, of the last dimension's size.
+        weights: number of further inputs, of the last dimension's size.
     """
 
     name: str
@@ -110,7 +110,7 @@ def _pool(rounds: int, threads: int) -> Row:
 
 
 def head(rounds: int, threads: int, rows: int, words: int) -> list[Row]:
-    """Measures the last product with cross-entropy: peak of memory, and time."""
+    """Measures the last linear layer with cross-entropy: peak of memory, and time."""
     torch.manual_seed(0)
     x = torch.randn(rows, 256, requires_grad=True)
     weight = (torch.randn(words, 256) / 16).requires_grad_()
@@ -125,7 +125,7 @@ def head(rounds: int, threads: int, rows: int, words: int) -> list[Row]:
         return run
 
     runs = {"ours": run_of(ours.linear_cross_entropy), "eager": run_of(theirs.linear_cross_entropy)}
-    own = (weight.nbytes + x.nbytes) / (1 << 20)  # the gradients, on both sides
+    own = (weight.nbytes + x.nbytes) / (1 << 20)  # the gradients, equal for both
     mine, its = (peak_of(run) - own for run in runs.values())
     found = interleaved(runs, rounds)
     name = f"linear + cross-entropy, {rows} x {words}, {threads} threads"
@@ -136,7 +136,7 @@ def head(rounds: int, threads: int, rows: int, words: int) -> list[Row]:
 
 
 def bits(rounds: int, threads: int, size: int) -> list[Row]:
-    """Measures the product of 1-bit by 2-bit integers against float32 and packing."""
+    """Measures the product of 1-bit and 2-bit integers, against float32 and packing."""
     generator = torch.Generator().manual_seed(0)
     a = torch.randint(4, (size, size), generator=generator)
     b = torch.randint(2, (size, size), generator=generator)
@@ -170,7 +170,9 @@ def _timed(run: Callable[[], object]) -> Callable[[], float]:
 def _quantized_linear(weight: Tensor) -> Callable[[Tensor], Tensor]:
     layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated, and still torch's only one on CPUs
+        warnings.simplefilter(
+            "ignore"
+        )  # deprecated, but still torch's only quantized layer on CPUs
         layer.weight.copy_(weight)
         model: torch.nn.Module = torch.ao.quantization.quantize_dynamic(
             torch.nn.Sequential(layer), {torch.nn.Linear}

@@ -15,11 +15,11 @@ from fireflyer.bench.harness.report import Row
 from fireflyer.nn.quant import Bits, Conv2d, Recurrent, bin_entropy
 
 WITHIN, AIM = 1.0, 0.3
-"""Allowed difference of accuracy in points, and the aim."""
+"""Allowed difference of accuracy in percentage points, and the aim."""
 
 
 def digits(seeds: int, epochs: int, said: Callable[[str], None]) -> list[Row]:
-    """Trains a convolutional net at 1-2-6 bits and in float32; accuracy in percent."""
+    """Trains a convolutional net with 1-2-6 bits and in float32; reports accuracy in percent."""
     try:
         load_digits = importlib.import_module("sklearn.datasets").load_digits
     except ModuleNotFoundError:
@@ -102,7 +102,7 @@ VARIANTS = {
 
 
 def characters(seeds: int, steps: int, said: Callable[[str], None]) -> list[Row]:
-    """Trains character models with 2-bit weights and states; perplexity of unseen text."""
+    """Trains character models with 2-bit weights and states; reports perplexity of unseen text."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     text = "".join(
         (folder / f"{name}.py").read_text() for name in ("argparse", "inspect", "typing")

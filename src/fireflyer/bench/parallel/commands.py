@@ -22,8 +22,9 @@ def experts(
 ) -> None:
     """Measure dispatch and combine of experts between the hosts of a lab. Needs root.
 
-    Top 8 of 64 experts in bfloat16; the number of ranks must divide 64. The peer moves one copy per
-    token and expert by all_to_all_single over gloo. Also shows loads after rebalancing.
+    Each token uses 8 of 64 experts, in bfloat16; the number of ranks must divide 64. The peer moves
+    one copy per token and expert with all_to_all_single over gloo. Also shows loads after
+    rebalancing.
 
     \b
     fireflyer bench experts --json experts.json
@@ -52,8 +53,8 @@ def tensor(
 ) -> None:
     """Measure MLPs in 4 bits on tensor-parallel ranks between the hosts of a lab. Needs root.
 
-    The layers have the shapes of Llama-70B and Granite-20B, widths divided by 16. The peer gathers
-    and reorders activations between the two layers.
+    The layers have the shapes of Llama-70B and Granite-20B, with widths divided by 16. The peer
+    gathers and reorders activations between the two layers.
 
     \b
     fireflyer bench tensor --json tensor.json
@@ -66,7 +67,7 @@ def tensor(
 
 
 def pipeline(
-    stages: Annotated[str, typer.Option(help="Numbers of stages, each on a host.")] = "2,4",
+    stages: Annotated[str, typer.Option(help="Numbers of stages; each stage has a host.")] = "2,4",
     chunks: Annotated[int, typer.Option(min=1, help="Micro-batches of a step.")] = 8,
     rate: Rate = "1gbit",
     rounds: Rounds = 5,
@@ -79,8 +80,8 @@ def pipeline(
     """Measure pipelines between the hosts of a lab. Needs root.
 
     Stages compute by sleeping. The peers are the schedule's own prediction and torch's pipelining
-    over gloo. Also counts the bytes that a card sends with each placement, and shows the planner's
-    step times beside the paper's.
+    over gloo. Also counts the bytes that a card sends with each placement, and compares the
+    planner's step times with the paper's.
 
     \b
     fireflyer bench pipeline --html timelines.html --json pipeline.json

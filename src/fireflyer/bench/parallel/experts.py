@@ -1,7 +1,7 @@
-"""Dispatch and combine between the hosts of a lab, against one copy a token and expert on gloo.
+"""Dispatch and combine between the hosts of a lab, against one copy per token and expert on gloo.
 
-Experts return their input, so only the exchange is measured. The peer moves rows of bfloat16 by
-torch's `all_to_all_single` to the rank of each expert and back; its rows are in order already.
+Experts return their input, so only the exchange is measured. The peer moves rows of bfloat16 with
+torch's `all_to_all_single` to the rank of each expert and back; its rows are already in order.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Spec:
 
     Attributes:
         rate: speed of each cable, in the lab's notation.
-        tokens: tokens of each rank.
+        tokens: number of tokens of each rank.
     """
 
     hosts: int = 4
@@ -76,7 +76,7 @@ def _chosen(spec: Spec, rank: int) -> torch.Tensor:
 
 
 def _bound(spec: Spec) -> int:
-    """Returns the rows' bytes that the busiest host sends: dispatch, and combine for the others."""
+    """Returns the bytes of rows that the busiest host sends, in dispatch and in combine."""
     sent = [0] * spec.hosts
     for rank in range(spec.ranks):
         home = rank // spec.ranks_per_host

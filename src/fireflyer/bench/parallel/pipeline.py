@@ -1,7 +1,7 @@
-"""Pipelines between the hosts of a lab: the step over its prediction, and over torch's on gloo.
+"""Pipelines between the hosts of a lab: step time against its prediction and torch's over gloo.
 
-A stage computes by sleeping, as if on a device. The prediction is the schedule's timeline with the
-nominal times of computations, and messages that take their bytes over the line's measured rate.
+A stage computes by sleeping, as if on a device. The prediction is the schedule's timeline with
+nominal times of computations; a message takes its bytes divided by the line's measured rate.
 """
 
 from collections.abc import Callable
@@ -40,12 +40,12 @@ KINDS: dict[str, type[Pipeline]] = {
 RAW_BYTES = 8 << 20
 BYTES_HOSTS, BYTES_RANKS_PER_HOST, BYTES_STAGES, BYTES_WIDTH = 2, 4, 2, 256
 CALL_BYTES = 48  # header of a collective call on a link (native/hfreduce/types.hpp: Call)
-MASK_BYTES = 1  # a byte for each parameter of a stage: did its backward reach it?
+MASK_BYTES = 1  # one byte per parameter of a stage: True if its backward reached the parameter
 
 
 @dataclass(frozen=True)
 class Load:
-    """Compute and bytes of a stage: seconds of a forward, bytes of a message."""
+    """Compute time and message size of a stage."""
 
     name: str
     forward_s: float
@@ -63,7 +63,7 @@ class Spec:
     Attributes:
         stages: numbers of hosts, each with one rank.
         rate: speed of each cable, in the lab's notation.
-        chunks: micro-batches of a step.
+        chunks: number of micro-batches of a step.
     """
 
     stages: tuple[int, ...] = (2, 4)
@@ -79,7 +79,7 @@ class Measured:
 
     Attributes:
         line: payload bytes per second of a raw stream.
-        spans: computations of a step of each schedule.
+        spans: computations of one step, by schedule.
     """
 
     line: float
@@ -111,7 +111,7 @@ def run(spec: Spec, say: Callable[[str], None]) -> tuple[list[Row], list[Drawing
 
 
 def planner_rows() -> list[Row]:
-    """Returns the planner's step times against the paper's, but for the points it is calibrated on."""
+    """Compares the planner's step times with the paper's; skips the points used for calibration."""
     rows = []
     for name, (_, *points) in PAPER.items():
         model = calibrated(name)
@@ -159,7 +159,7 @@ def _measure(spec: Spec, load: Load, place: Place) -> Measured:
 
 
 def _watched(place: Place, pipe: Pipeline, step: Callable[[], object]) -> list[Span]:
-    """Returns the computations of a step on all ranks, from the first one's begin on."""
+    """Returns the computations of a step on all ranks, relative to the first one's start."""
     mine: list[Span] = []
     place.session.barrier()
     pipe.watch = lambda action, begin, end: mine.append(Span(place.rank, action, begin, end))
@@ -199,11 +199,11 @@ def _rows(spec: Spec, stages: int, load: Load, found: Measured) -> list[Row]:
 
 @dataclass
 class Sent:
-    """Bytes of a step, from rank 0.
+    """Bytes of a step, measured by rank 0.
 
     Attributes:
         hosts: bytes of messages and collective calls that each host sends.
-        card: bytes that the busiest host's card counts, with headers of all layers.
+        card: bytes that the busiest host's card counts, including headers of all layers.
         activations: bytes of activations that a rank sends.
         gradients: bytes of the gradients of a stage.
     """
@@ -231,7 +231,7 @@ def _sent(placement: str, place: Place) -> Sent:
     def step() -> None:
         pipe.forward_backward(x, criterion=lambda y: y.square().mean())
 
-    for _ in range(2):  # the second one begins with the order of the buckets, once for all
+    for _ in range(2):  # the second step begins with the final order of the buckets
         step()
     place.session.barrier()
     before = count()
@@ -243,11 +243,11 @@ def _sent(placement: str, place: Place) -> Sent:
 
 
 def _bytes_rows(placement: str, found: Sent) -> list[Row]:
-    """Returns the bytes against the planner's and the headers of calls, and the card's own count."""
+    """Returns a row of sent against computed bytes, and a row of the card's own count."""
     data = BYTES_HOSTS * BYTES_RANKS_PER_HOST // BYTES_STAGES
     layout = Layout(pp=BYTES_STAGES, dp=data, placement=placement)
     computed, summed = card_bytes(layout, BYTES_RANKS_PER_HOST, found.activations, found.gradients)
-    if summed:  # each rank of a host sums a part of the gradients, one of them also the mask
+    if summed:  # each rank of a host sums a part of the gradients; one rank also sums the mask
         lanes = BYTES_RANKS_PER_HOST // BYTES_STAGES
         computed += BYTES_STAGES * ((lanes + 1) * CALL_BYTES + MASK_BYTES)
     most = max(found.hosts)

@@ -1,4 +1,4 @@
-"""A pipeline stage that computes by sleeping, as if on a device, and torch's pipelining of it."""
+"""Pipeline stage that computes by sleeping, as if on a device, and torch's pipelining of it."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ PEERS: dict[str, Any] = {
     schedules.PIPEDREAM: peers.Schedule1F1B,
     schedules.INTERLEAVED: peers.ScheduleInterleaved1F1B,
 }
-"""torch's class of each schedule that it has, too."""
+"""torch's class for each schedule that torch also has."""
 
 
 class _Slow(torch.autograd.Function):
-    """Sleeps in forward and in backward; returns its input."""
+    """Function that sleeps in forward and in backward and returns its input."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
@@ -36,7 +36,7 @@ class _Slow(torch.autograd.Function):
 
 
 class Stub(nn.Module):
-    """A stage whose forward, input gradient and weight gradient take `seconds` each."""
+    """Stage whose forward, input gradient and weight gradient take `seconds` each."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Stub(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x if x.requires_grad else x + self.bias  # the first stage has an input gradient, too
+        x = x if x.requires_grad else x + self.bias  # so the first stage also has an input gradient
         weight = _Slow.apply(self.weight, 0.0, self.seconds)  # type: ignore[no-untyped-call]
         slow = _Slow.apply(x, self.seconds, self.seconds)  # type: ignore[no-untyped-call]
         y: torch.Tensor = slow + weight

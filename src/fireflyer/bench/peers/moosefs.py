@@ -1,6 +1,6 @@
 """MooseFS on this host, from Debian's packages: master, chunk server, mount.
 
-Its metadata is not synced to disk.
+The master does not sync its metadata to disk.
 """
 
 import os
@@ -22,12 +22,12 @@ class MooseFS(Mounted):
     """Mounted MooseFS.
 
     Args:
-        folder: folder of its data and its mount point.
+        folder: folder of the file system's data and its mount point.
         peers: folder of the peers' packages.
     """
 
     def __init__(self, folder: Path, peers: Path) -> None:
-        """Fetches the packages; raises ConfigError if it cannot be fetched or mounted here."""
+        """Fetches the packages; raises ConfigError if they cannot be fetched or mounted here."""
         super().__init__(folder)
         check_can_mount()
         self._tree = debian(peers / "moosefs", _PACKAGES).absolute()
@@ -88,14 +88,14 @@ class MooseFS(Mounted):
 
 
 def host_address() -> str:
-    """Returns an address of this host other than loopback, because the master refuses 127.0.0.1.
+    """Returns an address of this host other than loopback, because the master rejects 127.0.0.1.
 
     Raises:
         ConfigError: the host has no such address.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing
+            probe.connect(("192.0.2.1", 9))  # only looks up the route; sends nothing
             found = str(probe.getsockname()[0])
         except OSError:
             found = "127.0.0.1"

@@ -20,9 +20,9 @@ _FUSE = ("fuse3", "libfuse3-3")
 
 
 class Mounted(ABC):
-    """Mounted file system and its processes, in a folder that it creates and removes.
+    """Mounted file system with its processes, in a folder that the object creates and removes.
 
-    It is a context manager.
+    The object is a context manager.
 
     Attributes:
         title: name with the version.
@@ -40,10 +40,10 @@ class Mounted(ABC):
     def start(self) -> None:
         """Starts and mounts the file system.
 
-        The folder exists and holds nothing but the empty mount point.
+        At this time the folder contains only the empty mount point.
 
         Raises:
-            ConfigError, PeerLost, DeadlineExceeded.
+            ConfigError, PeerLost, DeadlineExceeded: the file system cannot be mounted.
         """
 
     def __enter__(self) -> Self:
@@ -123,7 +123,7 @@ class Mounted(ABC):
 
 
 def _end_of(log: Path) -> str:
-    return " ".join(log.read_text(errors="replace").split())[-300:] or "it says nothing"
+    return " ".join(log.read_text(errors="replace").split())[-300:] or "it printed nothing"
 
 
 def check_can_mount() -> None:
@@ -135,9 +135,9 @@ def check_can_mount() -> None:
 
 
 def debian(folder: Path, packages: Sequence[str]) -> Path:
-    """Returns the root of a tree with the files of these Debian packages, made once.
+    """Returns the root of a tree with the files of these Debian packages; made at the first use.
 
-    The packages are not installed.
+    The packages are not installed on the machine.
 
     Raises:
         ConfigError: the packages cannot be fetched.
@@ -161,7 +161,7 @@ def debian(folder: Path, packages: Sequence[str]) -> Path:
 
 
 def fuse(folder: Path) -> dict[str, str]:
-    """Returns the environment variables by which a program finds `fusermount`, fetched if missing.
+    """Returns environment variables by which a program finds `fusermount`; fetches it if missing.
 
     Raises:
         ConfigError: `fusermount` cannot be fetched.

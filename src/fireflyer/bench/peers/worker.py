@@ -1,14 +1,14 @@
-"""One peer of `fireflyer bench records`, in a process of the environment that has it.
+"""One peer of `fireflyer bench records`, in a process of the peer's environment.
 
 The process does not import our code. It starts as `python worker.py PEER`. Each line of standard
-input is a JSON object; each gets one line back:
+input is a JSON object; each gets one line as the answer:
   {"do": "hello"}                              -> {"version", "views", "verifies", "sequential"}
   {"do": "prepare", "raw": DIR, "work": DIR}   -> {"bytes"}        writes the peer's format once
   {"do": "round", "work": DIR, "indices": FILE, "batch": B, "cold": BOOL, "views": BOOL}
                                                -> {"seconds", "bytes"}
   or {"error": TEXT}.
 
-The process exits at the end of its input. Opening is not timed. One byte per page of a view is
+The process exits at the end of its input. Opening is not timed. From a view, one byte per page is
 read.
 """
 
@@ -105,7 +105,7 @@ class Lmdb(Peer):
 class Mosaic(Peer):
     """MosaicML Streaming, with empty names in place of torchvision.
 
-    Only its image classes use torchvision, whose wheel must fit the build of torch, CPU or CUDA.
+    Only its image classes use torchvision, whose wheel must match the build of torch (CPU or CUDA).
     Not every machine has such a wheel.
     """
 
@@ -260,7 +260,7 @@ def answer(peer: Peer, command: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    # Libraries may print, so the answers use a descriptor of their own.
+    # Libraries may print to stdout, so the answers use a separate descriptor.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     peer = PEERS[sys.argv[1]]()

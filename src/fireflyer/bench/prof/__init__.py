@@ -1,1 +1,1 @@
-"""Benchmark of the profiler: what it costs the process that it profiles."""
+"""Benchmark of the profiler's cost to the process that it profiles."""

@@ -1,6 +1,7 @@
-"""Costs of profiling: time to the first step's row, microseconds a step, CPU of sampling, and a trace
-against torch.profiler. The profiled script notes the CPU time of each step itself, with and without a
-session in turn."""
+"""Costs of profiling: time to the first step's row, time per step, CPU of sampling, and a trace.
+
+The trace is compared with torch.profiler. The profiled script itself records the CPU time of each
+step, in turn with and without a session."""
 
 import subprocess
 import sys
@@ -30,12 +31,12 @@ class Spec:
 
     rounds: int = 5
     seconds: float = 2.0
-    """Length of each session and of each stretch without one."""
+    """Length in seconds of each session and of each period without a session."""
 
 
 @dataclass
 class Found:
-    """Values of each round by case."""
+    """Values of each round, by case."""
 
     first_row_s: list[float] = field(default_factory=list)
     phases_us: list[float] = field(default_factory=list)
@@ -84,16 +85,16 @@ class _Bench:
         self._child, self._board, self._spec = child, board, spec
 
     def wait_for(self, steps: int) -> None:
-        """Waits until the script has done so many more steps."""
+        """Waits until the script has done this many more steps."""
         goal = self._board.count + steps
         end = time.monotonic() + START_TIMEOUT_S
         while self._board.count < goal:
             if self._child.poll() is not None or time.monotonic() > end:
-                raise FireflyerError("bench prof: the script that is profiled has ended, or hangs")
+                raise FireflyerError("bench prof: the profiled script has ended or hangs")
             time.sleep(0.005)
 
     def phases(self, found: Found) -> None:
-        """Compares steps without and with hooks; the search for root modules is over by then."""
+        """Compares steps with and without hooks; by then the search for root modules has ended."""
         before = self._plain()
         attached = self._session(recorders="phase", rate_hz=0.0)
         assert attached.first_step_s is not None
@@ -108,7 +109,7 @@ class _Bench:
         found.phases_process_us.append((hooked[0] - bare[0]) / 1e3)
 
     def sampling(self, found: Found) -> None:
-        """Reads the CPU time of the agent's thread, and that of this process without its readings."""
+        """Measures the CPU time of the agent's thread, and of this process without its readings."""
         begin, here = time.monotonic(), time.process_time()
         agent = _AgentTime(self._child.pid)
         self._session(recorders="basic", rate_hz=100.0, watch=lambda _: agent.look())
@@ -117,7 +118,7 @@ class _Bench:
         found.profiler.append(100 * spent / wall)
 
     def traces(self, found: Found) -> None:
-        """Compares the CPU time that a trace of the same number of steps adds to the process."""
+        """Compares the CPU time that each trace of the same number of steps adds to the process."""
         each = self._plain()[0]
         begin = self._board.count
         self._session(recorders="phase,trace", rate_hz=100.0, trace_steps=TRACED_STEPS,
@@ -150,17 +151,23 @@ class _Bench:
         return self._steps(begin, time.monotonic_ns())
 
     def _steps(self, begin_ns: int, end_ns: int) -> tuple[float, float]:
-        """Returns CPU time of a step between two moments: the process's mean, which includes the steps in
-        which the agent sends, and the training thread's median, because hooks cost the same in each
-        step and other programs on the machine do not."""
+        """Returns the CPU time per step between two moments: a mean and a median.
+
+        The mean is that of the process, and includes the steps in which the agent sends. The median
+        is that of the training thread, because hooks cost the same in each step and other programs
+        on the machine do not.
+        """
         times = [self._board.step(n) for n in range(self._board.count)]
         inside = [step for step in times if begin_ns <= step[0] <= end_ns]
         mean = (inside[-1][1] - inside[0][1]) / (len(inside) - 1)
         return mean, median(after[2] - before[2] for before, after in pairwise(inside))
 
     def _excess(self, begin: int, each: float) -> float:
-        """Returns seconds of CPU time beyond `each` a step, since a step and until a moment from now, so
-        that what follows a recording is counted."""
+        """Returns the seconds of CPU time beyond `each` per step, from step `begin` until shortly
+        after now.
+
+        The additional time counts the work after a recording.
+        """
         time.sleep(0.2)
         self.wait_for(1)
         first, last = self._board.step(begin - 1), self._board.step(self._board.count - 1)
@@ -191,7 +198,7 @@ class _AgentTime:
         self.own_s += time.thread_time() - begin
 
     def seconds(self) -> float:
-        """Returns the sum."""
+        """Returns the sum of the threads' times, in seconds."""
         return sum(self._spent.values())
 
 

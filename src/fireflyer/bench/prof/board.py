@@ -1,22 +1,24 @@
-"""Memory that the benchmark shares with the script that it profiles: one command, and times of steps."""
+"""Memory shared by the benchmark and the profiled script: one command, and the times of steps."""
 
 import mmap
 from array import array
 from pathlib import Path
 
 PLAIN, TORCH, TORCH_STACKS = range(3)
-"""Commands: train; record steps with torch.profiler; the same with the Python stacks of operators."""
+"""Commands: train; record steps with torch.profiler; record also the operators' Python stacks."""
 
 MOST_STEPS = 1 << 18
 _COMMAND, _COUNT, _HEAD, _FIELDS = 0, 1, 2, 3
 
 
 class Board:
-    """Commands to the script, and for each step: monotonic clock, CPU time of the process and of the
-    thread that trains, all in nanoseconds. The script writes steps, the benchmark writes commands.
+    """Commands to the script, and the times of each step, all in nanoseconds.
+
+    The times are the monotonic clock and the CPU times of the process and of the training thread.
+    The script writes steps; the benchmark writes commands.
 
     Args:
-        path: file of the memory; created by the side that opens it first.
+        path: file of the memory; the side that opens it first creates it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,7 +29,7 @@ class Board:
 
     @property
     def command(self) -> int:
-        """Command; the script resets it to PLAIN when it is done."""
+        """Current command; the script resets it to PLAIN after execution."""
         return self._words[_COMMAND]
 
     @command.setter
@@ -36,11 +38,11 @@ class Board:
 
     @property
     def count(self) -> int:
-        """Returns how many steps there are."""
+        """Returns the number of recorded steps."""
         return self._words[_COUNT]
 
     def add(self, moment: int, process: int, thread: int) -> None:
-        """Adds a step that ended now; drops it if the memory is full."""
+        """Adds a step that ended now; drops the step if the memory is full."""
         number = self.count
         if number < MOST_STEPS:
             at = _HEAD + _FIELDS * number
@@ -48,7 +50,8 @@ class Board:
             self._words[_COUNT] = number + 1
 
     def step(self, number: int) -> tuple[int, int, int]:
-        """Returns a step: monotonic clock, CPU time of the process, CPU time of the thread."""
+        """Returns a step: monotonic clock, CPU time of the process, CPU time of the training
+        thread."""
         at = _HEAD + _FIELDS * number
         moment, process, thread = self._words[at : at + _FIELDS]
         return moment, process, thread

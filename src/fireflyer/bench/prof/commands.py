@@ -10,15 +10,15 @@ from fireflyer.bench.harness.report import Machine
 
 def prof(
     seconds: Annotated[
-        float, typer.Option(min=0.5, help="Length of each session and each stretch without one.")
+        float, typer.Option(min=0.5, help="Length of each session and of each period without one.")
     ] = 2.0,
     rounds: Rounds = 5,
     json_to: JsonTo = None,
 ) -> None:
     """Measure the profiler: time to the first row, cost of phases, of sampling and of a trace.
 
-    Sessions and stretches without one take turns on one training process. The peer of the trace is
-    torch.profiler on as many steps of the same process, with and without the stacks of operators.
+    Sessions and periods without a session take turns on one training process. The peer of the trace
+    is torch.profiler on as many steps of the same process, with and without the operators' stacks.
 
     \b
     fireflyer bench prof --json prof.json

@@ -1,4 +1,4 @@
-"""Script that the benchmark profiles: a plain training loop that notes the time of each step.
+"""Script that the benchmark profiles: a plain training loop that records the time of each step.
 
 `python -m fireflyer.bench.prof.loop BOARD`
 """
@@ -23,7 +23,7 @@ WIDTH, LAYERS, BATCH = 32, 6, 16
 
 @contextmanager
 def torch_profiler(stacks: bool) -> Iterator[None]:
-    """Records with torch.profiler and exports the trace, as its documentation shows."""
+    """Records with torch.profiler and exports the trace, as in torch's documentation."""
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu, with_stack=stacks) as found:
         yield

@@ -1,7 +1,7 @@
 """Random batch reads of record files against other formats and against memory and disk.
 
 In each round all candidates get the same indices in the same order, one candidate after the other.
-Our reader and the loose files run in this process, each peer in a process of its own. The unit is
+Our reader and the loose files run in this process; each peer runs in its own process. The unit is
 microseconds per sample; less is better.
 """
 
@@ -36,7 +36,7 @@ class Spec:
     Attributes:
         peers: folder of the peers' environments; None: no peer is available.
         work: folder of the data sets, which are created once.
-        scale: factor on the number of samples; the goals hold for 1.
+        scale: factor of the number of samples; the goals hold for 1.
         only: groups to run, from GROUPS.
     """
 
@@ -48,7 +48,7 @@ class Spec:
 
 
 class Bench:
-    """Data sets and available peers of a run, with the groups of cases as methods."""
+    """Data sets and available peers of a run; its methods are the groups of cases."""
 
     def __init__(
         self, spec: Spec, peers: Sequence[Peer], missing: dict[str, str], say: Say
@@ -115,7 +115,7 @@ class Bench:
     def _rounds(
         self, candidates: dict[str, Timed], count: int, wanted: int, batch: int
     ) -> dict[str, list[float]]:
-        """Returns microseconds per sample by candidate and round, after an unmeasured round."""
+        """Returns microseconds per sample, by candidate and round, after an unmeasured round."""
         times: dict[str, list[float]] = {name: [] for name in candidates}
         names = list(candidates)
         for number in range(-1, self.spec.rounds):
@@ -159,7 +159,7 @@ class Bench:
         return name
 
     def views(self) -> list[Row]:
-        """Measures views of the mapped file against those of LMDB."""
+        """Measures views of the mapped file, against LMDB's views."""
         data = self.made(self.large)
         mine = cases.views(data)
         warm(data.record)
@@ -183,7 +183,8 @@ class Bench:
         return rows or [Row.of_times(case, UNIT, ours, why, [])]
 
     def loader(self) -> list[Row]:
-        """Measures batches of torch's DataLoader against single items, large and small."""
+        """Measures batches of torch's DataLoader against single items, for large and small
+        samples."""
         rows = []
         for data, batch in ((self.large, LARGE_BATCH), (self.small, SMALL_BATCH)):
             self.made(data)
@@ -227,7 +228,7 @@ class Bench:
         return rows
 
     def packing(self) -> list[Row]:
-        """Measures packing a folder of files into a record file against `cat` of the files."""
+        """Measures packing a folder of files into a record file, against `cat` of the files."""
         data = self.made(self.large)
         folder = self.spec.work / "packed"
         total = self._link_files(data, folder, int(PACKED_BYTES * self.spec.scale))
@@ -244,9 +245,9 @@ class Bench:
         return [Row.of_times(case, "s", ours, "cat", cats, cats, goal)]
 
     def _link_files(self, data: DataSet, folder: Path, size: int) -> int:
-        """Links names to files of at least `size` bytes together and returns their bytes.
+        """Makes links to files with at least `size` bytes together; returns their number of bytes.
 
-        The same file may have several names.
+        Several links may refer to the same file.
         """
         folder.mkdir(exist_ok=True)
         sizes = data.sizes()

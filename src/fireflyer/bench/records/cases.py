@@ -22,7 +22,7 @@ from fireflyer.ffrecord.convert.source import Selected
 
 Indices = npt.NDArray[np.int64]
 Timed = Callable[[Indices, int], float]
-"""Timed run: (indices, samples per batch) -> seconds."""
+"""Timed run: a function from (indices, samples per batch) to seconds."""
 
 FIO_DEPTH = 128
 PAGE = 4096
@@ -85,7 +85,7 @@ def loose(data: DataSet, *, cold: bool) -> Timed:
 def memcpy(data: DataSet) -> Timed:
     """Returns a run that copies as many bytes as each batch has, from memory into a reused block.
 
-    A batch is one copy.
+    Each batch is one copy.
     """
     sizes = data.sizes()
     source = np.fromfile(data.folder / "raw.bin", np.uint8)
@@ -109,7 +109,7 @@ def memcpy(data: DataSet) -> Timed:
 def fio(data: DataSet) -> Timed:
     """Returns a run of random direct reads of one size by fio.
 
-    Its seconds are those of as many bytes as the samples have, at fio's rate.
+    The run's seconds are the samples' bytes divided by fio's rate.
 
     Raises:
         ConfigError: fio is not installed, or it fails.
@@ -140,7 +140,7 @@ def torch_loader(data: DataSet, kind: str, workers: int, *, cold: bool = False) 
     """Returns a run of torch's DataLoader over our file or over the loose files.
 
     Args:
-        kind: "batched": one tensor per batch and its offsets, by `__getitems__`; "single": one
+        kind: "batched": one tensor and its offsets per batch, by `__getitems__`; "single": one
             tensor per sample, one by one; "loose": one tensor per file.
     """
     import torch
@@ -167,7 +167,7 @@ def torch_loader(data: DataSet, kind: str, workers: int, *, cold: bool = False) 
 
     made: Any = {"batched": lambda: Batched(data.record), "single": Single, "loose": Loose}[kind]()
 
-    batches: list[list[int]] = []  # the loader reads it anew in each round; its workers stay
+    batches: list[list[int]] = []  # the loader reads it anew in each round; its workers remain
     loader: Any = DataLoader(
         made,
         batch_sampler=batches,
@@ -203,7 +203,7 @@ def packing(files: Path, out: Path) -> float:
 
 
 def concatenating(files: Path, out: Path) -> float:
-    """Concatenates the same files by `cat` into one synced file and returns the seconds."""
+    """Concatenates the same files with `cat` into one synced file; returns the seconds."""
     out.unlink(missing_ok=True)
     began = time.perf_counter()
     with open(out, "wb") as target:

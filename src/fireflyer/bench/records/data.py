@@ -1,6 +1,6 @@
 """Data sets of the record benchmark, made once in a work folder.
 
-Each is stored in our format, as loose files and raw.
+Each data set is stored in our format, as loose files, and as raw bytes.
 """
 
 import os
@@ -25,9 +25,9 @@ class DataSet:
     Attributes:
         folder: holds raw.bin, offsets.npy, data.ffr and, if requested, loose/.
         count: number of samples.
-        mean, deviation: of the normal distribution of their lengths in bytes, clipped to a third
-            and to 5/3 of the mean.
-        loose: number of samples that are also loose files.
+        mean, deviation: parameters of the normal distribution of the samples' lengths in bytes;
+            lengths are clipped to a third and to 5/3 of the mean.
+        loose: number of samples that are also stored as loose files.
     """
 
     name: str

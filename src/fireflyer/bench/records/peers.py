@@ -28,12 +28,12 @@ def python_of(folder: Path, peer: str) -> Path:
 
 
 def install(folder: Path, say: Callable[[str], None]) -> None:
-    """Creates an environment for each peer, because their pins conflict.
+    """Creates a separate environment for each peer, because their version pins conflict.
 
-    Existing environments stay.
+    Existing environments remain.
 
     Raises:
-        ConfigError: an environment cannot be created; all others are.
+        ConfigError: an environment cannot be created; all other environments are.
     """
     failed = []
     for peer, packages in REQUIRES.items():
@@ -59,10 +59,10 @@ class Peer(CommandProcess):
     """Worker process of one peer, as a context manager.
 
     Attributes:
-        name, version: e.g. "lmdb", "3.0.0".
-        views: whether it can return views of its map.
-        verifies: whether it compares checksums of the data that it reads.
-        sequential: whether it reads only in order.
+        name, version: for example "lmdb" and "3.0.0".
+        views: True if the peer can return views of its map.
+        verifies: True if the peer compares checksums of the data that it reads.
+        sequential: True if the peer reads only in order.
     """
 
     def __init__(self, python: Path, name: str) -> None:
@@ -85,7 +85,7 @@ class Peer(CommandProcess):
         self.close()
 
     def prepare(self, raw: Path, work: Path) -> None:
-        """Writes the samples of raw.bin in the peer's format once."""
+        """Writes the samples of raw.bin in the peer's format, once."""
         self.ask({"do": "prepare", "raw": str(raw), "work": str(work)})
 
     def round(self, work: Path, indices: Path, batch: int, *, cold: bool, views: bool) -> float:

@@ -1,7 +1,7 @@
 """Weak scaling beyond this machine: a model with measured costs, checked against lab steps.
 
-The stub of `bench train` is trained in the lab and predicted from the costs of the same run. The
-model then draws the paper's Figures 8a and 8b, beside the paper's own numbers.
+The stub of `bench train` is trained in the lab, and its steps are predicted from the costs of the
+same run. The model then draws the paper's Figures 8a and 8b, next to the paper's own numbers.
 """
 
 import statistics
@@ -33,15 +33,16 @@ PAPER = {
     "VGG16, DDP (Figure 8a)": ((32, 1.0), (512, 1 / 0.867)),
     "GPT2-medium, FSDP (Figure 8b)": ((16, 1.0), (128, 0.595 / 0.57)),
 }
-"""(GPUs, step time over that of the fewest), read from the figures; the text says 88 % and 95 %."""
+"""(GPUs, step time relative to that of the fewest GPUs), read from the figures; the text says 88 %
+and 95 %."""
 PAPER_TORCH = {
     "VGG16, DDP (Figure 8a)": ((32, 2.0), (512, 2.0 / 0.938)),
     "GPT2-medium, FSDP (Figure 8b)": ((16, 1 / (1 - 0.32)), (128, 1 / (1 - 0.41))),
 }
 """The same points for torch.
 
-Figure 8a says "half the time" and a scaling of 93.8 %. Figure 8b says 32 to 41 % saved, but not
-which end saves more.
+For Figure 8a the paper says "half the time" and a scaling of 93.8 %. For Figure 8b it says that 32
+to 41 % are saved, but not which end saves more.
 """
 
 Say = Callable[[str], None]
@@ -52,7 +53,7 @@ class Spec:
     """Options of the benchmark.
 
     Attributes:
-        layouts: hosts and ranks per host.
+        layouts: numbers of hosts and ranks per host.
         steps: minimum number of timed steps per turn.
     """
 
@@ -159,9 +160,9 @@ def _panel(
 def modelled(
     kind: str, layers: Sequence[models.Layer], hosts: Sequence[int], costs: Costs
 ) -> dict[float, list[curves.Point]]:
-    """Returns points (ranks, step time over that of the fewest hosts).
+    """Returns points (ranks, step time relative to that of the fewest hosts).
 
-    The key is the local work over the line time of very many hosts.
+    The key is the ratio of the local work to the line time of very many hosts.
     """
     moved = CANDIDATES[kind].moves(models.payload(layers))
     found = {}

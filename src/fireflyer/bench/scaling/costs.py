@@ -1,4 +1,4 @@
-"""Costs of communication and memory, measured: a line between hosts of a lab, calls, memory."""
+"""Measured costs of communication and memory: a line between hosts of a lab, calls, memory."""
 
 import statistics
 import tempfile
@@ -14,7 +14,7 @@ from fireflyer.bench.harness.hosts import RAW_BYTES, Area, Place
 from fireflyer.haiscale.gradients.bucket_plan import DEFAULT_BUCKET_BYTES
 from fireflyer.haiscale.planner.data_parallel import Prices
 
-SMALL_BYTES = 4 << 10  # an allreduce whose bytes cost almost nothing
+SMALL_BYTES = 4 << 10  # size of an allreduce whose bytes cost almost nothing
 MEMORY_BYTES = 16 << 20
 CALLS = 5
 MOST_DIRECT = 8  # maximum number of hosts that all send to each other
@@ -25,13 +25,14 @@ class Costs:
     """Costs in seconds.
 
     Attributes:
-        byte_s: per byte on a host's line.
-        message_s: per hop: the latency of a message of any length.
-        call_s: per collective call of any size.
-        memory_byte_s: per byte of one rank that its host reduces in memory, if it has several
-            ranks.
-        copy_byte_s: per byte of gradients that a rank copies to the place of their reduction.
-        optimizer_byte_s: per byte of parameters that the optimizer updates.
+        byte_s: seconds per byte on a host's line.
+        message_s: seconds per hop: the latency of a message of any length.
+        call_s: seconds per collective call of any size.
+        memory_byte_s: seconds per byte of one rank that its host reduces in memory, if the host has
+            several ranks.
+        copy_byte_s: seconds per byte of gradients that a rank copies to the place of their
+            reduction.
+        optimizer_byte_s: seconds per byte of parameters that the optimizer updates.
     """
 
     byte_s: float
@@ -69,7 +70,7 @@ class Costs:
 def programs(size: float, hosts: int) -> list[tuple[int, float]]:
     """Returns (hops in sequence, bytes on the busiest line) of each way to allreduce `size` bytes.
 
-    The ways are a ring, a double tree and, among few hosts, direct sends between all:
+    The ways are a ring, a double tree and, for few hosts, direct sends between all hosts: see
     docs/internals/hfreduce-network.md.
     """
     ring = 2 * (hosts - 1), 2 * size * (hosts - 1) / hosts
@@ -101,10 +102,10 @@ def measure(rate: str, say: Callable[[str], None]) -> Costs:
 
 
 def _between_hosts(place: Place) -> tuple[float, float, float]:
-    """Returns the seconds per byte of a raw stream, per hop, and of a small allreduce.
+    """Returns seconds per byte of a raw stream, seconds per hop, and seconds of a small allreduce.
 
-    The raw stream is longer than the burst that a shaper lets through. A hop is half of the
-    round trip of one byte.
+    The raw stream is longer than the burst that a traffic shaper lets through. A hop takes half of
+    the round trip of one byte.
     """
     assert place.raw is not None
     byte_s = 1 / place.line(RAW_BYTES)
@@ -116,7 +117,8 @@ def _between_hosts(place: Place) -> tuple[float, float, float]:
 def _in_memory(place: Place) -> tuple[float, float, float]:
     """Returns the seconds of three operations on MEMORY_BYTES.
 
-    They are an allreduce of two ranks of a host, a copy into buckets with their check, and SGD.
+    The operations are an allreduce of two ranks of a host, a copy into buckets with their check,
+    and SGD.
     """
     tensor = hfreduce.empty(MEMORY_BYTES // 4, dtype=torch.float32).zero_()
     gradients = torch.zeros(MEMORY_BYTES // 4)

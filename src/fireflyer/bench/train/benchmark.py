@@ -1,9 +1,9 @@
 """Training steps of data parallelism: ours, torch's, and the same work alone.
 
-On a lab's hosts every candidate has its own model in the same processes, and runs a block of steps
-in turn. A block begins with an untimed step and ends when a step returns. Work that continues after
-a step is therefore paid for by the next step, as in a long run. docs/benchmarks/haiscale-bench.md
-explains the figures.
+On a lab's hosts every candidate has its own model in the same processes, and the candidates take
+turns with blocks of steps. A block begins with an untimed step and ends when a step returns. So
+work that continues after a step counts for the next step, as in a long run.
+docs/benchmarks/haiscale-bench.md explains the figures.
 """
 
 import tempfile
@@ -31,9 +31,9 @@ from fireflyer.bench.train.place import Measured, check, measure
 from fireflyer.bench.train.rows import host_rows, lab_rows
 
 LOCAL_OF_LINE = {"0.45": 0.45, "1": 1.0}
-"""Compute time of the stub, over the time that its gradients need on the line."""
+"""Compute time of the stub, relative to the time that its gradients need on the line."""
 VGG = {1.0: "ddp", 0.5: "ddp, bf16"}
-"""Candidates of ours by the line time of their wire, over that of float32."""
+"""Our candidates by the line time of their wire, relative to that of float32."""
 HOST = (LOCAL, TORCH_DDP, "ddp, synchronous", "ddp", FSDP2, "ZeRO-3, synchronous", "ZeRO-3")
 HOST_RANKS = (2, 4)
 VGG_HOSTS = 2
@@ -48,12 +48,12 @@ class Spec:
 
     Attributes:
         cases: names from `options.TRAIN`.
-        layouts: hosts and ranks per host of the cases stub and gpt.
+        layouts: numbers of hosts and ranks per host in the cases stub and gpt.
         families: names from `options.TRAIN_FAMILIES`: the candidates of the cases stub, gpt and
             host.
         shape: layers of the stub, from `options.TRAIN_SHAPES`.
         steps: minimum number of timed steps per block.
-        vgg_ranks_per_host: ranks per host in the case vgg, on two hosts.
+        vgg_ranks_per_host: number of ranks per host in the case vgg, which has two hosts.
     """
 
     cases: tuple[str, ...]
@@ -155,7 +155,8 @@ def _gpt_on(spec: Spec, say: Say, hosts: int, ranks_per_host: int) -> list[Row]:
 
 
 def _vgg(spec: Spec, say: Say) -> list[Row]:
-    """Measures each candidate in separate processes: their memory would not fit together."""
+    """Measures each candidate in separate processes, because their memory would not fit
+    together."""
     layers = models.vgg_layers(spec.sizes)
     payload = models.payload(layers)
     raw_bytes = min(payload.whole, RAW_BYTES)

@@ -27,12 +27,13 @@ FSDP2, FSDP2_ZERO_2, FSDP2_HSDP = "FSDP2 ZeRO-3", "FSDP2 ZeRO-2", "FSDP2 HSDP"
 
 @dataclass(frozen=True)
 class Trainer:
-    """Part of one rank in a candidate's training.
+    """One rank's part of a candidate's training.
 
     Attributes:
-        step: runs forward, backward and optimizer; communication may continue afterwards.
-        settle: returns when no communication is in flight.
-        parameters: returns all parameters, unsharded; collective if they are sharded.
+        step: function that runs forward, backward and optimizer; communication may continue
+            afterwards.
+        settle: function that returns when no communication is in flight.
+        parameters: function that returns all parameters, unsharded; collective if they are sharded.
     """
 
     step: Callable[[], object]
@@ -48,23 +49,25 @@ def averaged(payload: Payload) -> int:
 def gathered_twice(payload: Payload) -> int:
     """Returns the bytes that a ZeRO-3 step reduces to shards and gathers.
 
-    It gathers all parameters for forward, gathers all but the outermost unit again for backward,
-    and reduces all gradients.
+    The step gathers all parameters for forward, gathers all except the outermost unit's again for
+    backward, and reduces all gradients.
     """
     return 3 * payload.whole - payload.root
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Candidate; `goals` finds its goals by its name.
+    """Kind of training to measure; `goals` finds its goals by its name.
 
     Attributes:
-        family: name from `options.TRAIN_FAMILIES`; "" for the work alone, which belongs to all.
+        family: name from `options.TRAIN_FAMILIES`; "" for the work alone, which belongs to all
+            families.
         peer: candidate to compare with; None for a peer itself and for the work alone.
-        hybrid: whether it shards inside a host and replicates between hosts, which needs several
+        hybrid: True if it shards inside a host and replicates between hosts, which needs several
             ranks per host.
         wire_bytes: bytes per element between hosts.
-        moves: returns the least float32 bytes that a step reduces to shards and gathers.
+        moves: function that returns the minimum float32 bytes that a step reduces to shards and
+            gathers.
     """
 
     build: Callable[[Session, Workload], Trainer]
@@ -123,7 +126,7 @@ def _torch_fsdp(reshard: bool | None, hybrid: bool = False) -> Callable[..., Tra
     """Returns the build function of an FSDP2 candidate.
 
     Args:
-        reshard: None: as `fully_shard` does by default, all but the outermost unit.
+        reshard: None means the default of `fully_shard`: all except the outermost unit.
     """
 
     def build(session: Session, work: Workload) -> Trainer:

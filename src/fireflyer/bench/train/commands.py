@@ -47,9 +47,9 @@ def train(
 ) -> None:
     """Measure training steps of data parallelism.
 
-    The peers are torch DDP and FSDP2 over gloo, the same work alone, and the line's rate, between
-    the hosts of a lab (root). stub and vgg compute by sleeping, as if on a device; host and memory
-    run on this host alone.
+    The peers are torch DDP and FSDP2 over gloo, the same work alone, and the line rate, between the
+    hosts of a lab (root). stub and vgg compute by sleeping, as if on a device. host and memory run
+    on this host alone.
 
     \b
     fireflyer bench train --layouts 2x1,2x2,4x1 --table table.md

@@ -1,4 +1,4 @@
-"""Memory that each rank of a sharded model keeps: bytes of live tensors, counted."""
+"""Memory that each rank of a sharded model keeps: the bytes of live tensors."""
 
 import gc
 from collections.abc import Iterable
@@ -24,8 +24,8 @@ class Kept(NamedTuple):
 
     Attributes:
         state: memory of parameters, gradients and the optimizer's states.
-        everything: memory of all tensors that did not exist before.
-        ideal: bytes of all parameters, gradients and two moments, divided by the ranks.
+        everything: memory of all tensors that did not exist before the training.
+        ideal: bytes of all parameters, gradients and two moments, divided by the number of ranks.
     """
 
     state: int
@@ -34,7 +34,7 @@ class Kept(NamedTuple):
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Returns the bytes of each storage behind the tensors, by address.
+    """Returns the size in bytes of each storage of the tensors, by address.
 
     A sharded tensor counts with its local part.
     """

@@ -1,10 +1,10 @@
 """Models of `bench train`: models whose layers compute by sleeping, and a real GPT.
 
-A sleep frees the core, as a device that computes would. A layer of the stub has parameters of the
-real layer's shapes. It sleeps for its share of the model's floating-point operations: a third of it
-in forward and the rest in backward. Its gradients are ready at once: slices of one random tensor
-that all ranks of a machine share, each rank from another offset. Autograd takes them over without a
-copy.
+A sleep frees the core, as computation on a device does. A layer of the stub has parameters with the
+real layer's shapes. It sleeps for its share of the model's floating-point operations: a third of
+the time in forward and the rest in backward. Its gradients are ready at once: they are slices of
+one random tensor that all ranks of a machine share, each rank at another offset. Autograd uses them
+without a copy.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from fireflyer.demo.gpt import GPT, Block
 
 Shape = tuple[int, ...]
-_APART = 1024  # elements between the gradients of two ranks
+_APART = 1024  # number of elements between the gradients of two ranks
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,10 @@ class Layer:
     """Layer of a model.
 
     Attributes:
-        shapes: shapes of its parameters.
-        flops: its share of the model's operations, on any scale.
-        unit: number of the unit that it is sharded with; 0 if it is in no unit but the whole model.
+        shapes: shapes of the layer's parameters.
+        flops: the layer's share of the model's operations, on any scale.
+        unit: number of the unit with which the layer is sharded; 0 if it belongs only to the whole
+            model.
     """
 
     shapes: tuple[Shape, ...]
@@ -40,7 +41,7 @@ class Layer:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Bytes of each parameter."""
+        """Size of each parameter, in bytes."""
         return tuple(4 * torch.Size(shape).numel() for shape in self.shapes)
 
     @property
@@ -50,7 +51,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Payload:
-    """Payload of a step: bytes of all parameters, and of those in no unit."""
+    """Payload of a step: bytes of all parameters, and of the parameters in no unit."""
 
     whole: int
     root: int
@@ -73,7 +74,7 @@ class Sizes:
     layers: int = 6
     heads: int = 6
     channels: int = 64
-    """Channels of VGG's first layer; all other layers are in proportion."""
+    """Number of channels of VGG's first layer; all other layers are in proportion."""
 
 
 @dataclass
@@ -104,7 +105,7 @@ class _Sleep(torch.autograd.Function):
 
 
 class SleepLayer(nn.Module):
-    """Layer from x [1] to the same; it sleeps `seconds` in forward and backward together."""
+    """Layer that maps x [1] to x; it sleeps `seconds` in forward and backward together."""
 
     def __init__(self, layer: Layer, pool: Tensor) -> None:
         super().__init__()
@@ -114,12 +115,13 @@ class SleepLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for weight in self.weights:
-            weight.detach()  # reads it, as a real layer does: waits for what is in flight
+            weight.detach()  # reads it, as a real layer does, and thus waits for what is in flight
         result: Tensor = _Sleep.apply(x, self, *self.weights)  # type: ignore[no-untyped-call]
         return result
 
     def gradients(self) -> list[Tensor]:
-        """Returns a tensor object of its own per parameter, so that autograd does not copy it."""
+        """Returns a separate tensor object for each parameter, so that autograd does not copy
+        it."""
         return [self._pool[: torch.Size(shape).numel()].view(shape) for shape in self._shapes]
 
 
@@ -127,7 +129,7 @@ class SleepModel(nn.Sequential):
     """Model of sleeping layers.
 
     Args:
-        pool: at least as many random numbers as the largest parameter has elements; only read.
+        pool: random numbers, at least as many as the largest parameter has elements; only read.
     """
 
     def __init__(self, layers: Sequence[Layer], pool: Tensor) -> None:
@@ -141,7 +143,7 @@ class SleepModel(nn.Sequential):
         self._shares = [layer.flops / sum(each.flops for each in layers) for layer in layers]
 
     def pace(self, seconds: float) -> None:
-        """Sets the seconds that forward and backward take together from now on."""
+        """Sets the seconds that forward and backward together take from now on."""
         for sleeper, share in zip(self.sleepers, self._shares, strict=True):
             sleeper.seconds = seconds * share
 
@@ -151,9 +153,9 @@ def _unit(pair: tuple[Layer, SleepLayer]) -> int:
 
 
 def pool_for(layers: Sequence[Layer], ranks: int) -> Tensor:
-    """Returns the gradients for stubs of all ranks.
+    """Returns the gradients for the stubs of all ranks.
 
-    Call it before the ranks are forked, so that they share the memory.
+    Call this function before the ranks are forked, so that they share the memory.
     """
     largest = max(torch.Size(shape).numel() for layer in layers for shape in layer.shapes)
     random = torch.Generator().manual_seed(0)
@@ -168,7 +170,7 @@ def stub(layers: Sequence[Layer], pool: Tensor, rank: int) -> Workload:
 
 
 def pace(work: Workload, seconds: float) -> None:
-    """Sets the seconds that a stub's forward and backward take together from now on."""
+    """Sets the seconds that a stub's forward and backward together take from now on."""
     assert isinstance(work.module, SleepModel)
     work.module.pace(seconds)
 
@@ -224,7 +226,7 @@ def gpt(sizes: Sizes, rank: int) -> Workload:
     model = GPT(sizes.vocabulary, sizes.context, sizes.width, sizes.layers, sizes.heads)
     for block in model.blocks:
         assert isinstance(block, Block)
-        for matrix in (block.out, block.down):  # zeros would keep all other gradients zero
+        for matrix in (block.out, block.down):  # zeros would keep all other gradients at zero
             nn.init.normal_(matrix.weight, std=0.02)
     nn.init.normal_(model.head.weight, std=0.02)
     random = torch.Generator().manual_seed(rank)
@@ -239,7 +241,7 @@ def gpt(sizes: Sizes, rank: int) -> Workload:
 
 
 def _adamw(parameters: Any) -> Optimizer:
-    """Returns fused AdamW: on a CPU it needs one call instead of a dozen per parameter.
+    """Returns fused AdamW, which on a CPU makes one call instead of a dozen per parameter.
 
     DTensors make each call expensive.
     """

@@ -17,9 +17,9 @@ RAW = "raw TCP"
 
 @dataclass
 class Measured:
-    """Results by candidate, one value per round.
+    """Results by candidate, with one value per round.
 
-    They are microseconds per step, and bytes per step that the busiest host sent.
+    The values are microseconds per step, and bytes per step that the busiest host sent.
 
     Attributes:
         line: payload rates of a raw stream in bytes per second; empty without a lab.
@@ -51,7 +51,8 @@ def measure(
 
 
 def _run_of(place: Place, trainer: Trainer, sent: list[float]) -> Run:
-    """Returns a run of a block of steps; it appends the busiest host's bytes per step."""
+    """Returns a run of a block of steps; the run appends the busiest host's bytes per step to
+    `sent`."""
 
     def block(steps: int) -> Timing:
         timing = place.session.time(trainer.step, steps, first=trainer.step)

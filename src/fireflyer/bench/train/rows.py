@@ -7,13 +7,13 @@ from fireflyer.bench.train.candidates import CANDIDATES, LOCAL
 from fireflyer.bench.train.models import Payload
 from fireflyer.bench.train.place import Measured
 
-LEAST_EXPOSED_MS = 0.1  # smaller values count as this: they are within the clock's noise
+LEAST_EXPOSED_MS = 0.1  # smaller values count as this value: they are within the clock's noise
 
 
 def lab_rows(
     case: str, measured: Measured, payload: Payload, hosts: int, goals_of: str
 ) -> list[Row]:
-    """Returns the rows of a lab's hosts.
+    """Returns the rows for a lab's hosts.
 
     Args:
         goals_of: case whose goals apply; "" for none.
@@ -51,7 +51,7 @@ def lab_rows(
 
 
 def host_rows(case: str, measured: Measured, goals_of: str) -> list[Row]:
-    """Returns the rows of one host: wall and CPU time."""
+    """Returns the rows for one host: wall and CPU time."""
     rows = []
     for name, candidate in CANDIDATES.items():
         if candidate.peer is None or name not in measured.timings:

@@ -12,7 +12,7 @@ HERE = "this host"
 def goal_table(rows: Sequence[Row]) -> str:
     """Returns a table with one line per case and one column per layout.
 
-    A cell is ours over the peer's value, marked if it missed the goal.
+    A cell is the ratio of our value to the peer's, marked if it missed the goal.
     """
     cells: dict[tuple[str, str], dict[str, Row]] = {}
     for row in rows:
@@ -46,5 +46,5 @@ def _cell(row: Row) -> str:
 
 
 def _share(ratio: float) -> str:
-    """Returns ours over the peer's value, from the ratio by which ours is better."""
+    """Returns the ratio of our value to the peer's, from the ratio by which ours is better."""
     return f"{1 / ratio:.3f}".rstrip("0").rstrip(".") + "x"

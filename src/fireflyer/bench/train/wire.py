@@ -1,8 +1,8 @@
 """Effect of low-bit wires on the loss: one small GPT on real text, trained once with each wire.
 
-Two ranks are on two hosts that differ only in name (FIREFLYER_NODE), so that gradients take the
-wire between hosts, over loopback. Every run has the same start, samples and optimizer. Times have
-no meaning here.
+Two ranks are on two hosts that differ only in name (FIREFLYER_NODE), so gradients take the wire
+between hosts, over loopback. Every run has the same start, samples and optimizer. Times have no
+meaning here.
 """
 
 import os
@@ -31,9 +31,9 @@ from fireflyer.ffrecord import FileReader
 from fireflyer.haiscale.ddp import DistributedDataParallel
 from fireflyer.haiscale.fsdp import FullyShardedDataParallel
 
-WINDOW = 20  # steps per mean
+WINDOW = 20  # number of steps per mean
 RANKS = 2
-_LEAST = 1e-4  # percent; stands for losses that are equal in every shown digit
+_LEAST = 1e-4  # percent; represents losses that are equal in every shown digit
 FP32 = "ddp, float32 wire"
 Say = Callable[[str], None]
 
@@ -45,7 +45,7 @@ class Spec:
     Attributes:
         folder: folder in which the data set is made or found.
         text: folder of text for the data set; None: the sources of Python's standard library.
-        batch: samples per rank.
+        batch: number of samples per rank.
         sizes: sizes of the model; the vocabulary is a maximum.
     """
 
@@ -112,7 +112,7 @@ def run(spec: Spec, say: Say) -> dict[str, Losses]:
         FireflyerError: a rank failed.
     """
     say("text to records")
-    data = on_ranks(1, lambda _: _prepare(spec))  # in a child, so no thread is left when ranks fork
+    data = on_ranks(1, lambda _: _prepare(spec))  # in a child, so no thread exists when ranks fork
     store = str(spec.folder / f"store-{os.getpid()}")
 
     def on_rank(rank: int) -> dict[str, Losses]:
@@ -164,7 +164,7 @@ def _train(session: Session, spec: Spec, data: Path, name: str, say: Say) -> Los
 def _rate(steps: int, step: int) -> float:
     """Returns the factor of the learning rate.
 
-    It rises over the first 5 % of the steps, then falls to a tenth.
+    The factor rises over the first 5 % of the steps, then falls to a tenth.
     """
     warm = max(1, steps // 20)
     return min((step + 1) / warm, 1.0 - 0.9 * max(0, step - warm) / max(1, steps - warm))
@@ -187,7 +187,7 @@ def _mean(session: Session, loss: Tensor) -> float:
 
 
 def smooth(losses: Sequence[float]) -> list[float]:
-    """Returns the mean of the last WINDOW steps at each step; of fewer at the start."""
+    """Returns, for each step, the mean of the last WINDOW steps, or of fewer steps at the start."""
     return [fmean(losses[max(0, end - WINDOW) : end]) for end in range(1, len(losses) + 1)]
 
 
@@ -216,7 +216,7 @@ def rows(found: dict[str, Losses]) -> list[Row]:
 
 
 def plot(found: dict[str, Losses]) -> str:
-    """Returns the loss curves and their distances from the float32 wire's, as SVG text."""
+    """Returns the loss curves and their distances from the float32 wire's curve, as SVG text."""
     whole = smooth(found[FP32].steps)
     steps = len(whole)
     marks = [steps * part // 5 for part in range(6)]

@@ -7,8 +7,8 @@ from fireflyer.bench.harness.report import Machine
 def validator(rounds: Rounds = 7, json_to: JsonTo = None) -> None:
     """Measure the validator's memory bandwidth against a C triad, on each NUMA node.
 
-    The triad is a source file of Fireflyer's, compiled by c++ on first use. Both use the same
-    sizes, a thread on each CPU, and the best of 12 passes.
+    The triad is a source file of Fireflyer that c++ compiles at the first use. Both use the same
+    sizes, one thread per CPU, and the best of 12 passes.
 
     \b
     fireflyer bench validator

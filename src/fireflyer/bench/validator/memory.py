@@ -15,11 +15,11 @@ SOURCE = Path(__file__).parents[1] / "peers" / "triad.cpp"
 FLAGS = ("-std=c++20", "-O3", "-pthread")
 
 PASSES = memory.ROUNDS
-"""Passes over the arrays of each measurement; its value is the best of them, as with STREAM."""
+"""Number of passes over the arrays per measurement; the value is the best pass, as in STREAM."""
 
 
 def run(rounds: int, array_bytes: int = memory.ARRAY_BYTES) -> list[Row]:
-    """Measures each NUMA node with both, in turn.
+    """Measures each NUMA node with both programs, in turn.
 
     Args:
         array_bytes: size of each of the three arrays of a thread.

@@ -1,1 +1,1 @@
-"""Directories of checkpoints: manifests, claims, the catalog, and tools that look into them."""
+"""Directories of checkpoints: manifests, claims, the catalog, and tools that inspect them."""

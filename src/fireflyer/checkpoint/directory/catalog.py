@@ -30,8 +30,8 @@ class _File(NamedTuple):
 class Catalog:
     """Stateless view of a directory: each call reads the storage again.
 
-    A data file may belong to several checkpoints: an incremental save refers to files of older
-    saves of its run. The file is removed once no remaining checkpoint can refer to it.
+    A data file may belong to several checkpoints, because an incremental save refers to files of
+    its run's older saves. The file is removed once no remaining checkpoint can refer to it.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -39,16 +39,17 @@ class Catalog:
 
     @property
     def fate(self) -> str:
-        """Description of what `set_aside` does, for messages."""
+        """Description of the effect of `set_aside`, for messages."""
         return f"moving it to {self.storage}/{DAMAGED}"
 
     def generations(self, step: int | None = None) -> list[Generation]:
-        """Returns all generations with a manifest (of one step, if given), the newest first."""
+        """Returns all generations with a manifest (of one step, if given), newest first."""
         found = [file.generation for file in self._files(step) if file.role == "manifest"]
         return sorted(found, reverse=True)
 
     def whole(self) -> Iterator[tuple[Generation, Manifest]]:
-        """Yields, newest first, generations with an intact manifest and files of the right size."""
+        """Yields, newest first, the generations with an intact manifest and files of the right
+        size."""
         for generation in self.generations():
             try:
                 yield generation, self.manifest(generation)
@@ -58,7 +59,7 @@ class Catalog:
                 _log.debug("not counted: %s", error)
 
     def manifest(self, generation: Generation) -> Manifest:
-        """Returns the manifest and checks the sizes of its data files.
+        """Returns the manifest; checks the sizes of its data files.
 
         Raises:
             Corrupted: if the manifest is missing or damaged, or a data file is missing or has the
@@ -80,7 +81,7 @@ class Catalog:
             if size != expected:
                 found = "is missing" if size is None else f"has {size} bytes"
                 raise Corrupted(
-                    f"{self.storage}/{file} {found}, its manifest says {expected} bytes"
+                    f"{self.storage}/{file} {found}, but its manifest says {expected} bytes"
                 )
 
     def decoded(self, generation: Generation) -> Manifest:
@@ -96,8 +97,8 @@ class Catalog:
         version = decode(data, Versioned, where).version
         if version != VERSION:
             raise CheckpointError(
-                f"{where} has format version {version}, this Fireflyer reads {VERSION}: "
-                "use a Fireflyer that reads both"
+                f"{where} has format version {version}, but this Fireflyer reads {VERSION}: "
+                "use a Fireflyer that reads version {version}"
             )
         manifest = decode(data, Manifest, where)
         if manifest.step != generation.step:
@@ -107,15 +108,15 @@ class Catalog:
     def set_aside(self, generation: Generation) -> None:
         """Moves a damaged checkpoint under damaged/, its manifest last.
 
-        Because of this order the next load completes an interrupted move. A file that another
-        checkpoint may refer to stays until that checkpoint is found damaged, too.
+        This order lets the next load complete an interrupted move. A file to which another
+        checkpoint may refer stays until that checkpoint is found damaged, too.
         """
         try:
             files = self._files()
             needed = self._needed(files, without={generation})
             committed = {file.generation for file in files if file.role == "manifest"}
             for file in files:
-                # A data file of a save without a checkpoint was kept for this one.
+                # A data file of a save without a checkpoint was kept for the damaged checkpoint.
                 mine = file.generation == generation and file.role != "manifest"
                 left = (
                     file.role == "data"
@@ -134,9 +135,10 @@ class Catalog:
             )
 
     def delete(self, generations: Sequence[Generation]) -> None:
-        """Removes checkpoints: first the manifests, then data files that no other one may refer to.
+        """Removes checkpoints: first manifests, then data files to which no other checkpoint may
+        refer.
 
-        In this order, no interruption leaves a checkpoint that looks complete.
+        This order ensures that an interruption leaves no checkpoint that looks complete.
         """
         for generation in generations:
             self.storage.delete(generation.manifest)
@@ -145,8 +147,8 @@ class Catalog:
             self._remove_leftovers(max(generations), {"data", "part", "failed"})
 
     def sweep(self, newest: Generation) -> None:
-        """Removes leftovers of killed or failed saves up to `newest`, which is committed, and empty
-        directories."""
+        """Removes empty directories, and leftovers of killed or failed saves that are not newer
+        than `newest`, which is committed."""
         self._remove_leftovers(newest, {"data", "part", "done", "failed", "temporary"})
         for directory in self.storage.list():
             if step_of(directory) is not None and not self.storage.list(directory):
@@ -156,16 +158,16 @@ class Catalog:
         files, needed = self._settled()
         for file in files:
             if file.role == "done" and file.generation == newest:
-                continue  # its rank has not seen it yet
+                continue  # the rank of that file has not seen it yet
             if file.role in roles and file.generation <= newest and not needed(file):
                 self.storage.delete(file.name)
                 self.storage.delete(file.generation.directory)
 
     def _settled(self) -> tuple[list[_File], Callable[[_File], bool]]:
-        """Returns all files and the predicate whether a file is needed, consistent at one moment.
+        """Returns all files, and a predicate that tells needed files, consistent at one moment.
 
         Another run may save or delete meanwhile. A new save refers only to its own files and to
-        files of checkpoints that existed when it began.
+        files of checkpoints that existed when the save began.
         """
         files = self._files()
         while True:
@@ -178,10 +180,10 @@ class Catalog:
     def _needed(
         self, files: Sequence[_File], without: frozenset[Generation] | set[Generation] = frozenset()
     ) -> Callable[[_File], bool]:
-        """Returns a predicate: whether a checkpoint may refer to the file.
+        """Returns a predicate that is true for files to which a checkpoint may refer.
 
-        A checkpoint whose manifest cannot be read may refer to any data file of its run's saves up
-        to it.
+        A checkpoint with an unreadable manifest may refer to any data file of its run's saves up to
+        its own.
         """
         named: set[str] = set()
         unread: list[Generation] = []
@@ -220,7 +222,8 @@ class Catalog:
 
 
 def newest_epoch(storage: Storage) -> int:
-    """Returns the highest epoch in any save's file name, also under damaged/; 0 if none."""
+    """Returns the highest epoch in the names of save files, including damaged/; 0 if there are
+    none."""
     epochs = [0]
     for root in ("", DAMAGED):
         for directory in storage.list(root):

@@ -1,18 +1,18 @@
-"""Fencing: decides which run may save into a directory. A run claims it in `claims/<epoch>.json`;
-the run with the highest epoch owns it.
+"""Fencing: decides which run may save into a directory.
+
+A run claims the directory in `claims/<epoch>.json`; the run with the highest epoch owns it.
 
 The names of a save's files contain its run's epoch. So runs never overwrite one another's files,
-and a newer run's checkpoints sort before an older run's, regardless of their steps. Rank 0 checks
-the claims before it commits and again afterwards: a commit counts only if no newer claim existed by
-then.
+and a newer run's checkpoints sort after an older run's, regardless of their steps. Rank 0 checks
+the claims before and after it commits: a commit counts only if no newer claim existed by then.
 
 A run whose members change continues under a new epoch, as a later generation of its attempt
-(`fence`). The rules between attempts hold between (attempt, generation) pairs.
+(`fence`). The rules between attempts also hold between (attempt, generation) pairs.
 
-A late run is rejected by file names alone, so that no damaged claim admits a zombie: an attempt
-marks the directory (`claims/attempt-...json`) before it claims an epoch, and no claim or mark is
-ever removed. The contents of these files serve messages, `history`, and the decision to take over
-without a save.
+A late run is rejected by file names alone, so a damaged claim cannot admit it. To this end an
+attempt marks the directory (`claims/attempt-...json`) before it claims an epoch, and no claim or
+mark is ever removed. The contents of these files serve messages, `history`, and the decision to
+take over without a save.
 """
 
 import hashlib
@@ -59,12 +59,12 @@ class Claims:
         self._process = 0
         """Process that claimed the epoch."""
         self._warned: set[str] = set()
-        """Unreadable files that have been logged."""
+        """Unreadable files whose warning was already logged."""
 
     @property
     def epoch(self) -> int | None:
-        """Epoch of this run; None before it has one and in a forked child, whose saves would get
-        the names of its parent's."""
+        """Epoch of this run. None before the run has an epoch, and in a forked child, whose saves
+        would otherwise get the names of its parent's."""
         return self._epoch if self._process == os.getpid() else None
 
     def newest(self) -> int:
@@ -74,7 +74,7 @@ class Claims:
     def first(self) -> bytes | None:
         """Returns the bytes of the directory's first claim, which never changes.
 
-        The result is b"" if the claim cannot be read, and None if there is none.
+        The result is b"" if the claim cannot be read, and None if there is no claim.
         """
         epochs = self._epochs()
         if not epochs:
@@ -86,10 +86,11 @@ class Claims:
             return b""
 
     def succeeds(self) -> bool:
-        """Returns whether this run may take over at once: it is a later attempt of the owner's
-        task, or the directory has no owner and the run is a task's attempt.
+        """Returns True if this run may take over at once.
 
-        Any other run may only want to read. The same holds if the owner's claim cannot be read.
+        The run must be a later attempt of the owner's task, or a task's attempt in a directory
+        without an owner. Any other run may only want to read. The same holds if the owner's claim
+        cannot be read.
         """
         epochs = self._epochs()
         if self.me.attempt is None or not epochs:
@@ -103,7 +104,7 @@ class Claims:
         )
 
     def fence(self, generation: int) -> None:
-        """Notes a membership change: the next `take` claims for a later generation of this run.
+        """Records a membership change: the next `take` claims for a later generation of this run.
 
         Raises:
             ValueError: if the generation is not later than the run's.
@@ -116,11 +117,11 @@ class Claims:
         self._epoch = None
 
     def take(self) -> int:
-        """Makes this run the owner, which fences off all older runs; returns its epoch. Idempotent.
+        """Makes this run the owner, fences off all older runs and returns its epoch. Idempotent.
 
         Raises:
-            CheckpointError: if a later attempt of this task has marked the directory; or in a child
-                that was forked after the claim, which would fence off its parent.
+            CheckpointError: if a later attempt of this task has marked the directory, or in a child
+                that was forked after the claim: it would fence off its parent.
         """
         if self._process not in (0, os.getpid()):
             raise CheckpointError(
@@ -131,10 +132,10 @@ class Claims:
             self._refuse_if_late()
             self._storage.create(f"{CLAIMS}/{_mark(self.me)}", self._dated())
         while (mine := self.epoch) is None:
-            # Claims may be missing or left over if saves are copied; a new save must be newer than
-            # all there.
+            # Claims may be missing or left over if saves were copied; a new save must be newer than
+            # all saves in the directory.
             candidate = max([*self._epochs(), newest_epoch(self._storage)]) + 1
-            # Checked last: a run whose epoch counts above had left its mark before.
+            # Checked last: a run whose epoch counts above has left its mark before.
             self._refuse_if_late()
             if self._storage.create(_name(candidate), self._dated()):
                 self._epoch, self._process = candidate, os.getpid()
@@ -159,9 +160,11 @@ class Claims:
             )
 
     def history(self) -> list[Run]:
-        """Returns this task's runs (or those outside the platform) here, up to this one.
+        """Returns the runs of this task (or those outside the platform) in this directory, up to
+        this run.
 
-        All generations of an attempt are one run, because it continues when its members change.
+        All generations of an attempt count as one run, because an attempt continues when its
+        members change.
         """
         runs: list[Run] = []
         of_attempt: int | None = None
@@ -182,7 +185,7 @@ class Claims:
         return runs if self.epoch is not None else [*runs, Run(self._wall(), None)]
 
     def leave(self) -> None:
-        """Notes that this run leaves on request, so that its end does not count as a failure."""
+        """Records that this run leaves on request, so that its end does not count as a failure."""
         if self.epoch is not None:
             try:
                 self._storage.write(_left_name(self.epoch), [self._dated()])
@@ -211,7 +214,8 @@ class Claims:
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
     def _read(self, name: str) -> Claim | None:
-        """Returns None if the claim cannot be read; logs that once. Its name still counts."""
+        """Decodes a claim. Logs an unreadable claim once and returns None; its name still
+        counts."""
         try:
             return decode(self._storage.read(name), Claim, f"{self._storage}/{name}")
         except StorageError as error:

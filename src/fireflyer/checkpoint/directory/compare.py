@@ -1,4 +1,5 @@
-"""Statistics of a checkpoint's tensors, and differences of two checkpoints. Streams the data."""
+"""Statistics of a checkpoint's tensors, and differences of two checkpoints; both stream the
+data."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,8 @@ class Statistics(msgspec.Struct):
     infinities: int = 0
     zeros: int = 0
     min: float | None = None
-    """Minimum of the finite elements; this and all below are None or empty if there are none."""
+    """Minimum of the finite elements. Without finite elements, this and all later fields are None
+    or empty."""
     max: float | None = None
     mean: float | None = None
     std: float | None = None
@@ -71,7 +73,7 @@ def _histogram(contents: Contents, node: Tensor, low: float, high: float) -> lis
     for chunk in numbers(contents, node):
         if chunk is not None:
             plain = chunk[np.isfinite(chunk)]
-            # Scaled to the range, because the range itself may overflow a float64.
+            # Scaled to the range, because the width of the range may overflow a float64.
             half = high / 2 - low / 2
             share = (plain / 2 - low / 2) / half if half else np.zeros(len(plain))
             counts += np.histogram(share, BINS, (0.0, 1.0))[0]
@@ -116,16 +118,17 @@ def _evenly(contents: Contents, node: Tensor, size: int) -> Iterator[bytearray]:
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One difference; `before` and `after` are a dtype and shape, or a value."""
+    """One difference. `before` and `after` are a dtype with a shape, or a value."""
 
     name: str
     kind: Literal["added", "removed", "changed"]
     before: str | None = None
     after: str | None = None
     max_difference: float | None = None
-    """Maximum of |after - before| over all elements; infinite if only one of two is NaN."""
+    """Maximum of |after - before| over all elements; infinite if only one of the two is NaN."""
     relative: float | None = None
-    """Norm of (after - before) over the norm of before; None if that is 0 or one is not finite."""
+    """Norm of (after - before) / norm of before; None if the latter is 0 or a norm is not
+    finite."""
 
 
 def differences(
@@ -134,7 +137,7 @@ def differences(
     """Returns all differences in the order of `before`, then the added items.
 
     Args:
-        advance: called with numbers of bytes of `before`, as they are compared.
+        advance: progress callback; receives numbers of compared bytes of `before`.
     """
     old, new = _by_path(before.nodes), _by_path(after.nodes)
     changes = []
@@ -187,7 +190,7 @@ def _kind(node: Node) -> str:
 
 
 def _same_place(before: Contents, after: Contents, old: Tensor, new: Tensor) -> bool:
-    """Returns whether both tensors refer to the same bytes, as after an incremental save."""
+    """Returns True if both tensors refer to the same bytes, as after an incremental save."""
     return (
         isinstance(before, Snapshot)
         and isinstance(after, Snapshot)
@@ -227,7 +230,7 @@ def _compared(before: Contents, after: Contents, old: Tensor, new: Tensor) -> Ch
 
 
 def _gaps(a: Any, b: Any) -> Numbers:
-    """Returns |b - a|; 0 if both are NaN, infinite if one is."""
+    """Returns |b - a|; 0 if both are NaN, infinite if only one is."""
     gap = np.abs(b - a)
     gap[(a == b) | (np.isnan(a) & np.isnan(b))] = 0
     gap[np.isnan(gap)] = math.inf

@@ -1,4 +1,5 @@
-"""Metadata beside the data files: manifests, parts and claims, their names and checksummed JSON."""
+"""Metadata next to the data files: manifests, parts and claims; their names and checksummed
+JSON."""
 
 import math
 import re
@@ -25,7 +26,8 @@ DAMAGED = "damaged"
 class Generation(msgspec.Struct, frozen=True, order=True):
     """Identity of one save. Generations sort by age, regardless of their steps.
 
-    `epoch` counts the runs that have saved here, `number` the saves of one run.
+    `epoch` counts the runs that have saved into the directory, `number` counts the saves of one
+    run.
     """
 
     epoch: int
@@ -45,7 +47,8 @@ class Generation(msgspec.Struct, frozen=True, order=True):
 
     @property
     def failed(self) -> str:
-        """File that rank 0 writes instead of a manifest; it tells waiting ranks of the failure."""
+        """File that rank 0 writes instead of a manifest; tells waiting ranks that the save
+        failed."""
         return self._name("failed", ".json")
 
     def data(self, rank: int) -> str:
@@ -55,7 +58,7 @@ class Generation(msgspec.Struct, frozen=True, order=True):
         return self._name("part", f"-{rank:05d}.json")
 
     def done(self, rank: int) -> str:
-        """Returns the name to which rank 0 renames the rank's part after the commit."""
+        """Returns the name that rank 0 gives the rank's part after the commit."""
         return self._name("done", f"-{rank:05d}.json")
 
 
@@ -72,7 +75,8 @@ def parse_directory(name: str) -> int | None:
 
 
 def parse_file(step: int, name: str) -> tuple[str, Generation] | None:
-    """Returns role and generation of a step's file; role "temporary" if it is being written."""
+    """Returns role and generation of a step's file; role "temporary" if it is still being
+    written."""
     match = _FILE.fullmatch(name)
     if match is None:
         return None
@@ -85,7 +89,7 @@ Metrics = dict[str, float | Literal["nan", "inf", "-inf"]]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint; it exists exactly as long as this file does."""
+    """Manifest of a checkpoint. The checkpoint exists exactly as long as this file does."""
 
     version: int
     step: Count
@@ -95,13 +99,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     created: Annotated[float, msgspec.Meta(ge=0, le=2**37)]
     """Seconds since 1970; informational."""
     metrics: Metrics
-    """Metrics that rank 0 gave to `save`."""
+    """Metrics that rank 0 passed to `save`."""
     files: dict[str, int]
-    """Bytes of each data file that a piece refers to."""
+    """Size in bytes of each data file to which a piece refers."""
     state: tuple[Node, ...]
     """Merged state of all ranks."""
     per_rank: dict[str, tuple[Node, ...]]
-    """States by rank in decimal; a rank without a state of its own is absent."""
+    """States by rank (in decimal); a rank without a `per_rank` state is absent."""
 
     def measured(self) -> dict[str, float]:
         """Returns the metrics as numbers."""
@@ -115,7 +119,7 @@ class Versioned(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's result of a save: the pieces that it has written, or its error."""
+    """One rank's result of a save: the pieces that the rank wrote, or its error."""
 
     rank: int
     pieces: tuple[Piece, ...] = ()
@@ -158,8 +162,8 @@ def decode(data: bytes, kind: type[T], name: str) -> T:
     """Decodes the result of `encode`. A decoded manifest is loadable if its files are intact.
 
     Raises:
-        Corrupted: if a byte has changed, or the contents are not what a save writes (names the
-            file).
+        Corrupted: if a byte has changed, or the contents are not what a save writes; the error
+        names the file.
     """
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
@@ -180,8 +184,8 @@ def _check(manifest: Manifest) -> None:
     """Validates a manifest.
 
     Raises:
-        CheckpointError: if it refers to a file that is no save's data file or to bytes beyond a
-            file's end, or if one of its states cannot be assembled.
+        CheckpointError: if the manifest refers to a file that is no save's data file or to bytes
+            beyond a file's end, or if one of its states cannot be assembled.
     """
     for file, size in manifest.files.items():
         directory, _, rest = file.partition("/")
@@ -201,8 +205,8 @@ def _check_tensor(node: Tensor, files: dict[str, int], room: dict[str, int]) -> 
     """Validates a tensor's pieces.
 
     Args:
-        room: bytes of each file that no earlier piece has used. Pieces share no bytes, so a loaded
-            state is not larger than the files.
+        room: unused bytes of each file, less those of earlier pieces. Pieces share no bytes, so a
+            loaded state is never larger than the files.
     """
     size = dtype_size(node.kind, node.dtype)
     problem = _shape_flaw(node, size or 1)
@@ -236,7 +240,7 @@ def _shape_flaw(node: Tensor, size: int) -> str | None:
 
 
 def _is_whole(node: Tensor) -> bool:
-    """Returns whether the tensor is in one piece."""
+    """Returns True if the tensor consists of one piece."""
     shape = node.shape
     return (
         len(node.pieces) == 1

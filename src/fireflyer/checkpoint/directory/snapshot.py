@@ -15,7 +15,7 @@ from fireflyer.errors import CheckpointError
 from fireflyer.storage import Storage
 
 _WINDOW_BYTES = 16 << 20
-"""Maximum bytes read at a time: four blocks of CRC_BYTES."""
+"""Maximum number of bytes per read: four blocks of CRC_BYTES."""
 
 
 class Snapshot(Contents):
@@ -37,7 +37,7 @@ class Snapshot(Contents):
 
         Raises:
             CheckpointError: if there is no checkpoint.
-            Corrupted: if there are only damaged ones; the error is about the newest.
+            Corrupted: if all checkpoints are damaged; the error describes the newest.
         """
         first: Exception | None = None
         for generation in catalog.generations(step):
@@ -67,7 +67,7 @@ class Snapshot(Contents):
             yield self._fetch(flat, Box((start,), (stop - start,)))
 
     def _read_boxes(self, node: Tensor, box: Box) -> Iterator[memoryview]:
-        """Yields the bytes of a box if it or the pieces are scattered in the tensor."""
+        """Yields the bytes of a box if the box or the pieces are not contiguous in the tensor."""
         total = box.elements
         for start in range(0, total, _WINDOW_BYTES):
             stop = min(start + _WINDOW_BYTES, total)
@@ -86,7 +86,7 @@ class Snapshot(Contents):
 def _cut(starts: Sequence[int], first: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
     """Divides the bytes [first, stop) into windows of whole elements.
 
-    Windows also start where pieces start, so that few blocks are read twice.
+    Windows also start where pieces start, so that only few blocks are read twice.
     """
     window = _WINDOW_BYTES // size * size
     ends = sorted({start for start in starts if first < start < stop} | {stop})
@@ -97,7 +97,7 @@ def _cut(starts: Sequence[int], first: int, stop: int, size: int) -> Iterator[tu
 
 
 def _flattened(node: Tensor, size: int) -> Tensor | None:
-    """Returns the tensor as one dimension of bytes; None if a piece is not contiguous in it."""
+    """Returns the tensor as one dimension of bytes; None if one of its pieces is not contiguous."""
     everything = whole(node.shape)
     pieces = []
     for piece in node.pieces:

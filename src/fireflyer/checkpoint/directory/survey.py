@@ -31,12 +31,14 @@ class Summary(msgspec.Struct, kw_only=True):
     number: int
     """Number of the save in its run; (epoch, number) orders checkpoints by age."""
     state: Literal["whole", "damaged", "unreadable", "unknown version", "set aside"]
-    """State by the manifest and the sizes of the files. "set aside": it is in damaged/."""
+    """State according to the manifest and the sizes of the files. "set aside": it lies in
+    damaged/."""
     reason: str = ""
     created: float | None = None
-    """Seconds since 1970; this field and all below are None if the manifest cannot be read."""
+    """Seconds since 1970. If the manifest cannot be read, this field and all later ones are
+    None."""
     bytes: int | None = None
-    """Bytes of the tensors."""
+    """Size of the tensors in bytes."""
     older_bytes: int | None = None
     """Number of these bytes that lie in files of older saves."""
     world_size: int | None = None
@@ -48,13 +50,13 @@ class Summary(msgspec.Struct, kw_only=True):
 
 
 def summaries(catalog: Catalog) -> list[Summary]:
-    """Returns all checkpoints, the newest first; then those in damaged/."""
+    """Returns all checkpoints, newest first, then those in damaged/."""
     found = [_summary(catalog, one) for one in catalog.generations()]
     return [one for one in found if one is not None] + _set_aside(catalog)
 
 
 def _is_gone(catalog: Catalog, generation: Generation) -> bool:
-    """Returns whether a run or `prune` has retired the checkpoint: its manifest goes first."""
+    """Returns True if a run or `prune` removed the checkpoint, whose manifest is removed first."""
     try:
         return catalog.storage.size(generation.manifest) is None
     except Unavailable:
@@ -64,7 +66,7 @@ def _is_gone(catalog: Catalog, generation: Generation) -> bool:
 
 
 def _summary(catalog: Catalog, generation: Generation) -> Summary | None:
-    """Returns a checkpoint's summary; None if the checkpoint is gone meanwhile."""
+    """Returns a checkpoint's summary; None if the checkpoint was removed meanwhile."""
     found = _looked_at(catalog, generation)
     return None if found.state != "whole" and _is_gone(catalog, generation) else found
 
@@ -143,7 +145,7 @@ def _set_aside(catalog: Catalog) -> list[Summary]:
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """A part of a checkpoint that is not as it was written."""
+    """Part of a checkpoint that differs from its written form."""
 
     step: int
     file: str
@@ -156,12 +158,12 @@ class Verified(msgspec.Struct):
 
     checkpoints: int = 0
     bytes: int = 0
-    """Bytes read; bytes that several checkpoints share count once."""
+    """Number of bytes read; bytes that several checkpoints share count once."""
     damages: list[Damage] = []
 
 
 class _Block(NamedTuple):
-    """A part of a piece that has a CRC of its own."""
+    """Part of a piece; has its own CRC."""
 
     name: str
     piece: Piece
@@ -178,19 +180,19 @@ class Verifier:
     def __init__(self, catalog: Catalog, advance: Callable[[int], None] = lambda _: None) -> None:
         """
         Args:
-            advance: called with numbers of bytes, as they are verified.
+            advance: progress callback; receives numbers of verified bytes.
         """
         self._catalog = catalog
         self._advance = advance
         self._buffer = np.empty(0, np.uint8)
         self._seen: dict[Piece, list[str]] = {}
-        """Errors of the pieces that have been read."""
+        """Errors of the pieces read so far."""
         self.found = Verified()
 
     def verify(self, generation: Generation) -> list[Damage] | None:
         """Returns the damages of one checkpoint and adds them to `found`.
 
-        If the checkpoint is gone, it is not counted, and the result is None.
+        If the checkpoint was removed, it is not counted, and the result is None.
 
         Raises:
             CheckpointError: if a different version of the format wrote it.
@@ -307,7 +309,7 @@ def _batches(blocks: Sequence[_Block]) -> Iterator[list[_Block]]:
 
 
 def bytes_to_verify(catalog: Catalog, generations: Sequence[Generation]) -> int:
-    """Returns the bytes that `Verifier` will read, as far as manifests can be read."""
+    """Returns the number of bytes that `Verifier` will read; unreadable manifests do not count."""
     pieces: dict[Piece, int] = {}
     for generation in generations:
         try:

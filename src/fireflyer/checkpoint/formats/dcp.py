@@ -1,11 +1,12 @@
-"""torch.distributed.checkpoint with this package's format:
-`dcp.save(state, storage_writer=Writer(directory))` and
-`dcp.load(state, storage_reader=Reader(directory))`.
+"""Reader and writer of this package's format for torch.distributed.checkpoint (DCP).
+
+Use `dcp.save(state, storage_writer=Writer(directory))` and `dcp.load(state,
+storage_reader=Reader(directory))`.
 
 DCP names items by their keys joined with dots, and stores the keys separately. The checkpoint holds
-the tree of these keys, so a CheckpointManager can load it, too. A writer gets items other than
-tensors as pickles by torch.save. It unpickles them as data only (weights_only) and stores them as
-typed JSON.
+the tree of these keys, so a CheckpointManager can load it, too. DCP passes items other than tensors
+to a writer as pickles by torch.save. The writer unpickles them as data only (weights_only) and
+stores them as typed JSON.
 """
 
 import contextlib
@@ -104,9 +105,9 @@ class _Placed:
 class Writer(_Placed, StorageWriter):
     """Storage writer for `dcp.save` and `dcp.async_save`. Use one writer for a whole run.
 
-    The first save claims the directory, as a CheckpointManager's does; writers and managers of an
-    older run cannot commit after it. A rank writes its items in one stream. The checkpoint exists
-    once the coordinator has committed it.
+    The first save claims the directory, as a CheckpointManager's does. After that, writers and
+    managers of an older run cannot commit. A rank writes its items in one stream. The checkpoint
+    exists once the coordinator has committed it.
     """
 
     def __init__(self, directory: Place, step: int | None = None) -> None:
@@ -114,7 +115,7 @@ class Writer(_Placed, StorageWriter):
         Args:
             directory: a path, an fsspec URL or a storage; shared by all ranks.
             step: the step of the next save; a number at the end of its checkpoint_id takes
-                precedence. None without such a number: one more than the newest checkpoint's step.
+                precedence. None, without such a number: one more than the newest checkpoint's step.
 
         Raises:
             ConfigError: if FIREFLYER_ATTEMPT is invalid.
@@ -131,16 +132,17 @@ class Writer(_Placed, StorageWriter):
         """Checks the mode of the save.
 
         Raises:
-            CheckpointError: without collectives, because no rank could then commit for all.
+            CheckpointError: if the save has no collectives, because then no rank could commit for
+                all.
         """
         if not use_collectives:
             raise CheckpointError("a checkpoint of all ranks needs use_collectives=True")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Checks that the plan is made anew for each save.
+        """Checks that DCP makes a new plan for each save.
 
         Raises:
-            CheckpointError: if the planner caches plans, because each one names its save.
+            CheckpointError: if the planner caches plans: a cached plan names an earlier save.
         """
         if not plan.usable:
             raise CheckpointError("use a planner without enable_plan_caching")
@@ -169,7 +171,7 @@ class Writer(_Placed, StorageWriter):
         """Writes this rank's items.
 
         Raises:
-            CheckpointError: if an item cannot be saved (names its key).
+            CheckpointError: if an item cannot be saved; the error names its key.
             StorageError: if the file cannot be written.
         """
         generation, rank = plan.storage_data
@@ -215,7 +217,7 @@ class Writer(_Placed, StorageWriter):
             raise
 
     def _undo(self, saved: Mapping[str, list[_Saved]]) -> None:
-        """Frees the space of a save that was not committed."""
+        """Frees the space of an uncommitted save."""
         assert self._generation is not None
         storage = self._catalog.storage
         with contextlib.suppress(StorageError):
@@ -269,7 +271,7 @@ def _with_pieces(held: InMemory, pieces: tuple[Piece, ...]) -> list[Node]:
 
 
 def _tensor_sections(planner: SavePlanner, item: WriteItem) -> list[Section]:
-    """Returns the piece of an item; none if it has no element."""
+    """Returns the piece of an item; no piece if the item has no elements."""
     data = item.tensor_data
     assert data is not None
     key, dtype = item.index.fqn, data.properties.dtype
@@ -318,9 +320,9 @@ def _items(metadata: Metadata, saved: Mapping[str, list[_Saved]]) -> dict[str, t
 class Reader(_Placed, StorageReader):
     """Storage reader for `dcp.load`: loads any checkpoint of this package into any layout.
 
-    All ranks read the checkpoint that the coordinator finds newest, and verify each byte. Damaged
-    data is not set aside: it raises an error that names file and tensor, and `step` selects another
-    checkpoint.
+    All ranks read the checkpoint that is the newest to the coordinator, and verify each byte.
+    Damaged data is not set aside: it raises an error that names file and tensor. Then `step` can
+    select another checkpoint.
     """
 
     def __init__(self, directory: Place, step: int | None = None) -> None:
@@ -328,7 +330,7 @@ class Reader(_Placed, StorageReader):
         Args:
             directory: a path, an fsspec URL or a storage.
             step: the checkpoint's step; a number at the end of a checkpoint_id takes precedence.
-                None without such a number: the newest checkpoint.
+                None, without such a number: the newest checkpoint.
 
         Raises:
             StorageError: if the directory cannot be used.
@@ -341,7 +343,7 @@ class Reader(_Placed, StorageReader):
 
         Raises:
             CheckpointError: if there is no checkpoint, or its state is not a dict.
-            Corrupted: if there are only damaged ones.
+            Corrupted: if all checkpoints are damaged.
         """
         self._snapshot = Snapshot.open(self._catalog, self.step)
         keys = DcpKeys(str(self._snapshot), self._snapshot.nodes)
@@ -369,7 +371,7 @@ class Reader(_Placed, StorageReader):
         """Reads this rank's items into their targets.
 
         Raises:
-            Corrupted: if the data is damaged (names file and tensor).
+            Corrupted: if the data is damaged; the error names file and tensor.
             CheckpointError: if the coordinator's checkpoint lacks an item of this rank's plan.
         """
         snapshot, storage = self._chosen(plan.storage_data), self._catalog.storage
@@ -402,7 +404,7 @@ class Reader(_Placed, StorageReader):
         return future
 
     def _chosen(self, generation: Generation) -> Snapshot:
-        """Opens the coordinator's checkpoint; this rank may have opened an older one."""
+        """Opens the coordinator's checkpoint, because this rank may have opened an older one."""
         if self._snapshot is None or self._snapshot.generation != generation:
             manifest = self._catalog.manifest(generation)
             self._snapshot = Snapshot(self._catalog.storage, generation, manifest)

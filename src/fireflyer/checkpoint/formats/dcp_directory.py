@@ -46,7 +46,7 @@ _VERSION = "1.0.0"
 
 
 class _Facts:
-    """Passive stand-in for an object of a pickle: it holds the object's data and no behaviour."""
+    """Passive stand-in for a pickled object; holds the object's data and has no behaviour."""
 
     held: Any = None
 
@@ -86,7 +86,7 @@ def _dtype_name(name: str) -> Callable[[], str] | str | None:
 
 
 def _member(enum: object, name: object) -> str:
-    """Replaces getattr, used by some Python 3.11 releases for enum members. Looks nothing up."""
+    """Replaces getattr, which some Python 3.11 releases use for enum members. Looks nothing up."""
     if enum is not int or not isinstance(name, str):
         raise pickle.UnpicklingError("it names builtins.getattr")
     return name
@@ -112,8 +112,11 @@ _KNOWN: dict[tuple[str, str], Any] = {
 }
 
 
-class _Restricted(pickle._Unpickler):  # the Python version: no opcode makes it reserve memory
-    """Unpickler that accepts only the names above and dtypes, and creates stand-ins for them."""
+class _Restricted(
+    pickle._Unpickler
+):  # the Python version, because no opcode makes it reserve memory
+    """Unpickler that accepts only dtypes and the names in `_KNOWN`, and creates stand-ins for
+    these."""
 
     def find_class(self, module: str, name: str) -> Any:
         found = _KNOWN.get((module, name))
@@ -125,7 +128,7 @@ class _Restricted(pickle._Unpickler):  # the Python version: no opcode makes it 
 
 
 class _Blob(NamedTuple):
-    """Location of the bytes that torch.save wrote of a chunk or object."""
+    """Location of the bytes that torch.save wrote for a chunk or object."""
 
     file: str
     offset: int
@@ -133,14 +136,15 @@ class _Blob(NamedTuple):
 
 
 class DcpDirectory(Contents):
-    """Contents of a directory that `dcp.save` wrote. Holds objects in memory, but not tensors."""
+    """Contents of a directory that `dcp.save` wrote. Objects are held in memory, tensors are
+    not."""
 
     def __init__(self, source: str | FilePath) -> None:
         """Reads the metadata and all objects.
 
         Raises:
-            Corrupted: if the metadata or an object is damaged (names the flaw).
-            CheckpointError: if an object is not data alone (names its key).
+            Corrupted: if the metadata or an object is damaged; the error names the flaw.
+            CheckpointError: if an object contains more than data; the error names its key.
             StorageError: if the directory cannot be read.
         """
         self._source = FilePath(source)
@@ -250,7 +254,7 @@ def write(
     """Writes a directory that `dcp.load` reads: one data file, tensors in chunks of about 16 MiB.
 
     Args:
-        advance: called with numbers of bytes, as they are written.
+        advance: progress callback; receives numbers of written bytes.
 
     Raises:
         CheckpointError: if the state is not a dict, or two items would have one key.

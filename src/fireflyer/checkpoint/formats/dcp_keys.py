@@ -1,8 +1,8 @@
 """Mapping between this package's trees and the flat dicts of torch.distributed.checkpoint.
 
 DCP joins the keys on the path to a tensor with dots. All keys are text, except positions in lists.
-A list without tensors or dicts, or any other item than a tensor or dict, is one object under one
-key.
+Some items are stored as one object under one key: a list without tensors or dicts, and any item
+that is neither a tensor, a dict nor a list.
 """
 
 import io
@@ -36,11 +36,11 @@ _NUMPY_CLASSES = [
     np._core.multiarray.scalar,  # type: ignore[attr-defined]
     *{type(np.dtype(code)) for code in "?bBhHiIlLqQefdgFDGSUmM"},
 ]
-"""Classes that a pickled array refers to."""
+"""Classes to which a pickled array refers."""
 
 
 def safe_classes() -> AbstractContextManager[None]:
-    """Allows torch.load(weights_only=True) to read arrays, too."""
+    """Lets torch.load(weights_only=True) read arrays, too."""
     found: AbstractContextManager[None] = torch.serialization.safe_globals(_NUMPY_CLASSES)
     return found
 
@@ -49,7 +49,7 @@ def safely_loaded(key: str, data: bytes) -> Any:
     """Loads a torch.save file of plain values, tensors and arrays.
 
     Raises:
-        CheckpointError: if it holds anything else (names the key).
+        CheckpointError: if the file holds anything else; the error names the key.
     """
     try:
         with safe_classes():
@@ -61,8 +61,10 @@ def safely_loaded(key: str, data: bytes) -> Any:
 
 
 def reason_of(error: Exception) -> str:
-    """Returns in one line why torch did not load a file as data alone; torch's own text advises to
-    load it as code."""
+    """Returns in one line why torch did not load a file as data alone.
+
+    torch's own text advises the user to load the file as code.
+    """
     text = str(error)
     named = re.search(r"GLOBAL (\S+)", text)
     if named is not None:

@@ -26,10 +26,10 @@ def open_foreign(source: str | os.PathLike[str]) -> Contents:
     """Opens a file or folder of safetensors, DCP or torch.save. Runs no code from it.
 
     Raises:
-        ConfigError: if it has none of these formats.
-        Corrupted: if it is damaged.
-        CheckpointError: if it contains an item that a state cannot hold.
-        StorageError: if it cannot be read.
+        ConfigError: if the path has none of these formats.
+        Corrupted: if the data is damaged.
+        CheckpointError: if the data contains an item that a state cannot hold.
+        StorageError: if the data cannot be read.
     """
     path = FilePath(source)
     if not path.exists():
@@ -74,7 +74,7 @@ def export(
 ) -> list[str]:
     """Writes contents in another format.
 
-    `torch` needs memory for the whole state, the other formats for a few blocks.
+    `torch` needs memory for the whole state; the other formats need memory for a few blocks.
 
     Returns:
         The paths of the files.
@@ -85,7 +85,7 @@ def export(
         StorageError: if the contents cannot be read or written.
     """
     path, place = FilePath(out), final_path(out)
-    if path.is_symlink():  # stays: the file behind it is replaced
+    if path.is_symlink():  # the link stays, and its target is replaced
         path = FilePath(place)
     if kind == "safetensors":
         one = FilePath(out).suffix == safetensors.SUFFIX

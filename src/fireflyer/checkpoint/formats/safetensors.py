@@ -4,9 +4,9 @@
 
 A tensor's name is the readable form of its path (`model.wte.weight`, `layers[0].bias`). One key of
 the metadata holds the state's nodes as JSON text, with values, key types and order, so that a round
-trip is lossless. The key is in the header, or in the index if there are shards. A dtype that the
-format lacks is stored as U8 with one more dimension, the element's bytes. If a file lacks that
-text, the loaded state is a dict of tensors by name.
+trip is lossless. The key is in the header, or in the index if there are shards. If a file lacks the
+key, the loaded state is a dict of tensors by name. A dtype that the format lacks is stored as U8
+with an additional last dimension for the element's bytes.
 """
 
 import contextlib
@@ -87,8 +87,8 @@ def load(source: str | FilePath) -> Any:
     """Loads the state of a file, or of a folder of shards, into memory.
 
     Raises:
-        Corrupted: naming the file and its flaw.
-        StorageError: if it cannot be read.
+        Corrupted: if the data is damaged; the error names the file and its flaw.
+        StorageError: if the data cannot be read.
         CheckpointError: if this build of torch lacks a dtype.
     """
     return SafetensorsFiles(source).state()
@@ -104,12 +104,12 @@ def write(
 ) -> list[str]:
     """Writes any contents to the file `out`, or into the folder `out`.
 
-    The folder then has either model.safetensors, or shards of at most `shard_bytes` (or one tensor)
-    and an index, which is written last.
+    The folder then has either model.safetensors, or an index and shards. A shard has at most
+    `shard_bytes`, or one tensor. The index is written last.
 
     Args:
-        one_file: `out` is a file; None: if its name ends in .safetensors.
-        advance: called with numbers of bytes, as they are written.
+        one_file: True if `out` is a file; None: True if its name ends in .safetensors.
+        advance: progress callback; receives numbers of written bytes.
 
     Returns:
         The paths of the files.
@@ -212,7 +212,7 @@ def _stored(node: Tensor) -> tuple[str, tuple[int, ...]]:
 
 
 def stream(contents: Contents) -> Iterator[bytes | memoryview]:
-    """Yields the bytes of one file with any contents.
+    """Yields the bytes of one file that holds these contents.
 
     Raises:
         CheckpointError: if two tensors have one name, or the header becomes too large.
@@ -229,7 +229,7 @@ def _file(
     metadata: dict[str, str],
     advance: Callable[[int], None],
 ) -> Iterator[bytes | memoryview]:
-    # The largest elements first, so that each tensor is aligned to its element size.
+    # Tensors with the largest elements come first, so that each is aligned to its element size.
     ordered = sorted(tensors, key=lambda node: -itemsize_of(node))
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
@@ -242,8 +242,8 @@ def _file(
     data += b" " * (-len(data) % 8)
     if len(data) > MOST_HEADER_BYTES:
         raise CheckpointError(
-            f"{contents} has {len(data)} bytes of names and plain values, "
-            f"a safetensors header at most {MOST_HEADER_BYTES}"
+            f"{contents} has {len(data)} bytes of names and plain values, but "
+            f"a safetensors header has at most {MOST_HEADER_BYTES}"
         )
     yield len(data).to_bytes(8, "little") + data
     for node in ordered:
@@ -271,10 +271,10 @@ def header_bytes(where: str, head: bytes | memoryview, size: int) -> int:
 def parse_header(
     where: str, data: bytes | memoryview, size: int
 ) -> tuple[dict[str, str], dict[str, Entry]]:
-    """Returns the metadata and the tensors of a header, which fill the file without gaps.
+    """Returns the metadata and the tensors of a header; the tensors fill the file without gaps.
 
     Raises:
-        Corrupted: naming the flaw.
+        Corrupted: if the header is invalid; the error names the flaw.
     """
     try:
         text = bytes(data)
@@ -300,14 +300,14 @@ class _Place(NamedTuple):
 
 
 class SafetensorsFiles(Contents):
-    """A file, or a folder with an index or files side by side. All headers are checked at once."""
+    """A file, a folder with an index, or a folder of files. The constructor checks all headers."""
 
     def __init__(self, source: str | FilePath) -> None:
         """Opens the files and checks their headers.
 
         Raises:
-            Corrupted: naming the file and its flaw.
-            StorageError: if it cannot be read.
+            Corrupted: if a header is damaged; the error names the file and its flaw.
+            StorageError: if a file cannot be read.
         """
         path = FilePath(source)
         if not path.exists():
@@ -400,7 +400,7 @@ class SafetensorsFiles(Contents):
             self._by_path[node.path] = place
         if left:
             raise Corrupted(f"{self}: its text {KEY!r} does not mention {min(left)}")
-        # Rejects nodes that do not make a tree now, and not after hours of streaming.
+        # Rejects nodes that do not form a tree now, rather than after hours of streaming.
         empty = {node.path: np.empty(0) for node in found.nodes if isinstance(node, Tensor)}
         unflatten_or_corrupted(str(self), found.nodes, empty)
         return list(found.nodes)
@@ -447,8 +447,8 @@ def _check_entries(where: str, entries: Mapping[str, Entry], data_bytes: int) ->
         start, stop = entry.data_offsets
         if start != end or stop - start != nbytes_of(probe):
             raise Corrupted(
-                f"{where}: {name} of {nbytes_of(probe)} bytes has bytes {start} to {stop}, "
-                f"the one before ends at {end}"
+                f"{where}: {name} of {nbytes_of(probe)} bytes has bytes {start} to {stop}, but "
+                f"the previous tensor ends at {end}"
             )
         end = stop
     if end != data_bytes:

@@ -17,7 +17,7 @@ from fireflyer.storage import Storage
 
 
 class _Saver:
-    """The function `model.try_save`; it holds the parts whose state it saves, by name."""
+    """The function `model.try_save`; holds, by name, the parts whose state it saves."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class _Saver:
         """Loads the newest good checkpoint into the parts; returns (epoch, step, others).
 
         Raises:
-            ConfigError: if it was saved with other parts.
-            CheckpointError: if there is no good checkpoint, or another integration has saved it.
+            ConfigError: if the checkpoint was saved with other parts.
+            CheckpointError: if there is no good checkpoint, or another integration saved it.
         """
         state = self._manager.load()
         check_origin(state, __name__)
@@ -54,18 +54,18 @@ class _Saver:
         return state["epoch"], state["step"], state["others"]
 
     def __call__(self, epoch: int, step: int, others: Any = None, force: bool = False) -> bool:
-        """Saves if a suspend was signalled on any rank, or if `force`; all ranks call it alike.
+        """Saves if any rank received a suspend, or if `force` is set; all ranks make equal calls.
 
-        It returns once the checkpoint is durable. After a suspend it then calls `on_suspend` on
-        every rank.
+        The call returns once the checkpoint is durable. After a suspend it first calls `on_suspend`
+        on every rank.
 
         Args:
-            epoch, step: the values for `init` to return next time.
+            epoch, step: values that `init` returns at the next start.
             others: any state that a checkpoint can hold; `init` returns it, too.
             force: save in any case.
 
         Returns:
-            True if it has saved.
+            True if the call saved.
         """
         self._calls += 1
         asked = self._manager.should_save(self._calls)
@@ -98,25 +98,25 @@ def init(
 ) -> tuple[int, int, Any]:
     """Loads the newest checkpoint into the given objects, and adds `try_save` to the model.
 
-    Weights, optimizer, scheduler, scaler and each rank's random number generators are saved and
-    restored. All ranks call it, after `init_process_group`.
+    Saves and restores weights, optimizer, scheduler, scaler and each rank's random number
+    generators. All ranks call this function, after `init_process_group`.
 
     Args:
         model, optimizer, scheduler, amp_scaler: objects with `state_dict` and `load_state_dict`.
         ckpt_path: a directory that all ranks share, an fsspec URL or a storage.
         keep: the number of newest checkpoints to keep, or a `Keep` with more rules; None keeps all.
-        memory: each save is also held in the memory of two nodes; see CheckpointManager.
-        should_suspend: `fireflyer.hai.suspend_requested`, or any callable that returns whether this
+        memory: hold each save also in the memory of two nodes; see CheckpointManager.
+        should_suspend: `fireflyer.hai.suspend_requested`, or any callable that returns True if this
             rank is asked to leave. None: `try_save` saves only with `force`.
-        on_suspend: called when the state is durable, e.g. `fireflyer.hai.suspended`, which ends
-            the process.
+        on_suspend: called once the state is durable, e.g. `fireflyer.hai.suspended`, which ends the
+            process.
 
     Returns:
         (start_epoch, start_step, others) of the last `try_save`; (0, 0, None) if there is none.
 
     Raises:
-        CheckpointError: if there are checkpoints, but none is good or another integration has saved
-            the newest.
+        CheckpointError: if there are checkpoints, but none is good or another integration saved the
+            newest.
         ConfigError: if the newest was saved with other arguments.
     """
     manager = CheckpointManager(ckpt_path, keep=keep, memory=memory, should_suspend=should_suspend)

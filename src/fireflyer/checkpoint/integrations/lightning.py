@@ -31,8 +31,8 @@ class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
 
     Training does not wait for the storage. Saves follow an optimizer step. A save that is due at an
     epoch's last batch follows the epoch's validation. The last step of a fit is always saved. All
-    ranks take part, as in Lightning's hooks. With `should_suspend`, training stops after the save,
-    once it is durable.
+    ranks take part, as in Lightning's hooks. With `should_suspend`, training stops once the save is
+    durable.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
         """
         Args:
             directory, every, keep, memory, should_suspend: see CheckpointManager.
-            on_suspend: called when the state is durable after a suspend, e.g.
+            on_suspend: called once the state is durable after a suspend, e.g.
                 `fireflyer.hai.suspended`, which ends the process.
         """
         super().__init__()
@@ -63,11 +63,12 @@ class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
 
     @property
     def newest(self) -> str | None:
-        """Newest good checkpoint for `trainer.fit(ckpt_path=)`; None, to start anew, if none."""
+        """Newest good checkpoint for `trainer.fit(ckpt_path=)`; None if there is none: training
+        starts anew."""
         return None if self.manager.latest() is None else _NEWEST
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Registers `newest` as a path to load from."""
+        """Registers `newest` as a path from which Lightning can load."""
         io = trainer.strategy.checkpoint_io
         if not isinstance(io, _ManagerIO):
             trainer.strategy.checkpoint_io = _ManagerIO(io, self._load)
@@ -90,9 +91,10 @@ class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step == self._looked_at:
-            return  # gradients are being accumulated, which no checkpoint holds
+            return  # gradients are being accumulated, and no checkpoint holds these
         self._looked_at = trainer.global_step
-        # Lightning counts an epoch that a fit breaks off as finished afterwards; so save within it.
+        # After a fit stops within an epoch, Lightning counts that epoch as finished; so save
+        # before.
         stops = trainer.global_step == trainer.max_steps or (
             trainer.should_stop and not self._stops
         )
@@ -136,7 +138,7 @@ class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
 
 
 class _ManagerIO(CheckpointIO):  # type: ignore[misc]  # untyped here
-    """Wrapper of another CheckpointIO that also loads the path of the newest checkpoint."""
+    """Wrapper of a CheckpointIO that can also load from the path of the newest checkpoint."""
 
     def __init__(self, inner: CheckpointIO, load: Callable[[], dict[str, Any]]) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""Origin check: each training library's integration loads only the states that it has saved."""
+"""Origin check: each training library's integration loads only the states that it saved itself."""
 
 from typing import Any
 
@@ -23,8 +23,8 @@ def check_origin(state: Any, face: str) -> None:
     Args:
         face: the name of the integration's module.
 
-    Raises:
-        CheckpointError: naming the module that saved the state, if it is another one.
+        Raises:
+        CheckpointError: if another module saved the state; the error names that module.
     """
     if not _has(state, face):
         others = (f"by {other}" for other in _KEYS if _has(state, other))

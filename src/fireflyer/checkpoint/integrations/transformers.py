@@ -32,9 +32,9 @@ except ImportError as error:
 class FireflyerCallback(TrainerCallback):  # type: ignore[misc]  # untyped here
     """Saves model, optimizer, scheduler, trainer state and each rank's random number generators.
 
-    A save follows a step, its logging and its evaluation; training does not wait for the storage.
+    A save follows a step, its logging and its evaluation. Training does not wait for the storage.
     The callback supports one process and data parallelism. The last step is always saved. With
-    `should_suspend`, training stops after the save, once it is durable. Use it instead of the
+    `should_suspend`, training stops once the save is durable. Use this callback instead of the
     Trainer's own saves: `save_strategy="no"`.
     """
 
@@ -51,7 +51,7 @@ class FireflyerCallback(TrainerCallback):  # type: ignore[misc]  # untyped here
         """
         Args:
             directory, every, keep, memory, should_suspend: see CheckpointManager.
-            on_suspend: called when the state is durable after a suspend, e.g.
+            on_suspend: called once the state is durable after a suspend, e.g.
                 `fireflyer.hai.suspended`, which ends the process.
         """
         self.manager = CheckpointManager(
@@ -65,8 +65,8 @@ class FireflyerCallback(TrainerCallback):  # type: ignore[misc]  # untyped here
     def newest(self) -> str | None:
         """Returns the directory for `trainer.train(resume_from_checkpoint=)`, or None.
 
-        It writes the newest good checkpoint in the Trainer's format into a temporary directory of
-        this rank, which is removed after the first step. Collective.
+        The call writes the newest good checkpoint in the Trainer's format into a temporary
+        directory of this rank, which is removed after the first step. Collective.
         """
         if self.manager.latest() is None:
             return None
@@ -149,8 +149,10 @@ class FireflyerCallback(TrainerCallback):  # type: ignore[misc]  # untyped here
         self.manager.wait()
 
     def _await_what_follows(self, control: TrainerControl) -> None:
-        """Notes the log and evaluation that follow in this step; a save includes both and the
-        generators' states after them."""
+        """Records the log and evaluation that follow in this step.
+
+        A save includes both, and the generators' states after them.
+        """
         self._await_log = bool(control.should_log)
         self._await_evaluation = bool(control.should_evaluate)
 
@@ -177,7 +179,7 @@ class FireflyerCallback(TrainerCallback):  # type: ignore[misc]  # untyped here
                 self._on_suspend()
 
     def _forget_restored(self) -> None:
-        """Removes the restored files, which the Trainer has read by the end of the first step."""
+        """Removes the restored files; the Trainer has read them by the end of the first step."""
         if self._restored is not None:
             self._restored.cleanup()
             self._restored = None
@@ -192,7 +194,7 @@ def _as_trainer_reads(own: dict[str, Any], world: int) -> dict[str, Any]:
 
 
 def _of_all_devices(state: torch.Tensor) -> list[torch.Tensor]:
-    """Returns the states of all visible devices: the Trainer sets all, this rank uses one."""
+    """Returns states for all visible devices: the Trainer sets all, while this rank uses one."""
     states = torch.cuda.get_rng_state_all()
     states[torch.cuda.current_device()] = state
     return states

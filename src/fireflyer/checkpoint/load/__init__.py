@@ -1,1 +1,1 @@
-"""Loading: verified reads of saved boxes, and states put together from them."""
+"""Loading: verified reads of saved boxes, and states assembled from them."""

@@ -47,18 +47,18 @@ class Place(NamedTuple):
 def agreed(storage: Storage, places: Sequence[Place]) -> dict[Path, Local | None]:
     """Determines the values of places that share memory, before anything is written.
 
-    Tensors that are the same memory, and whose saved pieces and checksums are equal, are filled
-    once. For other overlapping places, and for views that only interleave, the values are read into
-    separate memory.
+    Tensors in the same memory whose saved pieces and checksums are equal are filled once. For other
+    overlapping places, and for views that only interleave, the values are read into separate
+    memory.
 
     Returns:
-        By path: the value to `fill` the place with; None if another place of the same memory fills
-        it.
+        For each path the value with which to `fill` the place; None if another place of the same
+        memory already fills it.
 
     Raises:
-        CheckpointError: if the saved values of two places differ where they share memory (names
-            both).
-        Corrupted: if the data is damaged (names file and tensor).
+        CheckpointError: if two places share memory in which their saved values differ; the error
+            names both.
+        Corrupted: if the data is damaged; the error names file and tensor.
     """
     found: dict[Path, Local | None] = {}
     for group in _groups(places):
@@ -104,7 +104,7 @@ def _groups(places: Sequence[Place]) -> Iterator[list[Place]]:
 
 
 def _identity(one: Place) -> tuple[object, ...]:
-    """Returns a key that is equal for two places of the same memory that get the same bytes."""
+    """Returns a key that is equal for two places of the same memory that receive the same bytes."""
     node, local = one.node, one.local
     lazy = (local.is_conj(), local.is_neg()) if isinstance(local, torch.Tensor) else (False, False)
     saved = tuple((piece.offsets, piece.shape, piece.crc32) for piece in node.pieces)
@@ -122,7 +122,8 @@ def _values(storage: Storage, places: Sequence[Place]) -> list[Local]:
 
 
 def _check(places: Sequence[Place], values: Sequence[Local]) -> None:
-    """Writes all values to scratch memory in the targets' layout and checks that all survive."""
+    """Writes all values to scratch memory in the targets' layout; checks that none is
+    overwritten."""
     first = min(one.extent[1] for one in places)
     scratch = np.empty(max(one.extent[2] for one in places) - first, np.uint8)
     views: list[np.ndarray[Any, Any]] = [
@@ -153,7 +154,7 @@ def _check(places: Sequence[Place], values: Sequence[Local]) -> None:
 
 
 def _stored(local: Local, value: Local) -> np.ndarray[Any, Any]:
-    """Returns the value's bytes as they would lie in the memory of `local`."""
+    """Returns the bytes of the value in the memory layout of `local`."""
     if isinstance(local, torch.Tensor) and isinstance(value, torch.Tensor):
         if local.is_neg():
             value = torch.neg(value)

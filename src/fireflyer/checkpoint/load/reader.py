@@ -1,4 +1,4 @@
-"""Reading boxes of saved tensors into memory, each byte verified, with a bounded buffer."""
+"""Reading boxes of saved tensors into memory, with each byte verified and a bounded buffer."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ _View = torch.Tensor | np.ndarray[Any, Any]
 
 
 class _Block(NamedTuple):
-    """A part of a piece that has a CRC of its own."""
+    """Part of a piece; has its own CRC."""
 
     tensor: Tensor
     piece: Piece
@@ -42,7 +42,7 @@ class _Block(NamedTuple):
 
 
 class _Scattered(NamedTuple):
-    """A block that goes through the buffer: its elements in `inner` are copied to `view`, the
+    """Block that passes through the buffer: its elements in `inner` are copied to `view`, the
     memory of `box`. All boxes have a last dimension of bytes."""
 
     block: _Block
@@ -56,8 +56,8 @@ class _Scattered(NamedTuple):
 class Reader:
     """Collects requests for a checkpoint's boxes, then reads them all.
 
-    Blocks that lie in the target as in the file are read in place; all others pass whole through a
-    buffer of 24 MiB.
+    A block with the same layout in the target as in the file is read in place. All other blocks
+    pass as a whole through a buffer of 24 MiB.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -97,7 +97,7 @@ class Reader:
         """Reads all requested boxes.
 
         Raises:
-            Corrupted: if the data is damaged (names file and tensor).
+            Corrupted: if the data is damaged; the error names file and tensor.
         """
         self._read([block for block, _ in self._direct], [place for _, place in self._direct])
         if not self._scattered:
@@ -158,8 +158,11 @@ def _touched_blocks(inner: Box, outer: Box) -> Iterator[int]:
 
 
 def _hits(inner: Box, outer: Box, index: int) -> Iterator[tuple[int, Box, Box]]:
-    """Yields the parts of `outer`'s block `index` that overlap `inner`: the part's first byte in
-    the block, the part, and its overlap with `inner`; both boxes in whole-tensor coordinates."""
+    """Yields the parts of `outer`'s block `index` that overlap `inner`.
+
+    Each result holds the part's first byte in the block, the part, and its overlap with `inner`.
+    Both boxes are in whole-tensor coordinates.
+    """
     start = index * CRC_BYTES
     stop = min(start + CRC_BYTES, outer.elements)
     for place, local in boxes_of_range(outer.shape, start, stop):

@@ -69,15 +69,16 @@ def load_newest(
     """Loads the newest good checkpoint (of `step`, if given); collective over all ranks.
 
     Rank 0 picks a checkpoint, and all ranks read and verify it. Each rank's finding applies to all
-    ranks. If any rank finds the checkpoint damaged, rank 0 sets it aside, and the next older one is
-    tried. An unreadable checkpoint stays where it is, and the next older one is tried, too.
+    ranks. If any rank finds the checkpoint damaged, rank 0 sets it aside. An unreadable checkpoint
+    stays where it is. In both cases the next older checkpoint is tried.
 
     Args:
-        sources: the catalogs to search; if several have a checkpoint, the first one's is read.
+        sources: the catalogs to search; if several have a checkpoint, it is read from the first of
+            them.
 
     Raises:
         CheckpointError: on every rank, if no checkpoint is good or `into` does not fit.
-        StorageError: if this rank cannot read the directory, or could not read a checkpoint and no
+        StorageError: if this rank cannot read the directory, or cannot read a checkpoint and no
             older one is good; the other ranks get a CheckpointError.
     """
     skipped: set[_Choice] = set()
@@ -110,10 +111,10 @@ def load_newest(
 
 
 def _judge(catalog: Catalog, generation: Generation, failure: Exception) -> int:
-    """Classifies a failure to read a checkpoint, which a saving run may have retired meanwhile."""
+    """Classifies a failure to read a checkpoint, which a saving run may have removed meanwhile."""
     if not isinstance(failure, CheckpointError | StorageError):
         return _FAILED
-    # A storage that does not answer, or a lack of memory, is no evidence about one checkpoint.
+    # An unreachable storage, or a lack of memory, is no evidence about one checkpoint.
     unreadable = isinstance(failure, StorageError) and not failure.retryable
     try:
         if catalog.storage.size(generation.manifest) is None:
@@ -135,7 +136,7 @@ def _pick(
     """Returns rank 0's choice on every rank.
 
     Args:
-        unread: this rank's error for the newest skipped checkpoint that it could not read.
+        unread: this rank's error for the newest skipped checkpoint that was unreadable.
     """
     rank, _ = rank_and_world()
     mine = [0, 0, 0, 0]
@@ -178,7 +179,7 @@ def _newest(sources: Sequence[Catalog], step: int | None, skipped: set[_Choice])
 def _skip(
     catalog: Catalog, generation: Generation, findings: Sequence[int], reason: Exception | None
 ) -> None:
-    """Sets a damaged checkpoint aside; the rank with the worst finding logs why it is skipped."""
+    """Sets a damaged checkpoint aside. The rank with the worst finding logs why it is skipped."""
     rank, _ = rank_and_world()
     worst = max(findings)
     if rank == findings.index(worst):
@@ -309,14 +310,14 @@ def _check_fit(manifest: Manifest, targets: dict[Path, _Target]) -> None:
         node = saved.get(path)
         if node is None:
             raise CheckpointError(
-                f"the given state has a tensor {path_name(path)}, the checkpoint has none"
+                f"the given state has a tensor {path_name(path)}, but the checkpoint has none"
             )
         have = target.description.kind, target.description.dtype, target.description.shape
         want = (node.kind, node.dtype, node.shape)
         if have != want:
             raise CheckpointError(
                 f"cannot load {path_name(path)} into the given one: it is saved as {_described(*want)}, "
-                f"the given one is {_described(*have)}"
+                f"but the given one is {_described(*have)}"
             )
         if isinstance(target.local, np.ndarray) and not target.local.flags.writeable:
             raise CheckpointError(

@@ -1,1 +1,1 @@
-"""The memory tier: replicas of saves in keepers, and how ranks reach them."""
+"""Memory tier: replicas of saves in keepers, and the ranks' access to them."""

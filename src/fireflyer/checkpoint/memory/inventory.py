@@ -1,10 +1,10 @@
 """Replicas of saves in the nodes' memory: each keeper's holdings, evictions, complete saves.
 
-No I/O, thread, clock or torch. docs/internals/checkpoint-tiers.md describes the protocol. A save is
-*complete* if at least one keeper has its commit mark and every rank's data is with at least one
-keeper. The mark is made only after all data was in place twice. So a keeper with the mark drops all
-older saves, and a keeper without it keeps the previous save. A keeper holds at most two saves: the
-newest marked one and the next.
+Pure: no I/O, thread, clock or torch. docs/internals/checkpoint-tiers.md describes the protocol. A
+    save is *complete* if at least one keeper has its commit mark and every rank's data is in at
+    least one keeper. The mark is made only after all data was in place twice. So a keeper with the
+    mark drops all older saves, and a keeper without it keeps the previous save. A keeper holds at
+    most two saves: the newest marked save and the next.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ from fireflyer.errors import CheckpointError, NoSpace
 
 
 class Stamp(msgspec.Struct, frozen=True, order=True):
-    """Identity of a save; stamps sort by age. `manifest.Generation` without file names or torch."""
+    """Identity of a save; stamps sort by age. Equals `manifest.Generation`, without file names or
+    torch."""
 
     epoch: int
     number: int
@@ -23,28 +24,28 @@ class Stamp(msgspec.Struct, frozen=True, order=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """Contents of one keeper for one save."""
+    """One keeper's contents of one save."""
 
     stamp: Stamp
     world: int
     committed: bool
     """True if the keeper has the commit mark, hence the manifest."""
     ranks: tuple[int, ...]
-    """Ranks whose data it holds, ascending."""
+    """Ranks whose data the keeper holds, ascending."""
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """Contents of one keeper for one place; no entries for a node that has lost its keeper."""
+    """One keeper's contents for one place; no entries for a node that has lost its keeper."""
 
     entries: tuple[Entry, ...] = ()
 
 
 class Complete(msgspec.Struct, frozen=True, kw_only=True):
-    """A save that can be loaded from memory."""
+    """Save that can be loaded from memory."""
 
     stamp: Stamp
     holders: tuple[tuple[int, ...], ...]
-    """Nodes that hold a rank's data, by rank; at least one each."""
+    """Nodes that hold a rank's data, by rank; at least one node each."""
     marked: tuple[int, ...]
     """Nodes that have the commit mark and the manifest; at least one."""
 
@@ -52,8 +53,8 @@ class Complete(msgspec.Struct, frozen=True, kw_only=True):
 def buddies(nodes: int) -> tuple[int | None, ...]:
     """Returns, by node, the holder of its data's second copy; None if there is only one node.
 
-    Neighbours hold each other's data; if the number of nodes is odd, the last three form a ring. Of
-    all maps with one copy, this one loses data in the fewest pairs of lost nodes (GEMINI, SOSP'23,
+    Neighbours hold each other's data. If the number of nodes is odd, the last three form a ring. Of
+    all maps with one copy, this map loses data in the fewest pairs of lost nodes (GEMINI, SOSP'23,
     §4).
     """
     if nodes < 2:
@@ -65,7 +66,7 @@ def buddies(nodes: int) -> tuple[int | None, ...]:
 
 
 def newest_complete(inventories: Sequence[Inventory]) -> Complete | None:
-    """Returns the newest complete save in the nodes' inventories, which are by node."""
+    """Returns the newest complete save; `inventories` has one entry per node."""
     entries = [(node, e) for node, held in enumerate(inventories) for e in held.entries]
     for stamp in sorted({e.stamp for _, e in entries if e.committed}, reverse=True):
         of_save = [(node, e) for node, e in entries if e.stamp == stamp]
@@ -80,7 +81,7 @@ def newest_complete(inventories: Sequence[Inventory]) -> Complete | None:
 
 
 _GIVEN_UP = 64
-"""Number of newest aborted saves that a shelf remembers, besides the last one aborted."""
+"""Number of newest aborted saves that a table remembers, in addition to the last one aborted."""
 
 
 class _Save:
@@ -95,21 +96,21 @@ class _Save:
 class ReplicaTable:
     """Contents and decisions of one keeper for one place. Not thread-safe.
 
-    Calls that drop saves return their stamps; the owner of the memory then frees it.
+    Calls that drop saves return their stamps; the owner of the memory then frees the memory.
     """
 
     def __init__(self) -> None:
         self.limit_bytes = 0
         self.fence = 0
-        """Fencing token: runs with a lower epoch have been replaced."""
+        """Fencing token: lower epochs belong to runs that were replaced."""
         self._saves: dict[Stamp, _Save] = {}
         self._reserved: dict[tuple[Stamp, int], int] = {}
         self._given_up: set[Stamp] = set()
-        """Aborted saves, perhaps before all their data arrived; late data is refused."""
+        """Aborted saves, some perhaps before all their data arrived; late data is rejected."""
 
     @property
     def used_bytes(self) -> int:
-        """Bytes held and reserved."""
+        """Number of bytes held and reserved."""
         held = sum(sum(save.sizes.values()) for save in self._saves.values())
         return held + sum(self._reserved.values())
 
@@ -128,14 +129,14 @@ class ReplicaTable:
             self.fence = epoch
 
     def reserve(self, stamp: Stamp, rank: int, size: int) -> list[Stamp]:
-        """Reserves space for a rank's data; returns the saves dropped for it.
+        """Reserves space for a rank's data; returns the saves dropped to make space.
 
-        A run's saves are sequential, so older unmarked ones have failed; they are dropped if space
-        is short.
+        The saves of a run are sequential, so older unmarked saves have failed; they are dropped if
+        space is short.
 
         Raises:
-            CheckpointError: if the save is not newer than the committed one or was given up, or its
-                run was replaced.
+            CheckpointError: if the save is not newer than the committed save, the save was given
+                up, or its run was replaced.
             NoSpace: if the data does not fit beside the newest committed save.
         """
         self._check(stamp.epoch)
@@ -159,15 +160,15 @@ class ReplicaTable:
         return dropped
 
     def release(self, stamp: Stamp, rank: int) -> None:
-        """Cancels a reservation; does nothing if `hold` has used it."""
+        """Cancels a reservation; does nothing if `hold` has already used it."""
         self._reserved.pop((stamp, rank), None)
 
     def hold(self, stamp: Stamp, world: int, rank: int) -> None:
-        """Notes that the reserved space holds the rank's data.
+        """Records that the reserved space holds the rank's data.
 
         Raises:
-            CheckpointError: if the run was replaced or the save given up meanwhile, or the space is
-                not reserved, e.g. because the rank put its data twice at once.
+            CheckpointError: if the run was replaced, the save was given up meanwhile, or the space
+                is not reserved, e.g. because the rank put its data twice at once.
         """
         self._check(stamp.epoch)
         size = self._reserved.pop((stamp, rank), None)
@@ -177,15 +178,15 @@ class ReplicaTable:
         self._save(stamp, world).sizes[rank] = size
 
     def place(self, stamp: Stamp, world: int, rank: int, error: str) -> None:
-        """Notes that a rank's data is in place, or its error."""
+        """Records that a rank's data is in place, or its error."""
         self._check(stamp.epoch)
         self._save(stamp, world).placed[rank] = error
 
     def missing(self, stamp: Stamp, world: int) -> list[int]:
-        """Returns the ranks that have not called `place` yet.
+        """Returns the ranks that have not yet called `place`.
 
         Raises:
-            CheckpointError: if a rank has placed an error.
+            CheckpointError: if a rank reported an error.
         """
         save = self._saves.get(stamp)
         placed = {} if save is None else save.placed
@@ -195,12 +196,13 @@ class ReplicaTable:
         return [rank for rank in range(world) if rank not in placed]
 
     def decided(self, stamp: Stamp) -> bool | None:
-        """Returns whether a save that this keeper has held is committed; None if undecided."""
+        """Returns True if a save held by this keeper is committed, False if not, None if
+        undecided."""
         save = self._saves.get(stamp)
         return False if save is None else save.committed or None
 
     def commit(self, stamp: Stamp, world: int) -> list[Stamp]:
-        """Marks a complete save and drops older ones; does nothing if a newer one is marked.
+        """Marks a complete save and drops older saves; does nothing if a newer save is marked.
 
         Raises:
             CheckpointError: if the run was replaced.
@@ -211,7 +213,7 @@ class ReplicaTable:
     def settle(self, stamp: Stamp | None, world: int) -> list[Stamp]:
         """Applies a new run's agreement on the newest complete save, `stamp` (None: none).
 
-        The save gets its mark if it lacks it; all unmarked saves are dropped.
+        The save is marked if necessary; all unmarked saves are dropped.
         """
         dropped = [] if stamp is None else self._mark(stamp, world)
         unmarked = [other for other, save in self._saves.items() if not save.committed]
@@ -219,7 +221,7 @@ class ReplicaTable:
         return dropped + unmarked
 
     def abort(self, stamp: Stamp) -> list[Stamp]:
-        """Drops a save that has failed or was found damaged; its late data will be refused."""
+        """Drops a save that failed or was found damaged; its late data will be rejected."""
         self._given_up = {*sorted(self._given_up)[-_GIVEN_UP:], stamp}
         dropped = [stamp] if stamp in self._saves else []
         self._drop(dropped)

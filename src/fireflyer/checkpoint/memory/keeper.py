@@ -1,13 +1,13 @@
-"""The keeper: a node's process that holds replicas of saves in memory while the task lasts.
+"""Keeper: a node's process that holds replicas of saves in memory while the task lasts.
 
     python -P -m fireflyer.checkpoint.memory.keeper [LINGER_S SOCKET]
 
 Descriptor 3 is a listening Unix socket in a private directory. Without arguments the keeper ends
-with its parent, the task's supervisor. With them it ends once no rank has been connected for
-LINGER_S seconds. It then unlinks SOCKET under the lock that connecting ranks hold, too, so no rank
+with its parent, the task's supervisor. With arguments, it ends once no rank has been connected for
+LINGER_S seconds. It then unlinks SOCKET under the lock that connecting ranks also hold, so no rank
 connects to a keeper that is about to end.
 
-The keeper is passive: ranks connect to their own node's keeper by the Unix socket, and to other
+The keeper is passive. Ranks connect to their own node's keeper by the Unix socket, and to other
 nodes' keepers by TCP, where they prove the key of their job's `Join`. Each connection has one
 thread; `_lock` guards their shared state. This module does not import torch.
 """
@@ -41,8 +41,8 @@ from fireflyer.program import allow_descriptors
 HANDSHAKE_S = 10.0
 UNPROVEN_CONNECTIONS = 64
 KEYS_KEPT = 8
-"""Number of keys kept, of the newest attempts. Ranks of older attempts cannot connect any more; the
-fence is what stops their saves."""
+"""Number of keys kept, those of the newest attempts. Ranks of older attempts can no longer connect;
+the fence stops their saves."""
 
 
 class _Replica(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class _Replica(msgspec.Struct, frozen=True):
 
 
 class _PlaceReplicas:
-    """State of one place: a shelf and the memory behind it."""
+    """State of one place: its replica table, and the memory of the replicas."""
 
     def __init__(self) -> None:
         self.shelf = ReplicaTable()
@@ -61,7 +61,8 @@ class _PlaceReplicas:
         self.parts: dict[Stamp, dict[int, bytes]] = {}
 
     def free(self, stamps: list[Stamp]) -> None:
-        """Drops the saves' data; memory that a reader still uses is freed once the read is over."""
+        """Drops the saves' data; memory that a reader still uses is freed once the read has
+        ended."""
         for stamp in stamps:
             self.manifests.pop(stamp, None)
             self.parts.pop(stamp, None)
@@ -70,7 +71,7 @@ class _PlaceReplicas:
 
 
 class Keeper:
-    """Rooms by place, keys and listeners. Thread-safe."""
+    """Replicas by place, keys and listeners. Thread-safe."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
@@ -85,7 +86,8 @@ class Keeper:
         self._wake, self._notify = socket.socketpair()
 
     def run(self, linger_s: float | None, leave: Callable[[], bool]) -> None:
-        """Serves until no connection was open for `linger_s` (None: forever) and `leave` is true."""
+        """Serves until no connection was open for `linger_s` (None: forever) and `leave` returns
+        True."""
         while True:
             with self._lock:
                 idle_s = time.monotonic() - self._idle_since
@@ -235,7 +237,7 @@ class Keeper:
         request: wire.Place | wire.Commit | wire.Abort | wire.Settle | wire.Fence,
         body: bytes,
     ) -> None:
-        """Applies a request that changes the shelf. REQUIRES: the lock is held."""
+        """Applies a request that changes the replica table. REQUIRES: the lock is held."""
         shelf = room.shelf
         match request:
             case wire.Place(stamp, world, rank, error):
@@ -329,9 +331,9 @@ class Keeper:
 
 
 def _next_request(sock: socket.socket, stall_s: float) -> wire.Request | None:
-    """Returns the next message's head; None if the stream ends before it.
+    """Returns the next message's head; None if the stream ends before the message.
 
-    A rank may be idle for hours between messages, but at most `stall_s` within a message.
+    A rank may be idle for hours between messages, but for at most `stall_s` within a message.
     """
     sock.settimeout(None)
     if not sock.recv(1, socket.MSG_PEEK):
@@ -353,12 +355,12 @@ def _receive_memory(sock: socket.socket, size: int) -> Memory:
 
     try:
         return Memory.filled(chunks())
-    except NoSpace as error:  # the bytes in flight cannot be told from the next message
+    except NoSpace as error:  # the bytes in flight are indistinguishable from the next message
         raise PeerLost(str(error)) from error
 
 
 def _available_bytes() -> int:
-    """Returns the bytes of memory available for new pages."""
+    """Returns the number of bytes of memory available for new pages."""
     with open("/proc/meminfo") as file:
         for line in file:
             if line.startswith("MemAvailable:"):
@@ -372,7 +374,7 @@ def _refusal(error: Exception) -> wire.Refused:
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Sets TCP keepalive, so that a node that vanishes is detected within two minutes."""
+    """Sets TCP keepalive, so that the loss of a node is detected within two minutes."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
@@ -381,9 +383,9 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 def _leave(listener: socket.socket, path: str) -> bool:
-    """Ends the process, unless a rank has connected meanwhile: then returns False.
+    """Ends the process; returns False instead if a rank has connected meanwhile.
 
-    It removes the socket's name first, so no rank can connect afterwards.
+    The function first removes the socket's name, so no rank can connect afterwards.
     """
     with open(lock_path(path), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -404,7 +406,7 @@ def log_path(path: str) -> str:
 
 
 def remove_names(path: str) -> None:
-    """Removes the socket's name of a keeper that ends or has ended, and its log if that is empty.
+    """Removes an ended keeper's socket name, and its log if the log is empty.
 
     REQUIRES: the lock is held.
     """

@@ -39,26 +39,25 @@ R = TypeVar("R", wire.Joined, wire.Done, wire.Found, wire.Holds)
 
 
 class KeeperLink:
-    """One connection to one keeper, about one place. For one thread at a time; threads that share
-    it hold `busy`.
+    """Connection to one keeper, about one place. Threads that share a connection hold `busy`.
 
     Every method raises the errors that the keeper reports (CheckpointError, NoSpace, Corrupted,
-    StorageError, DeadlineExceeded), PeerLost if the keeper is gone, and ProtocolMismatch if its
-    protocol differs. After the last two, and after a DeadlineExceeded of the connection, the link
-    is closed.
+    StorageError, DeadlineExceeded). A method raises PeerLost if the keeper is gone, and
+    ProtocolMismatch if the keeper's protocol differs. These two errors close the link, and so does
+    a DeadlineExceeded of the connection.
     """
 
     def __init__(
         self, sock: socket.socket, who: str, passes_memory: bool, stall_s: float = wire.STALL_S
     ) -> None:
-        """`stall_s`: maximum seconds that the keeper may block its caller."""
+        """`stall_s`: maximum time, in seconds, that the keeper may block its caller."""
         self._sock = sock
         self._stall_s = stall_s
         self.end = math.inf
         """Caller's deadline, by time.monotonic."""
         self.silent = False
         """True if the link was closed because the keeper did not answer."""
-        weakref.finalize(self, sock.close)  # works in a reference cycle, too
+        weakref.finalize(self, sock.close)  # also works in a reference cycle
         self._who = who
         self._passes_memory = passes_memory
         self.busy = threading.Lock()
@@ -70,7 +69,7 @@ class KeeperLink:
         """Joins over a connected Unix socket; returns link, keeper's port and inventory.
 
         Args:
-            patience_s: maximum wait for the answer; None: as for any other answer.
+            patience_s: timeout of the answer; None: as for any other answer.
         """
         link = cls(sock, "this node's keeper", passes_memory=True, stall_s=join.stall_s)
         try:
@@ -90,7 +89,7 @@ class KeeperLink:
         stall_s: float = wire.STALL_S,
         end: float = math.inf,
     ) -> "KeeperLink":
-        """Connects to another node's keeper and proves the job's key, by `end`."""
+        """Connects to another node's keeper and proves the job's key, before `end`."""
         who = f"the keeper at {address}:{port}"
         within_s = min(CONNECT_S, stall_s, end - time.monotonic())
         if within_s <= 0:
@@ -116,8 +115,8 @@ class KeeperLink:
         self._sock.close()
 
     def interrupt(self) -> None:
-        """Ends the current wait and all later ones with PeerLost. Called from another thread."""
-        with contextlib.suppress(OSError):  # closed already, or by its peer
+        """Ends the current wait and all later waits with PeerLost. Called from another thread."""
+        with contextlib.suppress(OSError):  # already closed, here or by the keeper
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def put(
@@ -128,7 +127,7 @@ class KeeperLink:
         memory: Memory,
         blocks: Sequence[wire.Block],
     ) -> None:
-        """Sends the rank's data; returns once the keeper holds it and has checked it."""
+        """Sends the rank's data; returns once the keeper holds and has verified the data."""
         size = os.fstat(memory.fd).st_size
         self._ask(wire.Put(stamp, world, rank, size, tuple(blocks)), wire.Done)
         with self._wire():
@@ -151,7 +150,8 @@ class KeeperLink:
         self._ask(message, wire.Done, body)
 
     def gather(self, stamp: Stamp, world: int, timeout_s: float) -> list[bytes]:
-        """Waits at rank 0's keeper until all ranks have placed their data; returns their parts."""
+        """Waits at rank 0's keeper until all ranks have placed their data; returns their manifest
+        parts."""
         gather = wire.Gather(stamp, world, timeout_s)
         count = self._ask(gather, wire.Done, patience_s=timeout_s + self._stall_s).parts
         with self._wire():
@@ -170,7 +170,8 @@ class KeeperLink:
             return self._reply(wire.Done)[1]
 
     def find(self, stamp: Stamp, rank: int) -> tuple[int, Memory | None]:
-        """Returns the bytes of a replica, and its memory if this is the node's own keeper."""
+        """Returns the size of a replica in bytes, and its memory if this is the node's own
+        keeper."""
         size = self._ask(wire.Find(stamp, rank), wire.Found).size
         if not self._passes_memory:
             return size, None
@@ -208,7 +209,7 @@ class KeeperLink:
         return reply, body
 
     def _arm(self, patience_s: float) -> None:
-        """Sets the timeout of each of the following waits.
+        """Sets the timeout of each later wait.
 
         Raises:
             TimeoutError: if the caller's deadline has passed.
@@ -231,7 +232,7 @@ class KeeperLink:
             self.silent = True
             self.close()
             raise DeadlineExceeded(f"{self._who} did not answer in time") from error
-        except StorageError:  # of the keeper, some of which are OSErrors; the connection is whole
+        except StorageError:  # the keeper's error, perhaps an OSError; the connection still works
             raise
         except OSError as error:
             self.close()
@@ -245,13 +246,14 @@ class KeeperLink:
 
 
 def connect_local(place: str, node: str, linger_s: float) -> socket.socket:
-    """Connects to this node's keeper: the task's keeper (FIREFLYER_KEEPER), if it is set.
+    """Connects to this node's keeper.
 
-    Otherwise it connects to a keeper of the place and node, and starts it if there is none.
+    If FIREFLYER_KEEPER is set, this is the task's keeper. Otherwise it is a keeper of the place and
+    node, which the call starts if there is none.
 
     Raises:
         PeerLost: if the keeper cannot be reached.
-        ConfigError: if another user could access its directory.
+        ConfigError: if another user could access the socket's directory.
     """
     try:
         path, is_given = _local_path(place, node)
@@ -269,7 +271,7 @@ def connect_local(place: str, node: str, linger_s: float) -> socket.socket:
 
 
 def _local_path(place: str, node: str) -> tuple[str, bool]:
-    """Returns the socket path of this node's keeper, and whether it is the task's keeper."""
+    """Returns the socket path of this node's keeper, and True if it is the task's keeper."""
     if path := os.environ.get("FIREFLYER_KEEPER"):
         return path, True
     name = hashlib.sha256(f"{place}\0{node}".encode()).hexdigest()[:32]
@@ -277,7 +279,7 @@ def _local_path(place: str, node: str) -> tuple[str, bool]:
 
 
 def local_probe(place: str, node: str) -> KeeperProbe:
-    """Returns a probe of this node's keeper, which closes a connection without a join."""
+    """Returns a probe of this node's keeper. A keeper closes a connection without a join."""
 
     def connect(sock: socket.socket) -> None:
         with _address(_local_path(place, node)[0]) as address:
@@ -288,14 +290,14 @@ def local_probe(place: str, node: str) -> KeeperProbe:
 
 
 def remote_probe(address: str, port: int, key: bytes) -> KeeperProbe:
-    """Returns a probe of another node's keeper, which answers at once whether it knows the key."""
+    """Returns a probe of another node's keeper, which at once answers if it knows the key."""
     hello = Hello.make(wire.key_name(key), Purpose.DATA, -1, -1)
     return KeeperProbe(lambda sock: sock.connect((address, port)), socket.AF_INET, hello.raw)
 
 
 @contextlib.contextmanager
 def _address(path: str) -> Iterator[str]:
-    """Yields a short name of a socket: an address holds 108 bytes, and a path may be longer."""
+    """Yields a short name of a socket: an address has space for 108 bytes, a path may be longer."""
     descriptor = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{os.path.basename(path)}"
@@ -305,7 +307,7 @@ def _address(path: str) -> Iterator[str]:
 
 def _connect(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(CONNECT_S)  # so that a full backlog, of a stuck keeper, is an error
+    sock.settimeout(CONNECT_S)  # so that the full backlog of a stuck keeper is an error
     try:
         with _address(path) as address:
             sock.connect(address)
@@ -316,8 +318,10 @@ def _connect(path: str) -> socket.socket:
 
 
 def _private_directory() -> Path:
-    """Returns the directory of sockets, for this user only: under XDG_RUNTIME_DIR, or in the
-    directory for temporary files."""
+    """Returns this user's private directory of sockets.
+
+    The directory lies in XDG_RUNTIME_DIR, or in the directory for temporary files.
+    """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     name = "fireflyer" if runtime else f"fireflyer-{os.getuid()}"
     directory = Path(runtime or tempfile.gettempdir(), name)
@@ -329,7 +333,7 @@ def _private_directory() -> Path:
 
 
 def _remove_dead(directory: Path) -> None:
-    """Removes the sockets' names that killed keepers have left. REQUIRES: the lock is held."""
+    """Removes the socket names of killed keepers. REQUIRES: the lock is held."""
     for path in directory.glob("*.sock"):
         with socket.socket(socket.AF_UNIX) as sock, _address(str(path)) as address:
             sock.setblocking(False)

@@ -1,4 +1,4 @@
-"""Non-blocking probe: has an unresponsive keeper recovered?"""
+"""Non-blocking probe that tells when an unresponsive keeper has recovered."""
 
 import contextlib
 import errno
@@ -9,7 +9,7 @@ _UNREACHED = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EAGA
 
 
 class KeeperProbe:
-    """A pending question on a connection of its own. Any outcome, also the end of the connection,
+    """Pending question on a connection of its own. Any outcome, including the connection's end,
     means that a regular request to the keeper will not hang. Not thread-safe."""
 
     def __init__(
@@ -25,7 +25,7 @@ class KeeperProbe:
         self._sent = False
 
     def answered(self) -> bool:
-        """Returns whether an answer has arrived by now."""
+        """Returns True if an answer has arrived."""
         try:
             if self._sock is None:
                 self._sock, self._sent = socket.socket(self._family), False
@@ -40,7 +40,7 @@ class KeeperProbe:
             return False
         except OSError as error:
             if error.errno not in (*_UNREACHED, errno.ENOTCONN):
-                return True  # refused or reset: there is another keeper, or none
+                return True  # refused or reset: there is another keeper, or no keeper
             self.close()
             return False
         return True

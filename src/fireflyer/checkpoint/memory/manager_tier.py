@@ -24,20 +24,20 @@ _log = get_logger("checkpoint")
 
 
 class InMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of holding the newest save in the nodes' memory; docs/internals/checkpoint-tiers.md.
+    """Options for the newest save in the nodes' memory; see docs/internals/checkpoint-tiers.md.
 
     Raises:
         ConfigError: if a number is invalid.
     """
 
     limit_bytes: int | None = None
-    """Maximum bytes that a node may hold; None: half of the available memory, divided among the
-    job's nodes on the machine."""
+    """Maximum number of bytes that a node may hold; None: half of the available memory, divided
+    among the job's nodes on the machine."""
     linger_s: float = LINGER_S
-    """Seconds that a keeper outside the platform stays when no rank is connected."""
+    """Seconds that a keeper outside the platform continues without a connected rank."""
     deadline_s: float = PLACE_DEADLINE_S
-    """Maximum seconds that a rank waits for keepers and for other ranks' replicas in one save; at
-    most half of the manager's `commit_deadline_s` applies."""
+    """Maximum number of seconds that a rank waits, in one save, for keepers and other ranks'
+    replicas. At most half of the manager's `commit_deadline_s` applies."""
 
     def __post_init__(self) -> None:
         limit = self.limit_bytes
@@ -55,7 +55,8 @@ class _Origin(msgspec.Struct, frozen=True):
     """Message of rank 0 before all ranks join."""
 
     place: str = ""
-    """Identity of the directory; "" if it has no claim yet, so no save of it can be in memory."""
+    """Identity of the directory; "" if it has no claim yet, so that no save of it can be in
+    memory."""
     epoch: int = 0
     error: str = ""
 
@@ -72,16 +73,15 @@ class ReplicaCatalog(Catalog):
         return "dropping it from memory"
 
     def set_aside(self, generation: Generation) -> None:
-        """Discards the save from the keepers: storage offers more to inspect than memory does."""
+        """Discards the save from the keepers; an inspection can use the copy on storage."""
         self._tier.discard(generation)
 
 
 class Copies:
-    """The memory tier of one manager. `join`, `opened` and the constructor's caller are collective.
+    """The memory tier of one manager. The constructor, `join` and `opened` are collective.
 
     The replicas are identified by the storage's name and its first claim, which lasts as long as
-    the directory. So a directory that is created again under the same name does not find old
-    replicas.
+    the directory. So a directory that is deleted and created again does not find old replicas.
     """
 
     def __init__(
@@ -93,7 +93,8 @@ class Copies:
         commit_deadline_s: float,
     ) -> None:
         self._options = options
-        # While one rank waits for its keeper, the others wait for that rank, at most this long.
+        # While one rank waits for its keeper, the other ranks wait for that rank, at most this
+        # long.
         self._most_s = commit_deadline_s / 2
         self.deadline_s = min(options.deadline_s, self._most_s)
         self._control = control
@@ -106,7 +107,8 @@ class Copies:
 
     @property
     def known(self) -> Generation | None:
-        """Newest save in memory when the ranks last agreed, unless a newer one has replaced it."""
+        """Newest save in memory at the ranks' last agreement, unless a newer save has replaced
+        it."""
         return None if self._complete is None else _generation(self._complete)
 
     @property
@@ -123,7 +125,7 @@ class Copies:
         """Agrees with the other ranks on the contents of memory. Collective; not during a save.
 
         Args:
-            first: called by rank 0 before; its error reaches all ranks.
+            first: rank 0 calls this before; its error reaches all ranks.
 
         Raises:
             CheckpointError, FireflyerError: on all ranks, if rank 0 cannot read the claims.
@@ -173,7 +175,7 @@ class Copies:
         return _Origin(place=f"{self._storage}#{name}", epoch=self._claims.epoch or 0)
 
     def abandon(self) -> None:
-        """Ends the waits of a `replicate` in another thread; its save is then not in memory.
+        """Ends the waits of a `replicate` in another thread, so its save is not in memory.
 
         All ranks join again before the next save or load.
         """
@@ -190,7 +192,7 @@ class Copies:
     # -- saving ------------------------------------------------------------------------------------
 
     def fence(self, epoch: int) -> None:
-        """Sets the run's epoch: this rank's keeper refuses older runs from now on."""
+        """Sets the run's epoch: from now on this rank's keeper rejects older runs."""
         if self._tier is not None and epoch != self._epoch:
             self._epoch = epoch
             self._tier.fence(epoch)
@@ -217,7 +219,8 @@ class Copies:
 
     @contextmanager
     def opened(self) -> Iterator[list[Catalog]]:
-        """Yields the newest complete save in memory, if any. Collective; the same on all ranks."""
+        """Yields the newest complete save in memory, if there is one. Collective; equal on all
+        ranks."""
         if any(row[0] for row in self._control.numbers([self.wanting])):
             self.join()
         tier = self._tier
@@ -239,14 +242,15 @@ class Copies:
                 storage.close()
 
     def loaded(self, generation: Generation, step: int | None) -> None:
-        """Notes the newest good generation of a `load`; a newer one in memory was not good."""
+        """Records the newest good generation of a `load`; a newer generation in memory was not
+        good."""
         known = self.known
         if known is not None and known > generation and step in (None, known.step):
             self._found = None
 
     @contextmanager
     def glimpsed(self) -> Iterator[list[Catalog]]:
-        """Yields the same as `opened`, from this rank's knowledge alone; not collective."""
+        """Yields the same as `opened`, but from this rank's knowledge alone; not collective."""
         tier, found = self._tier, self._complete
         storage = None if tier is None or found is None else _open(tier, found)
         try:
@@ -257,7 +261,7 @@ class Copies:
 
 
 def blocks_of(pieces: Iterable[Piece]) -> list[Block]:
-    """Returns the checksums of pieces, by their places in their file."""
+    """Returns the checksums of pieces, ordered by their offsets in their file."""
     return [
         Block(
             piece.offset + index * CRC_BYTES,
@@ -283,5 +287,5 @@ def _generation(complete: Complete) -> Generation:
 
 
 def _here() -> tuple[int, int, int]:
-    """Returns this process and world; a tier serves no forked child and no other world."""
+    """Returns this process and its world; a tier serves no forked child and no other world."""
     return (os.getpid(), *rank_and_world())

@@ -1,4 +1,5 @@
-"""Memory that outlives its writer: sealed memfds. No torch, because keepers import this."""
+"""Memory that outlives its writer: sealed memfds. Keepers import this module, so it uses no
+torch."""
 
 import fcntl
 import mmap
@@ -17,7 +18,7 @@ class Memory:
     descriptor is open."""
 
     def __init__(self, fd: int) -> None:
-        """Owns `fd`."""
+        """Takes ownership of `fd`."""
         self.fd = fd
 
     def __del__(self) -> None:
@@ -25,7 +26,7 @@ class Memory:
 
     @classmethod
     def filled(cls, chunks: Iterable[bytes | memoryview]) -> "Memory":
-        """Returns a sealed memfd with these bytes, back to back.
+        """Returns a sealed memfd that contains these chunks, back to back.
 
         Raises:
             NoSpace: if the kernel has no memory for them.
@@ -47,7 +48,7 @@ class Memory:
         """Receives a memfd from the peer of a Unix socket.
 
         Raises:
-            PeerLost: if the peer sends none.
+            PeerLost: if the peer sends no memfd.
         """
         data, fds, _, _ = socket.recv_fds(sock, 1, 1)
         if not data or not fds:
@@ -61,7 +62,7 @@ class Memory:
         """Checks the memfd's size and seals.
 
         Raises:
-            CheckpointError: if it has another size, or is not sealed against changes.
+            CheckpointError: if the memfd has another size, or is not sealed against changes.
         """
         actual = os.fstat(self.fd).st_size
         if actual != size:
@@ -70,7 +71,7 @@ class Memory:
             raise CheckpointError("a replica is not sealed")
 
     def view(self, size: int) -> memoryview:
-        """Returns the bytes, read-only; they stay mapped while the view exists."""
+        """Returns a read-only view of the bytes; they stay mapped while the view exists."""
         if not size:
             return memoryview(b"")
         return memoryview(mmap.mmap(self.fd, size, mmap.MAP_SHARED, mmap.PROT_READ))

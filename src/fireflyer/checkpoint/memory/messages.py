@@ -1,8 +1,9 @@
-"""Protocol between ranks and keepers, on blocking stream sockets. Keepers import it; no torch.
+"""Protocol between ranks and keepers, on blocking stream sockets. Keepers import it, so it uses no
+torch.
 
-A message is a frame (msgpack) and a body: frames up to an empty one. Requests are answered in
-order. A replica's bytes follow their message unframed on TCP; on a Unix socket they are passed as a
-memfd.
+A message is a frame (msgpack) and a body. A body is a series of frames that ends with an empty
+frame. Requests are answered in order. A replica's bytes follow their message unframed on TCP. On a
+Unix socket the bytes are passed as a memfd.
 
     rank                              keeper
     Put                         ->
@@ -38,12 +39,12 @@ VERSION = 1
 CHUNK_BYTES = 4 << 20
 _SMALL_BYTES = 64 << 10
 STALL_S = 120.0
-"""Maximum seconds that one side may block the other within a message before it counts as lost,
-unless a `Join` sets another limit."""
+"""Maximum number of seconds that one side may block the other within a message; then it counts as
+lost. A `Join` may set another limit."""
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes of a replica with a CRC32 of their own. Gaps between blocks are ignored."""
+    """Block of a replica with its own CRC32. Gaps between blocks are ignored."""
 
     offset: int
     length: int
@@ -56,17 +57,17 @@ class Join(msgspec.Struct, frozen=True, tag="Join"):
     version: int
     place: str
     epoch: int
-    """Epoch of the run; 0 if it is not known yet."""
+    """Epoch of the run; 0 if it is still unknown."""
     limit_bytes: int
-    """Limit of the place; 0: half of the memory available to one of `share` nodes on the machine
-    plus the bytes held."""
+    """Limit of the place, in bytes. 0: half of the sum of the bytes held and the available memory,
+    of which each of `share` nodes on the machine gets an equal part."""
     key: bytes
-    """Key of this attempt of the job, which other nodes' ranks must prove."""
+    """Key of this attempt of the job; ranks on other nodes must prove it."""
     address: str
-    """Address at which this node's keeper listens for them."""
+    """Address at which this node's keeper listens for those ranks."""
     share: int = 1
     stall_s: float = STALL_S
-    """Maximum seconds that a rank may block the keeper within a message."""
+    """Maximum number of seconds that a rank may block the keeper within a message."""
 
 
 class Joined(msgspec.Struct, frozen=True, tag="Joined"):
@@ -83,7 +84,8 @@ class Put(msgspec.Struct, frozen=True, tag="Put"):
 
 
 class Place(msgspec.Struct, frozen=True, tag="Place"):
-    """Placement of a rank's data, or its error; to rank 0's keeper. Body: its manifest part."""
+    """Placement of a rank's data, or its error; sent to rank 0's keeper. Body: its manifest
+    part."""
 
     stamp: Stamp
     world: int
@@ -92,8 +94,8 @@ class Place(msgspec.Struct, frozen=True, tag="Place"):
 
 
 class Gather(msgspec.Struct, frozen=True, tag="Gather"):
-    """Request for all ranks' parts, answered once all have placed their data. Answer: Done with the
-    number of parts, then one Done with each part as body."""
+    """Request for all ranks' parts, answered once all ranks have placed their data. Answer: a Done
+    with the number of parts, then one Done per part, with the part as body."""
 
     stamp: Stamp
     world: int
@@ -101,7 +103,7 @@ class Gather(msgspec.Struct, frozen=True, tag="Gather"):
 
 
 class Await(msgspec.Struct, frozen=True, tag="Await"):
-    """To the rank's own keeper: request to wait for the commit of a save. Answer: Done."""
+    """Request to wait for the commit of a save; sent to the rank's own keeper. Answer: Done."""
 
     stamp: Stamp
     timeout_s: float
@@ -119,7 +121,7 @@ class Abort(msgspec.Struct, frozen=True, tag="Abort"):
 
 
 class Settle(msgspec.Struct, frozen=True, tag="Settle"):
-    """Agreed newest complete save. Body: the manifest of `stamp`; empty if that is None."""
+    """Agreed newest complete save. Body: the manifest of `stamp`; empty if `stamp` is None."""
 
     stamp: Stamp | None
     world: int
@@ -152,7 +154,7 @@ class Read(msgspec.Struct, frozen=True, tag="Read"):
     stamp: Stamp
     rank: int
     ranges: tuple[tuple[int, int], ...]
-    """First byte and number of bytes of each range."""
+    """First byte and length of each range."""
 
 
 class Found(msgspec.Struct, frozen=True, tag="Found"):
@@ -169,7 +171,7 @@ class Done(msgspec.Struct, frozen=True, tag="Done"):
 
 class Refused(msgspec.Struct, frozen=True, tag="Refused"):
     kind: str
-    """Error class by its name, a key of ERRORS."""
+    """Name of the error class, a key of ERRORS."""
     message: str
 
 
@@ -217,7 +219,7 @@ def receive_exactly(sock: socket.socket, count: int) -> bytearray:
     """Receives `count` bytes.
 
     Raises:
-        PeerLost: if the stream ends before.
+        PeerLost: if the stream ends before that.
         OSError: from the socket, e.g. a timeout.
     """
     data = bytearray(count)
@@ -234,7 +236,7 @@ def receive_into(sock: socket.socket, rest: memoryview) -> None:
 
 
 def send_ranges(sock: socket.socket, fd: int, ranges: Iterable[tuple[int, int]]) -> None:
-    """Sends ranges (first byte, byte count) of a memfd in order; large ones by sendfile."""
+    """Sends ranges (first byte, length) of a memfd in order; uses sendfile for large ranges."""
     small = bytearray()
     with open(fd, "rb", buffering=0, closefd=False) as file:
         for offset, count in ranges:
@@ -252,22 +254,24 @@ def check_blocks(blocks: Sequence[Block], size: int) -> None:
     """Checks the order and extent of CRC32 blocks.
 
     Raises:
-        CheckpointError: if they overlap, are not in order, or go beyond the data.
+        CheckpointError: if the blocks overlap, are not in order, or go beyond the data.
     """
     end = 0
     for block in blocks:
         if block.offset < end or block.length < 1:
-            raise CheckpointError(f"the CRC32 block at byte {block.offset} overlaps the one before")
+            raise CheckpointError(
+                f"the CRC32 block at byte {block.offset} overlaps the block before it"
+            )
         end = block.offset + block.length
     if end > size:
-        raise CheckpointError(f"the CRC32 blocks end at byte {end}, the data at {size}")
+        raise CheckpointError(f"the CRC32 blocks end at byte {end}, but the data ends at {size}")
 
 
 def verify(data: memoryview, blocks: Sequence[Block], what: str) -> None:
     """Verifies the CRC32 of each block.
 
     Raises:
-        Corrupted: naming the first block whose CRC32 differs.
+        Corrupted: if a CRC32 differs; the error names the first such block.
     """
     for block in blocks:
         if crc32(data[block.offset : block.offset + block.length]) != block.crc32:
@@ -277,12 +281,12 @@ def verify(data: memoryview, blocks: Sequence[Block], what: str) -> None:
 
 
 def key_name(key: bytes) -> bytes:
-    """Returns an identifier of a key that reveals nothing about it."""
+    """Returns an identifier of a key; it reveals nothing about the key."""
     return hashlib.sha256(b"keeper" + key).digest()[:16]
 
 
 def prove(sock: socket.socket, key: bytes, who: str) -> None:
-    """Runs the caller's half of the mutual proof.
+    """Runs the caller's half of the handshake.
 
     Raises:
         ProtocolMismatch: if either proof is rejected.
@@ -302,7 +306,8 @@ def prove(sock: socket.socket, key: bytes, who: str) -> None:
 
 
 def admit(sock: socket.socket, key_of: Callable[[bytes], bytes | None]) -> bytes | None:
-    """Runs the keeper's half; returns the caller's proven key, or None to drop the caller."""
+    """Runs the keeper's half of the handshake; returns the caller's key, or None to drop the
+    caller."""
     try:
         hello = Hello.parse(bytes(receive_exactly(sock, handshake.HELLO_BYTES)))
     except ValueError:

@@ -1,4 +1,5 @@
-"""Adapter: a save in the nodes' memory as a storage, so that it is loaded like a save on disk."""
+"""Adapter that presents a save in the nodes' memory as a storage, so that it loads like one on
+disk."""
 
 import ctypes
 import threading
@@ -79,7 +80,7 @@ Opening = Callable[[], Source]
 
 
 class ReplicaStorage:
-    """A read-only `Storage` of one save's manifest and data files. Thread-safe.
+    """Read-only `Storage` of one save's manifest and data files. Thread-safe.
 
     If a holder of a rank's data is gone, or `read_checked` finds a wrong CRC32, the next holder is
     used.
@@ -95,8 +96,8 @@ class ReplicaStorage:
         """
         Args:
             name: for messages.
-            manifest: its file name and bytes.
-            data: by file name, the possible holders of a rank's data, the best one first.
+            manifest: file name and bytes of the manifest.
+            data: by file name, the possible holders of a rank's data, best first.
             close: called by `close`.
         """
         self._name = name
@@ -117,7 +118,7 @@ class ReplicaStorage:
             return len(self._manifest)
         if name not in self._data:
             return None
-        return self._first(name).size or None  # on storage, too, a rank without bytes has no file
+        return self._first(name).size or None  # a rank without bytes has no file, as on storage
 
     def stamp(self, name: str) -> str:
         return ""  # names of saves are never reused
@@ -162,7 +163,7 @@ class ReplicaStorage:
     def _read_own(
         self, name: str, segments: "NDArray[np.int64]", crcs: "NDArray[np.uint32]"
     ) -> bool:
-        """Reads natively while the best holder left is this node; returns False once not."""
+        """Reads natively while the best remaining holder is this node; returns False otherwise."""
         wrong: int | None = None
         while True:
             source = self._first(name, wrong)

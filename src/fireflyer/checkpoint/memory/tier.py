@@ -1,4 +1,4 @@
-"""The memory tier as a rank sees it: replicas in two nodes' keepers, agreed on by all ranks.
+"""Memory tier from a rank's view: replicas in two nodes' keepers, agreed on by all ranks.
 
 docs/internals/checkpoint-tiers.md describes the protocol.
 """
@@ -40,10 +40,10 @@ _log = get_logger("checkpoint")
 LINGER_S = 600.0
 PLACE_DEADLINE_S = 120.0
 START_S = 60.0
-"""Maximum seconds that a keeper may take to start."""
+"""Maximum number of seconds that a keeper may take to start."""
 _DATA_SHARE, _COMMIT_SHARE = 0.8, 0.9
-"""Shares of the time for a save in memory: deadlines for all data and for the commit. The rest is
-for reporting a failure."""
+"""Deadlines for all data and for the commit, as shares of the time for a save in memory. The rest
+of the time is for reporting a failure."""
 
 
 class ControlGroup(Protocol):
@@ -60,12 +60,12 @@ class _JoinRequest(msgspec.Struct, frozen=True):
     node: str
     machine: str
     key: bytes
-    """Job's key, from rank 0. It appears only in the control group's messages, never in arguments,
-    files or logs."""
+    """Key of the job, from rank 0. It appears only in the control group's messages, never in
+    arguments, files or logs."""
 
 
 class _KeeperState(msgspec.Struct, frozen=True):
-    """Address and inventory of a rank's keeper, or why there is none."""
+    """Address and inventory of a rank's keeper, or the reason why there is no keeper."""
 
     address: str = ""
     port: int = 0
@@ -77,14 +77,14 @@ T = TypeVar("T")
 
 
 class _KeeperConnections:
-    """Connections to the nodes' keepers, opened on first use. A keeper that did not answer is not
-    asked again."""
+    """Connections to the nodes' keepers, opened on first use. An unresponsive keeper gets no
+    further requests."""
 
     def __init__(
         self, states: Sequence[_KeeperState], key: bytes, node: int, own: KeeperLink, stall_s: float
     ) -> None:
-        """`own` is the link to the keeper of `node`, this node. It is not reopened: after a loss,
-        the node's next keeper is empty."""
+        """`own` is the link to the keeper of `node`, this node. It is not reopened, because after a
+        loss the node's next keeper is empty."""
         self.end = math.inf
         """Deadline of the operation in progress, by time.monotonic."""
         self.silent: set[int] = set()
@@ -96,7 +96,7 @@ class _KeeperConnections:
         self._stopped = False
 
     def stop(self) -> None:
-        """Ends all waits for keepers, now and later, with PeerLost; for another thread."""
+        """Ends all current and later waits for keepers with PeerLost; for another thread."""
         self._stopped = True
         for link in list(self._links.values()):
             link.interrupt()
@@ -116,7 +116,7 @@ class _KeeperConnections:
             if node == self._node:
                 raise PeerLost("this node's keeper is gone")
             link = self._links[node] = self._connect(node)
-        if self._stopped:  # checked only after `stop` can see the link
+        if self._stopped:  # checked here, because now `stop` can see the link
             raise PeerLost("the save was abandoned: the members of the job have changed")
         link.end = self.end
         return link
@@ -143,10 +143,10 @@ class _KeeperConnections:
 class MemoryTier:
     """Replicas of this job's saves in the memory of its nodes.
 
-    The constructor, `join` and `newest` are collective; all other methods are local. The object is
-    for one thread at a time; storages from `open` are independent of it. Only `open` raises if
-    memory or a keeper is missing. Otherwise the tier is skipped with one warning by rank 0, and the
-    storage tier continues alone.
+    The constructor, `join` and `newest` are collective; all other methods are local. Use the object
+    from one thread at a time; storages from `open` are independent of it. Only `open` raises if
+    memory or a keeper is missing. Otherwise rank 0 logs one warning and the tier is skipped: saves
+    go to storage alone.
     """
 
     def __init__(
@@ -164,16 +164,17 @@ class MemoryTier:
     ) -> None:
         """
         Args:
-            place: distinguishes this manager's saves from those of others: its storage's name, the
-                same for all attempts.
-            epoch: the run's epoch if it has claimed one; older runs are then shut out.
-            limit_bytes: maximum bytes that this node's keeper may hold of this place; None: half of
-                the sum of its share of the memory available at the join and of the bytes it already
-                holds.
-            linger_s: seconds that a keeper outside the platform stays without a connection.
-            deadline_s: maximum seconds that this rank waits for keepers and other ranks: in one
-                save (counted from the end of its copy), in a `join`, or for one answer to a load.
-            start_s: the same for a join during which this node's keeper may be starting.
+            place: name that separates this manager's saves from other managers' saves: its
+                storage's name, equal for all attempts.
+            epoch: the run's epoch if the run has claimed one; older runs are then locked out.
+            limit_bytes: maximum number of bytes that this node's keeper may hold of this place.
+                None: half of the sum of the bytes already held and the node's share of the memory
+                available at the join.
+            linger_s: seconds that a keeper outside the platform continues without a connection.
+            deadline_s: maximum number of seconds that this rank waits for keepers and other ranks:
+                in one save (counted from the end of its copy), in a `join`, or for one answer to a
+                load.
+            start_s: like `deadline_s`, for a join during which this node's keeper may be starting.
         """
         self._control = control
         self._rank = rank
@@ -190,7 +191,7 @@ class MemoryTier:
         self._silent: dict[str, KeeperProbe] = {}
         """Probes of the keepers that did not answer and have not recovered, by node."""
         self._joined = False
-        """True if all ranks completed the last `join`; else nothing is replicated."""
+        """True if all ranks completed the last `join`; otherwise nothing is replicated."""
         self._key = b""
         self._states: list[_KeeperState] = []
         self._nodes: list[str] = []
@@ -198,18 +199,18 @@ class MemoryTier:
         self._warned = False
         self.healthy = False
         """True if all of this rank's operations since the last `join` succeeded. If it is False on
-        any rank, call `join` again on all ranks: a new, empty keeper replaces a lost one."""
+        any rank, call `join` again on all ranks: a new, empty keeper replaces a lost keeper."""
         self.found: Complete | None = None
         """Newest complete save that the nodes held at the last `join`."""
         self.join()
 
-    # -- coming together ---------------------------------------------------------------------------
+    # -- joining -----------------------------------------------------------------------------------
 
     def join(self, epoch: int = 0) -> None:
-        """Connects to this node's keeper or starts it; agrees on the complete save. Collective.
+        """Connects to this node's keeper or starts one; agrees on the complete save. Collective.
 
         Args:
-            epoch: the run's epoch, if it has claimed one since the last join.
+            epoch: the run's epoch, if the run has claimed one since the last join.
         """
         self.close()
         self._joined = False
@@ -297,7 +298,8 @@ class MemoryTier:
         return ""
 
     def abandon(self) -> None:
-        """Fails a `replicate` in another thread at once. Call `join` before anything else."""
+        """Fails a `replicate` in another thread at once. Then call `join` before any other
+        method."""
         if self._lines is not None:
             self._lines.stop()
 
@@ -320,8 +322,8 @@ class MemoryTier:
     def _within(self, seconds: float) -> Iterator[None]:
         """Limits all waits for keepers inside the block to `seconds` in total.
 
-        At the end, keepers that did not answer get a probe, so that the next `join` need not wait
-        for them.
+        At the end, each keeper that did not answer gets a probe, so the next `join` need not wait
+        for it.
         """
         lines = self._lines
         if lines is None:
@@ -343,15 +345,15 @@ class MemoryTier:
         describe: Callable[[], tuple[bytes, Sequence[wire.Block]]],
         merge: Callable[[list[bytes]], bytes],
     ) -> bool:
-        """Replicates this rank's share of a save; returns whether memory has committed the save.
+        """Replicates this rank's share of a save; returns True if memory has committed the save.
 
         Args:
-            data: the content of this rank's data file; each chunk is copied before the next one is
+            data: the content of this rank's data file; each chunk is copied before the next is
                 taken.
             describe: called after the last chunk; returns the rank's part of the manifest as bytes,
-                and CRC32s over the content, ascending.
-            merge: on rank 0: turns all parts, by rank, into the manifest. It checks the claims
-                first; its error fails the save in memory only.
+                and the CRC32 blocks of the content, ascending.
+            merge: called on rank 0 to turn all parts, by rank, into the manifest. It first checks
+                the claims; its error fails only the save in memory.
         """
         if not self._joined:
             return False
@@ -383,8 +385,8 @@ class MemoryTier:
             for node in range(len(self._nodes)):
                 self._link(node).tell(wire.Commit(stamp, world), manifest)
         except FireflyerError as error:
-            # A keeper with the mark has dropped the save before, so this one stays; `join` marks it
-            # on the other keepers.
+            # A keeper with the mark has dropped the previous save, so this save stays; `join` marks
+            # it on the other keepers.
             self._note(generation, error)
             self.healthy = False
             return False
@@ -404,10 +406,10 @@ class MemoryTier:
                 self.discard(generation)
 
     def fence(self, epoch: int) -> None:
-        """Sets the run's claimed epoch; this node's keeper refuses older runs from now on."""
+        """Sets the run's claimed epoch; from now on this node's keeper rejects older runs."""
         self._epoch = epoch
         if not self._joined:
-            return  # the next join sends it
+            return  # the next join sends the epoch
         try:
             with self._within(self._deadline_s):
                 self._link(self._node).tell(wire.Fence(epoch))
@@ -423,8 +425,8 @@ class MemoryTier:
     ) -> float:
         """Sends this rank's data to two keepers; returns the start of the save's time budget.
 
-        The budget starts, by time.monotonic, when the data is copied, because a storage save would
-        have waited for the copy, too.
+        The budget starts (by time.monotonic) when the data is copied, because a storage save would
+        also have waited for the copy.
         """
         stamp, rank, world = _stamp(generation), self._rank, self._world
         error, part = "", b""
@@ -460,7 +462,7 @@ class MemoryTier:
         self._warn(f"step {generation.step}: {error}")
 
     def discard(self, generation: Generation) -> None:
-        """Discards a save from all keepers that can be reached."""
+        """Discards a save from all reachable keepers."""
         for node in range(len(self._nodes)):
             try:
                 self._link(node).tell(wire.Abort(_stamp(generation)))
@@ -471,7 +473,7 @@ class MemoryTier:
     # -- loading -----------------------------------------------------------------------------------
 
     def newest(self) -> Complete | None:
-        """Returns the newest complete save in memory now. Collective."""
+        """Returns the newest save that is complete in memory now. Collective."""
         try:
             with self._within(self._deadline_s):
                 held = self._link(self._node).look()
@@ -512,7 +514,7 @@ class MemoryTier:
         return lambda: Source(lines.to(node), stamp, rank)
 
     def _nearest(self, complete: Complete) -> int:
-        """Returns a node with the manifest, preferably this node."""
+        """Returns a node that has the manifest, preferably this node."""
         return self._node if self._node in complete.marked else complete.marked[0]
 
     # -- connections -------------------------------------------------------------------------------

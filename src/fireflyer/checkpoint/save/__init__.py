@@ -1,1 +1,1 @@
-"""Saving: the plan of who writes what, copies into the arena, data files, and the commit."""
+"""Saving: the plan that divides the writing, copies into the arena, data files, and the commit."""

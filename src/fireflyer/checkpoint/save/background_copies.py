@@ -14,7 +14,7 @@ _hooked = False
 
 
 class Releasable(Protocol):
-    """A copy whose sources must not change until `release`, callable on any thread, returns."""
+    """Copy whose sources must not change until `release` returns; any thread may call `release`."""
 
     def release(self) -> None: ...
 
@@ -55,10 +55,10 @@ def ended(copy: Releasable) -> None:
 
 @contextlib.contextmanager
 def filled(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Allows code in the block to fill the tensors without torch's knowledge.
+    """Lets code in the block fill the tensors without torch's knowledge.
 
-    At the end their version counters advance, so autograd and other users of the counters see a
-    change.
+    At the end their version counters advance, so that autograd and other users of the counters see
+    a change.
     """
     end_copies()
     try:

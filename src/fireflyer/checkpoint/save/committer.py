@@ -50,12 +50,12 @@ class Job(msgspec.Struct, kw_only=True):
     boxes: list[Box]
     """Boxes of the table's sections, in whole-tensor coordinates."""
     staged: Staged
-    """Bytes of the table; they lie in the arena, so they are valid only until the job is over."""
+    """Bytes of the table. They lie in the arena, so they are valid only until the job ends."""
     before: Written | None
     """Result of the last save of the same table, if the arena still held its bytes; else None."""
     metrics: Metrics
     in_memory: Future[bool]
-    """Result: whether the memory tier holds the complete save."""
+    """Result: True if the memory tier holds the complete save."""
 
 
 class Committer:
@@ -73,7 +73,7 @@ class Committer:
         self._storage = catalog.storage
         self._claims = claims
         self._keep = keep
-        # One of two ranks may have waited for the memory tier when the other has not.
+        # One of two ranks may have waited for the memory tier while the other did not.
         self._deadline_s = deadline_s + (copies.deadline_s if copies is not None else 0.0)
         self._copies = copies
         self._swept = False
@@ -109,9 +109,9 @@ class Committer:
         return written
 
     def abandon(self) -> None:
-        """Stops the job's waits after a loss of ranks; it fails unless all parts are there.
+        """Stops the job's waits after a loss of ranks; the job fails unless all parts exist.
 
-        Called from another thread than `run`'s. It does not affect a job that starts later.
+        Called from a thread other than that of `run`. The call does not affect later jobs.
         """
         self._abandoned.set()
         self._swept = False
@@ -133,7 +133,7 @@ class Committer:
             _log.warning("cannot report a failed save to the other ranks: %s", second)
 
     def _replicate(self, job: Job) -> None:
-        """Saves to the memory tier, complete even if the storage save is incremental.
+        """Saves to the memory tier, completely even if the storage save is incremental.
 
         The call waits for all ranks.
         """
@@ -170,7 +170,8 @@ class Committer:
         generation = job.generation
         self._claims.check(generation.epoch)
         self._storage.write(generation.manifest, [encode(manifest)])
-        # A newer run that made its claim before the manifest was there may not have seen it.
+        # A newer run that made its claim before the manifest existed may not have seen the
+        # manifest.
         self._claims.check(generation.epoch)
         for rank in range(1, job.world):
             self._storage.rename(generation.part(rank), generation.done(rank))
@@ -198,7 +199,7 @@ class Committer:
         )
 
     def _check_older_files(self, manifest: Manifest, generation: Generation) -> None:
-        """Fails if an older file that an incremental save refers to was set aside or pruned."""
+        """Fails if an older file to which an incremental save refers was set aside or pruned."""
         own = f"{generation.directory}/data-{generation.epoch:06d}-{generation.number:06d}-"
         older = {file: size for file, size in manifest.files.items() if not file.startswith(own)}
         try:
@@ -235,8 +236,8 @@ class Committer:
     def _await_commit(self, job: Job) -> None:
         """Waits until rank 0 has renamed this rank's part, which confirms the commit.
 
-        The manifest's existence alone does not prove that it is durable, nor that rank 0's second
-        check of the claims passed.
+        The manifest's existence alone proves neither that the manifest is durable, nor that rank
+        0's second check of the claims passed.
         """
         generation, storage = job.generation, self._storage
         part, done = generation.part(job.rank), generation.done(job.rank)
@@ -259,7 +260,7 @@ class Committer:
                     "step %d is saved, but cannot remove %s: %s", generation.step, done, error
                 )
             return
-        # A newer run has swept the part away, whether the save was committed or not.
+        # A newer run has removed the part, even if the save was committed.
         self._claims.check(generation.epoch)
         raise CheckpointError(
             f"step {generation.step} is not saved: another process removed {part}"
@@ -285,7 +286,7 @@ class Committer:
     def _undo(self, job: Job, promised: bool) -> None:
         """Frees the space of a failed save, unless its manifest exists or may still appear.
 
-        Rank 0 can still commit a save whose part this rank has written, until rank 0 reports a
+        Rank 0 may still commit a save whose part this rank has written, unless rank 0 reports a
         failure.
         """
         generation = job.generation
@@ -336,7 +337,7 @@ def _part(job: Job, written: Written) -> Part:
 
 
 def _by_tensor(slots: Sequence[Slot | Value], pieces: Sequence[list[Piece]]) -> list[list[Piece]]:
-    """Returns the pieces for each tensor slot; a tensor without elements has none."""
+    """Returns the pieces for each tensor slot; a tensor without elements has no pieces."""
     rest = iter(pieces)
     tensors = (slot for slot in slots if isinstance(slot, TensorSlot))
     return [[] if slot.box is None else next(rest) for slot in tensors]

@@ -1,4 +1,4 @@
-"""One rank's data file: the pieces in it, their places, and their bytes while the copy runs."""
+"""One rank's data file: its pieces, their places, and their bytes while the copy runs."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -11,15 +11,16 @@ from fireflyer.checkpoint.state.tree import Piece
 
 _CHUNK_BYTES = 4 << 20
 _PAGE_BYTES = 4096
-"""Alignment of chunk ends in the arena. Where file places have the same alignment, the storage can
+"""Alignment of chunk ends in the arena. If file offsets have the same alignment, the storage can
 write directly from the arena."""
 
 SERIES_SAVES = 16
-"""Period of incremental saves after which one writes everything, so older bytes are not needed."""
+"""Number of incremental saves after which a save writes everything, so that older bytes are not
+needed."""
 
 _OLDER_PER_KEPT, _OLDER_PER_ALL = 4, 2
-"""Maximum size of the older files that are still referred to: as multiples of the pieces still used
-in them, and of all pieces."""
+"""Maximum size of the older files still in use: as multiples of the pieces still used in them, and
+of all pieces."""
 
 
 class Written(NamedTuple):
@@ -27,20 +28,20 @@ class Written(NamedTuple):
 
     pieces: list[Piece]
     files: dict[str, int]
-    """Bytes of each file that the pieces refer to."""
+    """Size in bytes of each file to which the pieces refer."""
     table: Table
     filling: int
-    """Filling counter of the arena; see Stager."""
+    """Value of the arena's filling counter; see Stager."""
     since_whole: int = 0
-    """Number of saves since the last one that wrote everything, which itself has 0."""
+    """Number of saves since the last save that wrote everything; 0 for that save itself."""
 
 
 class Image:
-    """A data file that is written while the copy runs.
+    """Data file that is written while the copy runs.
 
-    If the last save's result is given, the file holds only the sections that have changed since;
-    they are known only when the whole copy is over. The file holds all sections once in
-    SERIES_SAVES saves, and when too little of the older files would still be used.
+    Given the result of the last save, the file holds only the sections that have changed since.
+    These sections are known only when the whole copy has ended. The file holds all sections once in
+    SERIES_SAVES saves, and also when too little of the older files would still be used.
     """
 
     def __init__(self, table: Table, staged: Staged, file: str, before: Written | None) -> None:
@@ -53,7 +54,7 @@ class Image:
         self._crcs: dict[int, tuple[int, ...]] = {}
         self._spans = self._find_spans()
         self.size = self._place()
-        """Bytes of the file; 0 if there is no file."""
+        """Size of the file in bytes; 0 if there is no file."""
 
     def _find_spans(self) -> list[range]:
         """Returns the sections to write; each range holds consecutive sections."""
@@ -130,7 +131,7 @@ class Image:
 
 
 def _may_extend(before: Written, staged: Staged) -> bool:
-    """Returns whether to write only the changed sections. Waits for the copy."""
+    """Returns True if it is enough to write the changed sections. Waits for the copy."""
     staged.wait()
     if before.since_whole + 1 >= SERIES_SAVES:
         return False

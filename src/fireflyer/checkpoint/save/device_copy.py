@@ -1,4 +1,4 @@
-"""Device tensors: copies into the arena by the device, in a stream of its own."""
+"""Device tensors: the device copies them into the arena, in a stream of its own."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _log = get_logger("checkpoint")
 
 
 class CopyStreams:
-    """Copy streams from devices into one arena, one stream a device. Not thread-safe."""
+    """Copy streams from devices into one arena, one stream per device. Not thread-safe."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -26,7 +26,8 @@ class CopyStreams:
         """Devices that hfreduce does not support."""
 
     def context_of(self, tensor: torch.Tensor) -> DeviceContext | None:
-        """Returns the tensor's device context; None if on the host or only copied by torch."""
+        """Returns the tensor's device context; None for a host tensor, or one that only torch can
+        copy."""
         if self._unknown and tensor.device in self._unknown:
             return None
         try:
@@ -45,8 +46,8 @@ class CopyStreams:
 
         Args:
             copies: int64 [n, 3], see DeviceLane.start.
-            follow: make that stream wait for the copy, so that later work in it may change the
-                sources.
+            follow: make that stream wait for the copy, so that later work in the stream may change
+                the sources.
 
         Raises:
             CheckpointError: if the device reports an error.
@@ -62,7 +63,7 @@ class CopyStreams:
             raise CheckpointError(f"cannot copy tensors from their device: {error}") from error
 
     def _pin(self, device: native.Device) -> None:
-        """Pins the arena's current memory; a device also copies to unpinned memory, but slowly."""
+        """Pins the arena's current memory; copies to unpinned memory work, too, but slowly."""
         if device in self._unpinned:
             return
         try:

@@ -11,11 +11,11 @@ from fireflyer.errors import CheckpointError
 
 SPLIT_BYTES = 8 << 20
 """Minimum size of the pieces into which a replicated box is cut. A rank with less to write counts
-as idle, so that small states stay in few files."""
+as idle, so small states stay in few files."""
 
 
 class Share(NamedTuple):
-    """A piece that one rank writes."""
+    """Piece that one rank writes."""
 
     tensor: int
     """Index in `Plan.tensors`."""
@@ -64,11 +64,11 @@ def make_plan(layouts: Sequence[Layout]) -> Plan:
     """Merges the layouts and divides the pieces among the ranks.
 
     Args:
-        layouts: by rank.
+        layouts: layout of each rank.
 
     Raises:
         CheckpointError: if the ranks' states contradict one another, or a tensor's boxes overlap or
-            do not cover it (names the path).
+            do not cover it; the error names the path.
     """
     entries = _merge(layouts)
     order: list[_Entry] = []
@@ -128,8 +128,10 @@ def _described(slot: Slot) -> str:
 
 
 def _share_out(tensors: Sequence[_Entry], world: int) -> list[list[Share]]:
-    """Assigns each box to a rank that has it. A replicated box is split; its pieces go, the largest
-    first, to the holder with the least to write."""
+    """Assigns each box to a rank that has it.
+
+    A replicated box is split. Its pieces go, largest first, to the holder with the least to write.
+    """
     shares: list[list[Share]] = [[] for _ in range(world)]
     loads = [0] * world
     shared: list[_Chunk] = []

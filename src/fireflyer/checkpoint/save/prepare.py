@@ -1,4 +1,5 @@
-"""Preparation of a save: all ranks agree on it or fail together; then each knows its pieces."""
+"""Preparation of a save: all ranks agree on the save or fail together; then each knows its
+pieces."""
 
 import contextlib
 import math
@@ -18,7 +19,7 @@ from fireflyer.errors import CheckpointError
 
 
 class Prepared(NamedTuple):
-    """One rank's share of a save that all ranks have agreed on."""
+    """One rank's share of a save on which all ranks have agreed."""
 
     generation: Generation
     plan: Plan
@@ -35,7 +36,7 @@ class Prepared(NamedTuple):
     own: list[Slot | Value] | None
     """This rank's per_rank state."""
     metrics: Metrics
-    """Metrics as this rank gave them."""
+    """Metrics that this rank passed to `save`."""
     rejoin: bool
     """True if any rank's claim asks all ranks to join the memory tier again."""
 
@@ -82,7 +83,7 @@ class Preparer:
         """Agrees on a save. Collective: one all-gather of a few numbers if no layout has changed.
 
         Args:
-            claim: returns rank 0's epoch and save number (any numbers on other ranks), and whether
+            claim: returns rank 0's epoch and save number (any numbers on other ranks), and True if
                 this rank wants all ranks to join the memory tier again. If it raises, the save
                 fails on all ranks.
 
@@ -204,10 +205,10 @@ class Preparer:
         )
 
     def _fail_together(self, failed: Sequence[int], error: Exception | None) -> None:
-        """Raises on all ranks if any rank has failed.
+        """Raises on all ranks if any rank failed.
 
         Raises:
-            Exception: this rank's own error; or a CheckpointError with another rank's error.
+            Exception: this rank's own error, or a CheckpointError with another rank's error.
         """
         if not any(failed):
             return

@@ -18,19 +18,19 @@ from fireflyer.errors import CheckpointError, CollectiveError
 from fireflyer.hfreduce.backend.devices import DeviceContext
 
 ALIGNMENT = 64
-"""Pieces start at multiples of this many bytes in the arena and in files."""
+"""Alignment in bytes: pieces start at multiples of it in the arena and in files."""
 
 OVERLAP_BYTES = 64 << 10
-"""Pieces below this size are copied at once even with overlap: buffers that a forward pass changes
-are small."""
+"""Size below which pieces are copied at once even with overlap, because the buffers that a forward
+pass changes are small."""
 
 QUIET_S = 1.0
-"""Upper bound of the duration of one operation on a tensor. A change during the copy shows in the
-tensor's version counter within this time."""
+"""Upper bound of the duration of one operation on a tensor, in seconds. A change during the copy
+shows in the tensor's version counter within this time."""
 
 
 class Section(NamedTuple):
-    """A piece in flight: its source and its place in the arena."""
+    """Piece in flight: its source and its place in the arena."""
 
     leaf: int
     box: Box
@@ -43,7 +43,7 @@ class Section(NamedTuple):
 
 
 class Table:
-    """One rank's sections, back to back apart from alignment."""
+    """One rank's sections, back to back except for alignment."""
 
     def __init__(self, pieces: Sequence[tuple[int, Box, int, int]]) -> None:
         """
@@ -57,7 +57,7 @@ class Table:
             self.sections.append(Section(leaf, box, start, nbytes, offset))
             end = offset + nbytes
         self.size = end
-        """Bytes of the arena that the sections need."""
+        """Number of bytes of the arena that the sections need."""
         self.leaf = np.array([section.leaf for section in self.sections], np.int64)
         """Leaf of each section, int64 [sections]."""
         self._copies = np.array(
@@ -65,9 +65,9 @@ class Table:
         ).reshape(-1, 3)
 
     def copies(self, addresses: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Returns int64 [n, 3]: source address, arena offset and bytes of each section.
+        """Returns int64 [n, 3]: source address, arena offset and number of bytes of each section.
 
-        The source address is negative if the leaf's address in `addresses` [leaves] is.
+        A source address is negative if the leaf's address in `addresses` [leaves] is negative.
         """
         found = self._copies.copy()
         base = addresses[self.leaf]
@@ -76,7 +76,7 @@ class Table:
 
 
 class Source(NamedTuple):
-    """A tensor that must not change while it is copied."""
+    """Tensor that must not change while it is copied."""
 
     name: str
     tensor: torch.Tensor
@@ -85,8 +85,8 @@ class Source(NamedTuple):
     """Tensor that holds the bytes: the tensor itself, or the DTensor's local part."""
     place: tuple[int, int]
     storage: torch.UntypedStorage
-    """Reference that keeps the memory alive: `tensor.data = ...` and `tensor.set_(...)` would free
-    it during the copy."""
+    """Reference that keeps the memory alive: otherwise `tensor.data = ...` and `tensor.set_(...)`
+    would free it during the copy."""
 
     @property
     def changed(self) -> bool:
@@ -98,14 +98,14 @@ def _place(local: torch.Tensor) -> tuple[int, int]:
 
 
 class Staged:
-    """A copy in flight, and the check that its sources did not change. For use from any thread."""
+    """Copy in flight, and the check that its sources did not change. For use from any thread."""
 
     def __init__(self, data: memoryview, count: int, filling: int) -> None:
         self.data = data
         """Bytes of the arena; valid until the next copy."""
         self.filling = filling
         self.changed: np.ndarray[Any, Any] = np.ones(count, np.bool_)
-        """bool [sections], valid after `wait`: sections that differ from the arena's previous
+        """bool [sections], valid after `wait`: marks sections that differ from the arena's previous
         contents. All are True if no comparison was requested."""
         self._copies: list[tuple[Copy | DeviceCopy, np.ndarray[Any, Any] | None]] = []
         self._watched: list[Source] = []
@@ -120,7 +120,7 @@ class Staged:
         compared: np.ndarray[Any, Any] | None,
         keep: Sequence[Local],
     ) -> None:
-        """Adds a started copy from `keep`; `compared` are its sections if it compares."""
+        """Adds a started copy from `keep`; `compared` holds its sections if the copy compares."""
         self._copies.append((copy, compared))
         self._keep = keep
 
@@ -136,7 +136,7 @@ class Staged:
         """Waits until the arena's first `upto` bytes (None: all) are in place.
 
         Args:
-            help: the calling thread copies, too.
+            help: the calling thread takes part in the copy.
 
         Raises:
             CheckpointError: if a device has failed.
@@ -156,7 +156,8 @@ class Staged:
                 copy.wait(None, False)
 
     def release(self) -> None:
-        """Completes the copy and checks its sources; for the training thread before a change."""
+        """Completes the copy and checks its sources. The training thread calls it before a
+        change."""
         if not self._still.is_set():
             with contextlib.suppress(CheckpointError):  # the committing thread raises it
                 self.wait(help=True)
@@ -166,7 +167,7 @@ class Staged:
         """Waits for the copy and checks its sources; called by the committing thread.
 
         Raises:
-            CheckpointError: if a tensor changed before it was copied (names the tensor).
+            CheckpointError: if a tensor changed before it was copied; the error names the tensor.
         """
         self.wait()
         # An operation that began during the copy may advance the version counter only at its end.
@@ -179,7 +180,7 @@ class Staged:
             )
 
     def forget(self) -> None:
-        """Releases the arena's bytes and the copies after the save is over."""
+        """Releases the arena's bytes and the copies after the end of the save."""
         background_copies.ended(self)
         self.data = memoryview(b"")
         self._copies = []
@@ -201,7 +202,7 @@ def _await_device(copy: DeviceCopy, upto: int | None) -> None:
 
 
 class _Places(NamedTuple):
-    """Locations of the local parts of all leaves, by leaf."""
+    """Addresses of the local parts of all leaves, by leaf."""
 
     addresses: np.ndarray[Any, Any]
     """int64 addresses; -1 if only torch or numpy can copy the leaf."""
@@ -217,7 +218,7 @@ class Stager:
         self._arena = Arena()
         self._lanes = CopyStreams(self._arena)
         self.filling = 0
-        """Counter that changes whenever the arena's bytes may have changed."""
+        """Counter that increases whenever the arena's bytes may have changed."""
 
     def reserve(self, size: int) -> None:
         """Grows the arena to at least `size` bytes.
@@ -263,8 +264,8 @@ class Stager:
             late = ~odd & (copies[:, 2] >= OVERLAP_BYTES) & watchable[table.leaf]
             watched = _watched(table.leaf[late], leaves, locals_, names)
         contexts = places.contexts[table.leaf]
-        # Device copies start first, because they run beside the host copy. `wait` begins with the
-        # host copy, because the waiting thread can help it.
+        # Device copies start first, because they run in parallel with the host copy. `wait` begins
+        # with the host copy, because the waiting thread can help it.
         from_devices = [
             self._start_device(context, copies, contexts == number, late, overlap, compare)
             for number, context in enumerate(places.found)
@@ -339,8 +340,10 @@ def _watched(
     locals_: Sequence[Local],
     names: Sequence[str],
 ) -> list[Source]:
-    """Returns the sources of the chosen leaves. A DTensor and its local part have separate version
-    counters, so both are watched."""
+    """Returns the sources of the chosen leaves.
+
+    A DTensor and its local part have separate version counters, so both are watched.
+    """
     found = []
     for index in np.unique(chosen):
         local = locals_[index]
@@ -356,7 +359,7 @@ def _watched(
 def _copy_odd(data: memoryview, section: Section, local: Local, compare: bool) -> bool:
     """Copies a section without an address: strided, lazily conjugated or on an unknown device.
 
-    Returns whether the arena's bytes changed; always True for a section with bytes unless
+    Returns True if the arena's bytes changed; always True for a section with bytes unless
     `compare`.
     """
     if section.nbytes == 0:

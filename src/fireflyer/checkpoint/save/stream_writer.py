@@ -1,7 +1,7 @@
-"""Saving without a manager: processes stream bytes into data files in order, and one commits.
+"""Saving without a manager: processes stream bytes into data files in order; one process commits.
 
 import:   save_contents                  one process, any source
-DCP:      write_sections on each rank    the pieces go to the coordinator, which commits
+DCP:      write_sections on each rank    the coordinator receives the pieces and commits
 """
 
 import time
@@ -35,7 +35,7 @@ class Section(NamedTuple):
 
 
 def write_sections(storage: Storage, file: str, sections: Sequence[Section]) -> list[Piece]:
-    """Writes a data file, durable at the return; writes no file if there are no bytes.
+    """Writes a data file that is durable at the return; writes no file if there are no bytes.
 
     Returns:
         The pieces, in order.
@@ -64,7 +64,7 @@ def write_sections(storage: Storage, file: str, sections: Sequence[Section]) -> 
 
 
 def file_sizes(pieces: Iterable[Piece]) -> dict[str, int]:
-    """Returns the bytes of the files that pieces of `write_sections` refer to."""
+    """Returns the size of each file to which pieces of `write_sections` refer."""
     sizes: dict[str, int] = {}
     for piece in pieces:
         if piece.length:
@@ -149,7 +149,7 @@ def commit(
     )
     claims.check(generation.epoch)
     catalog.storage.write(generation.manifest, [encode(manifest)])
-    # A newer run that made its claim before the manifest was there may not have seen it.
+    # A newer run that made its claim before the manifest existed may not have seen the manifest.
     claims.check(generation.epoch)
     try:
         catalog.sweep(generation)
@@ -160,16 +160,16 @@ def commit(
 def save_contents(
     storage: Storage, step: int, contents: Contents, advance: Callable[[int], None] = lambda _: None
 ) -> Generation:
-    """Saves any contents as a checkpoint, using memory for a few blocks.
+    """Saves any contents as a checkpoint; needs memory for only a few blocks.
 
-    It claims the directory, so a run that saves there is fenced off.
+    The call claims the directory, so an older run that saves there is fenced off.
 
     Args:
-        advance: called with numbers of bytes, as they are written.
+        advance: progress callback; receives numbers of written bytes.
 
     Raises:
         CheckpointError: if the contents cannot be saved, or a newer run owns the directory.
-        StorageError: if they cannot be read or written; nothing is left then.
+        StorageError: if the contents cannot be read or written; then no file is left.
     """
     if step < 0:
         raise CheckpointError(f"invalid step {step}: expected at least 0")

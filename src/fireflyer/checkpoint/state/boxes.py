@@ -1,6 +1,6 @@
 """Boxes: axis-parallel parts of a tensor, in elements; their containment, overlap and byte order.
 
-Pure arithmetic. "C order" is that of a contiguous tensor: the last dimension varies fastest.
+Pure arithmetic. "C order" is the order of a contiguous tensor: the last dimension varies fastest.
 """
 
 import itertools
@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 
 class Box(NamedTuple):
-    """The elements `offsets[d] <= index[d] < offsets[d] + shape[d]` of a tensor."""
+    """Box of the elements `offsets[d] <= index[d] < offsets[d] + shape[d]` of a tensor."""
 
     offsets: Shape
     shape: Shape
@@ -42,7 +42,7 @@ def whole(shape: Sequence[int]) -> Box:
 
 
 def intersection(a: Box, b: Box) -> Box | None:
-    """Returns the elements in both boxes; None if there are none."""
+    """Returns the elements that are in both boxes; None if there are none."""
     offsets, shape = [], []
     for a_start, a_extent, b_start, b_extent in zip(*a, *b, strict=True):
         start = max(a_start, b_start)
@@ -55,7 +55,7 @@ def intersection(a: Box, b: Box) -> Box | None:
 
 
 def flaw(shape: Shape, boxes: Sequence[Box]) -> str | None:
-    """Returns why the boxes do not partition a tensor of this shape; None if they do."""
+    """Returns the reason why the boxes do not partition a tensor of this shape; None if they do."""
     for box in boxes:
         inside = len(box.offsets) == len(box.shape) == len(shape) and all(
             offset >= 0 and extent > 0 and offset + extent <= limit
@@ -94,8 +94,8 @@ def _neighbours(shape: Shape, boxes: Sequence[Box]) -> Iterator[tuple[Box, Box]]
 def split_rows(box: Box, parts: int) -> list[Box]:
     """Cuts the box into at most `parts` nearly equal boxes, in order.
 
-    It cuts along the first dimension of more than one element, so that each part is contiguous in a
-    contiguous tensor of the box.
+    The cuts are along the first dimension with more than one element, so each part is contiguous in
+    a contiguous tensor of the box.
     """
     cut = next((d for d, extent in enumerate(box.shape) if extent > 1), None)
     if cut is None:
@@ -114,8 +114,8 @@ def _replaced(values: Shape, index: int, value: int) -> Shape:
 
 
 def position(inner: Box, outer: Box) -> int:
-    """Returns the number of elements before `inner`'s first one in a contiguous tensor of `outer`,
-    which contains it."""
+    """Returns the number of elements before the first element of `inner` in a contiguous tensor of
+    `outer`. REQUIRES: `outer` contains `inner`."""
     place = 0
     for offset, start, extent in zip(inner.offsets, outer.offsets, outer.shape, strict=True):
         place = place * extent + offset - start
@@ -123,7 +123,7 @@ def position(inner: Box, outer: Box) -> int:
 
 
 def is_contiguous(inner: Box, outer: Box) -> bool:
-    """Returns whether the elements of `inner` are adjacent in a contiguous tensor of `outer`."""
+    """Returns True if the elements of `inner` are adjacent in a contiguous tensor of `outer`."""
     full = True
     for extent, limit in zip(reversed(inner.shape), reversed(outer.shape), strict=True):
         if not full and extent > 1:
@@ -135,7 +135,7 @@ def is_contiguous(inner: Box, outer: Box) -> bool:
 def boxes_of_range(shape: Shape, start: int, stop: int) -> Iterator[tuple[int, Box]]:
     """Yields the elements [start, stop) of a contiguous tensor as boxes, in order.
 
-    Each box comes with the number of its first element. There are at most 2 * len(shape) - 1 boxes,
+    Each box comes with the index of its first element. There are at most 2 * len(shape) - 1 boxes,
     each contiguous.
     """
     if start >= stop:

@@ -1,5 +1,7 @@
-"""Contents of a checkpoint during a conversion between formats: the nodes, and each tensor's bytes
-as a stream. So no format needs to know another one, and no state has to fit into memory.
+"""Contents of a checkpoint during a conversion between formats: nodes and streams of bytes.
+
+A stream holds one tensor's bytes. So no format needs to know another format, and no state has to
+fit into memory.
 """
 
 import abc
@@ -39,7 +41,8 @@ class Contents(abc.ABC):
         return [node for node in self.nodes if isinstance(node, Tensor)]
 
     def boxes(self, node: Tensor) -> list[Box]:
-        """Returns a tensor's division that is cheapest to read: disjoint, covering boxes."""
+        """Returns the division of a tensor that is cheapest to read: disjoint boxes that cover
+        it."""
         return [whole(node.shape)] if math.prod(node.shape) else []
 
     @abc.abstractmethod
@@ -50,14 +53,14 @@ class Contents(abc.ABC):
             box: one of `boxes`, or a box whose elements are adjacent in the tensor.
 
         Raises:
-            Corrupted: naming the tensor.
+            Corrupted: if the data is damaged; the error names the tensor.
         """
 
     def state(self) -> Any:
         """Returns the whole state in memory.
 
         Raises:
-            Corrupted: if the nodes do not make a tree.
+            Corrupted: if the nodes do not form a tree.
         """
         return unflatten_or_corrupted(
             str(self), self.nodes, {node.path: load(self, node) for node in self.tensors}
@@ -84,7 +87,7 @@ def at(path: Path, node: Node) -> Node:
 
 
 def itemsize_of(node: Tensor) -> int:
-    """Returns the bytes of an element.
+    """Returns the size of an element in bytes.
 
     Raises:
         CheckpointError: if this build of torch or numpy lacks the dtype.
@@ -123,7 +126,8 @@ def fill(memory: torch.Tensor | np.ndarray[Any, Any], stream: Iterator[memoryvie
 
 
 def pieces_of_bytes(local: Local) -> Iterator[memoryview]:
-    """Yields the bytes of a tensor or array in C order, without a copy if they lie so."""
+    """Yields the bytes of a tensor or array in C order; copies only if they lie in another
+    order."""
     if isinstance(local, np.ndarray):
         data = byte_view(np.ascontiguousarray(local)).reshape(-1)
     else:
@@ -135,13 +139,13 @@ def pieces_of_bytes(local: Local) -> Iterator[memoryview]:
 
 
 class InMemory(Contents):
-    """Contents of a state that lies in this process alone."""
+    """Contents of a state that lies entirely in this process."""
 
     def __init__(self, state: Any, name: str = "the state") -> None:
         """Describes the state's leaves.
 
         Raises:
-            CheckpointError: if an item cannot be saved (names its path).
+            CheckpointError: if an item cannot be saved; the error names its path.
         """
         self._name = name
         self._locals: dict[Path, Local] = {}

@@ -1,7 +1,7 @@
 """Layout of a state: the metadata that ranks exchange to divide a save, without the values.
 
-A training run saves states of the same layout repeatedly, so the last layout is cached. Taking
-apart a state that still has it costs one comparison for each leaf.
+A training run saves states of the same layout repeatedly, so the last layout is cached. Flattening
+a state that still has this layout costs one comparison per leaf.
 """
 
 import hashlib
@@ -88,7 +88,7 @@ def digest_of_all(layouts: list[int]) -> int:
 
 
 class Taken(NamedTuple):
-    """A state taken apart."""
+    """State divided into its layout, leaves and values."""
 
     layout: Layout
     leaves: list[Leaf]
@@ -99,17 +99,18 @@ class Taken(NamedTuple):
 
 
 class Taker:
-    """Takes states apart; a state with the last one's layout takes the fast path."""
+    """Divides states into layout, leaves and values; a state with the last layout takes the fast
+    path."""
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
         self._form: _Branch | None = None
 
     def take(self, state: Any) -> Taken:
-        """Takes a state apart.
+        """Divides a state.
 
         Raises:
-            CheckpointError: if an item cannot be saved (names its path).
+            CheckpointError: if an item cannot be saved; the error names its path.
         """
         if self._layout is not None and self._form is not None:
             taken = Taken(self._layout, [], [], [])
@@ -155,7 +156,8 @@ def _slot(path: Path, item: Container | Value | Leaf, found: Description | None)
 
 
 class _Branch:
-    """A container of a known form; children are branches, leaf tests, or None for plain values."""
+    """Container of a known form; its children are branches, leaf tests, or None for plain
+    values."""
 
     def __init__(self, item: Any, described: Iterator[Description | None]) -> None:
         self.kind = type(item)
@@ -165,7 +167,7 @@ class _Branch:
         self.children = [_form(child, described) for child in (item.values() if keyed else item)]
 
     def match(self, item: Any, taken: Taken) -> bool:
-        """Returns whether the container has this form; if so, adds leaves and values to `taken`."""
+        """Returns True if the container has this form; if so, adds leaves and values to `taken`."""
         if type(item) is not self.kind:
             return False
         if self.keys is not None:
@@ -194,7 +196,7 @@ class _Branch:
 
 
 _Test = Callable[[Any], Local | None]
-"""Returns the leaf's local part if the leaf's description is unchanged, else None."""
+"""Function that returns the leaf's local part if the leaf's description is unchanged, else None."""
 
 
 def _form(item: Any, described: Iterator[Description | None]) -> "_Branch | _Test | None":

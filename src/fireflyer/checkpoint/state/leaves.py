@@ -1,4 +1,4 @@
-"""Leaves: tensors of a state, whole or one rank's box, and the place of their bytes."""
+"""Leaves: tensors of a state (whole, or one rank's box) and the location of their bytes."""
 
 import contextlib
 import functools
@@ -14,20 +14,20 @@ from fireflyer.checkpoint.state.boxes import Box, Shape, whole
 from fireflyer.errors import CheckpointError
 
 MAX_DIMENSIONS = 63
-"""Maximum number of a tensor's dimensions. numpy allows one more, used by the byte view."""
+"""Maximum number of a tensor's dimensions. numpy allows one more, which the byte view uses."""
 
 _TORCH_DTYPE = re.compile(r"[a-z][a-z0-9_]*")
 _NUMPY_DTYPE = re.compile(r"[<>|][biufcmMSUV]\d{0,9}(\[[0-9A-Za-z/]{1,20}\])?")
 
 Local = torch.Tensor | np.ndarray[Any, Any]
-"""A tensor or array that lies in this process alone."""
+"""Tensor or array that lies entirely in this process."""
 
 
 class Shard:
     """This rank's box of a tensor that is distributed over several ranks.
 
-    A save assembles one tensor of `shape` from all ranks' boxes. As a leaf of `into=`, it is filled
-    with its box of the saved tensor, regardless of how that was cut.
+    A save assembles one tensor of `shape` from all ranks' boxes. As a leaf of `into=`, a Shard is
+    filled with its box of the saved tensor, regardless of how the saved tensor was cut.
     """
 
     __slots__ = ("local", "offsets", "shape")
@@ -54,7 +54,7 @@ class Shard:
 
 
 Leaf = torch.Tensor | np.ndarray[Any, Any] | Shard
-"""torch.Tensor includes DTensor."""
+"""Leaf of a state; torch.Tensor includes DTensor."""
 
 
 class Description(NamedTuple):
@@ -71,7 +71,7 @@ class Description(NamedTuple):
 
 
 def is_leaf(item: object) -> bool:
-    """Returns whether a state may hold the item as a tensor; `describe` may still reject it."""
+    """Returns True if a state may hold the item as a tensor; `describe` may still reject it."""
     kind = type(item)
     return (
         kind is torch.Tensor
@@ -88,7 +88,7 @@ def _is_dtensor(item: object) -> bool:
 
 
 def local_of(leaf: Leaf) -> Local:
-    """Returns the leaf's part in this process; shares its memory."""
+    """Returns the leaf's part in this process; the part shares the leaf's memory."""
     if isinstance(leaf, Shard):
         return leaf.local
     if not _is_dtensor(leaf):
@@ -102,7 +102,8 @@ def describe(leaf: Leaf) -> Description:
     """Describes a leaf.
 
     Raises:
-        CheckpointError: if the leaf cannot be saved (tells why, without its name).
+        CheckpointError: if the leaf cannot be saved; the error gives the reason, without the leaf's
+            name.
     """
     local = local_of(leaf)
     if isinstance(local, np.ndarray):
@@ -119,7 +120,7 @@ def describe(leaf: Leaf) -> Description:
     shape = tuple(local.shape) if isinstance(leaf, np.ndarray) else tuple(leaf.shape)
     if len(shape) > MAX_DIMENSIONS:
         raise CheckpointError(
-            f"it has {len(shape)} dimensions, at most {MAX_DIMENSIONS} are supported"
+            f"it has {len(shape)} dimensions, but at most {MAX_DIMENSIONS} are supported"
         )
     box: Box | None
     if isinstance(leaf, Shard):
@@ -146,12 +147,12 @@ def _check_tensor(tensor: torch.Tensor) -> None:
     held = tensor.untyped_storage().nbytes()
     if held < (used := end_in_storage(tensor)):
         raise CheckpointError(
-            f"its memory was freed: it needs {used} bytes, its storage has {held}"
+            f"its memory was freed: it needs {used} bytes, but its storage has {held}"
         )
 
 
 def end_in_storage(tensor: torch.Tensor) -> int:
-    """Returns the minimum number of bytes in the tensor's storage."""
+    """Returns the number of bytes that the tensor needs in its storage."""
     if 0 in tensor.shape:
         return 0
     sizes = zip(tensor.stride(), tensor.shape, strict=True)
@@ -180,14 +181,14 @@ def _dtensor_box(leaf: Any, local: Shape) -> Box | None:
 
 
 def address_of(local: Local) -> int | None:
-    """Returns the address of the bytes if they lie in C order in host memory; else None."""
+    """Returns the address of the bytes if they lie in C order in host memory; None otherwise."""
     if isinstance(local, np.ndarray):
         return int(local.__array_interface__["data"][0]) if local.flags.c_contiguous else None
     return local.data_ptr() if local.device.type == "cpu" and lies_in_order(local) else None
 
 
 def lies_in_order(tensor: torch.Tensor) -> bool:
-    """Returns whether the tensor's bytes lie in C order in the memory of its device."""
+    """Returns True if the tensor's bytes lie in C order in its device's memory."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -208,7 +209,8 @@ def copy_box(local: Local, box: Box, out: np.ndarray[Any, Any]) -> None:
 
 @functools.lru_cache(1024)
 def dtype_size(kind: str, dtype: str) -> int | None:
-    """Returns the bytes of an element; None if this build of torch or numpy lacks the dtype.
+    """Returns the size of an element in bytes; None if this build of torch or numpy lacks the
+    dtype.
 
     Raises:
         CheckpointError: if no state can have the dtype.
@@ -249,8 +251,10 @@ def new_local(kind: str, dtype: str, shape: Shape) -> Local:
 
 
 def byte_view(local: Local) -> torch.Tensor | np.ndarray[Any, Any]:
-    """Returns the memory of a tensor or array as uint8 [*shape, itemsize]: an array if it is on the
-    CPU, else a tensor."""
+    """Returns the memory of a tensor or array as uint8 [*shape, itemsize].
+
+    The result is an array if the memory is on the CPU, else a tensor.
+    """
     if isinstance(local, np.ndarray):
         return np.asarray(_Bytes(local))
     view = local.detach().unsqueeze(-1).view(torch.uint8)
@@ -258,8 +262,8 @@ def byte_view(local: Local) -> torch.Tensor | np.ndarray[Any, Any]:
 
 
 class _Bytes:
-    """View of an array's memory as bytes, by numpy's array protocol, with one more dimension. It
-    keeps the array alive."""
+    """View of an array's memory as bytes, with one more dimension, by numpy's array protocol. The
+    view keeps the array alive."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         size = array.dtype.itemsize
@@ -274,10 +278,10 @@ class _Bytes:
 
 
 def overlaps_itself(local: Local) -> bool:
-    """Returns whether elements may share memory, e.g. after `expand`; then not every value fits.
+    """Returns True if elements may share memory, e.g. after `expand`; then not every value fits.
 
-    It is also True for strides that interleave without overlap; no view by torch or numpy has
-    these.
+    The result is also True for strides that interleave without overlap, but no view by torch or
+    numpy has such strides.
     """
     if isinstance(local, np.ndarray):
         strides, extent = [abs(stride) for stride in local.strides], local.itemsize
@@ -295,7 +299,7 @@ def overlaps_itself(local: Local) -> bool:
 
 @contextlib.contextmanager
 def writable(local: Local) -> Iterator[Local]:
-    """Yields a tensor or array to fill byte by byte; `local` gets its value at the end."""
+    """Yields a tensor or array to fill byte by byte; `local` receives its value at the end."""
     lazy = isinstance(local, torch.Tensor) and (local.is_conj() or local.is_neg())
     if not lazy or not isinstance(local, torch.Tensor):
         yield local

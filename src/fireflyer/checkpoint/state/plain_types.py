@@ -1,4 +1,4 @@
-"""Conversion of other libraries' states to the types that a checkpoint holds."""
+"""Conversion of other libraries' states to the types that a checkpoint can hold."""
 
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -9,7 +9,7 @@ import torch
 
 
 def plain(value: Any) -> Any:
-    """Returns `value` with all items as plain types.
+    """Converts all items of `value` to plain types.
 
     Subclasses of dict, list, tuple, str, int and float (a Counter, a torch.Size, an enum of
     strings) become these types, numpy's scalars become Python's, and paths become text. All other
@@ -35,7 +35,7 @@ def plain(value: Any) -> Any:
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the metrics that are a single number, as floats."""
+    """Returns those metrics that are a single number, as floats."""
     found = {}
     for name, value in metrics.items():
         if isinstance(value, np.generic) or (

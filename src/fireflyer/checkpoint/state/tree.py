@@ -1,4 +1,4 @@
-"""State trees: nested dicts, lists and tuples as nodes that JSON can hold, and back.
+"""State trees: conversion of nested dicts, lists and tuples to nodes that JSON can hold, and back.
 
 A node is a container, a plain value or a tensor, each with its path of keys from the root. Parents
 precede their children; children keep their order. Nothing is pickled.
@@ -28,15 +28,15 @@ PLAIN_TYPES = frozenset((int, float, bool, str, bytes, type(None)))
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True, tag_field="node", tag="container"):
-    """A dict, list or tuple; its children follow."""
+    """Node of a dict, list or tuple; its children follow."""
 
     path: Path
     kind: Literal["dict", "list", "tuple"]
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, tag_field="node", tag="value"):
-    """A plain leaf. Integers beyond 64 bits are hexadecimal text; floats that JSON lacks are "nan",
-    "inf" or "-inf"; bytes are base64."""
+    """Node of a plain value. Integers beyond 64 bits are hexadecimal text; floats that JSON lacks
+    are "nan", "inf" or "-inf"; bytes are base64."""
 
     path: Path
     kind: Literal["int", "float", "bool", "str", "none", "bytes"]
@@ -44,20 +44,20 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, tag_field="node", tag="va
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """A box of a tensor: its bytes in C order, in the byte order of the element type."""
+    """Box of a tensor: its bytes in C order, in the byte order of the element type."""
 
     offsets: tuple[Count, ...]
     shape: tuple[Count, ...]
     file: str
-    """Path from the storage's root; an older save's file if the piece had not changed."""
+    """Path from the storage's root; names an older save's file if the piece has not changed."""
     offset: Count
     length: Count
     crc32: tuple[Crc, ...]
-    """CRC32 of each CRC_BYTES of the piece; the last block may be shorter."""
+    """CRC32 of each block of CRC_BYTES of the piece; the last block may be shorter."""
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True, tag_field="node", tag="tensor"):
-    """A tensor, cut into disjoint pieces that cover it."""
+    """Node of a tensor, cut into disjoint pieces that cover it."""
 
     path: Path
     kind: Literal["torch", "numpy"]
@@ -84,10 +84,10 @@ def path_name(path: Sequence[Key]) -> str:
 def flatten(state: Any) -> Iterator[tuple[Path, Container | Value | Leaf]]:
     """Yields every container, value and tensor of a state with its path, in order.
 
-    It does not check whether a tensor can be saved.
+    The function does not check if a tensor can be saved.
 
     Raises:
-        CheckpointError: if an item cannot be stored (names its path).
+        CheckpointError: if an item cannot be stored; the error names its path.
     """
     todo: list[tuple[Path, Any]] = [((), state)]
     above: list[int] = []  # ids of the item's enclosing containers, the root's first
@@ -153,10 +153,10 @@ def _leaf(path: Path, item: Any) -> Value | Leaf:
 
 
 def value_node(path: Path, item: Plain) -> Value:
-    """Returns a plain value as a node.
+    """Returns the node of a plain value.
 
     Raises:
-        CheckpointError: if it is a text that is not valid Unicode.
+        CheckpointError: if the value is text that is not valid Unicode.
     """
     if item is None:
         return Value(path=path, kind="none", value=None)
@@ -173,7 +173,7 @@ def value_node(path: Path, item: Plain) -> Value:
 
 
 def check_tree(nodes: Sequence[Node]) -> None:
-    """Checks that the nodes make a tree.
+    """Checks that the nodes form a tree.
 
     Raises:
         CheckpointError: if `unflatten` could not assemble the nodes.
@@ -185,7 +185,7 @@ def unflatten(nodes: Iterable[Node], leaves: Mapping[Path, Leaf | Local | None])
     """Assembles a state from its nodes and the tensors by path; the inverse of `flatten`.
 
     Raises:
-        CheckpointError: if the nodes do not make a tree, or a value does not match its kind.
+        CheckpointError: if the nodes do not form a tree, or a value does not match its kind.
     """
     # Tuples are built as lists and converted at the end, deepest first.
     built: dict[Path, Any] = {}

@@ -1,1 +1,1 @@
-"""Training that goes on without lost ranks and takes in newcomers."""
+"""Training that continues without lost ranks and admits newcomers."""

@@ -1,4 +1,4 @@
-"""Creation of process groups, also after ranks have died or joined, when torch's way is closed.
+"""Creation of process groups even after ranks have died or joined, when torch's way fails.
 
 Private parts of torch 2.13 used here: `_new_process_group_helper`, and `_world`, which maps groups
 to ranks.
@@ -16,18 +16,18 @@ from fireflyer.errors import CollectiveError
 from fireflyer.haiscale.consistency import tell_all
 
 MEETING = datetime.timedelta(seconds=60)
-"""Maximum time that ranks wait for one another in a new group; a rank may have died meanwhile."""
+"""Maximum time that ranks wait for one another in a new group: a rank may have died meanwhile."""
 
 
 class GroupFactory:
-    """Context that makes process groups of ranks that `groups` connect; all these ranks enter it.
+    """Context in which the ranks connected by `groups` make process groups; all these ranks enter
+    it.
 
-    `groups` are rows of a mesh, then its columns; without any, groups contain this rank alone. If
-    an exception leaves the context, the groups made are destroyed.
+    `groups` are the rows of a mesh, then its columns. Without `groups`, new groups contain only
+    this rank. If an exception leaves the context, the new groups are destroyed.
 
-    The class uses a store and names of its own. The store of torch's default group dies with its
-    host. The names that `new_group` gives depend on a process's number of groups, which differs
-    between ranks.
+    The class uses its own store and names. The store of torch's default group dies with its host.
+    The names from `new_group` depend on a process's number of groups, which differs between ranks.
     """
 
     def __init__(self, *groups: hfreduce.ProcessGroupHFReduce) -> None:
@@ -50,7 +50,7 @@ class GroupFactory:
             dist.destroy_process_group(group)
 
     def _open(self) -> None:
-        """Opens the store, which the first rank of all serves."""
+        """Opens the store, which the first of all ranks serves."""
         first = all(group.rank() == 0 for group in self._known)
         self._limit = datetime.timedelta(seconds=self._known[0]._timeout_s)
         where: list[Any] = []

@@ -1,4 +1,5 @@
-"""A sharded model as `elastic.training.Wrapper`: sharded anew after each reform, from memory if possible."""
+"""Sharded model as `elastic.training.Wrapper`; resharded after each reform, from memory if
+possible."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -14,7 +15,7 @@ from fireflyer.hfreduce import ProcessGroupHFReduce
 
 
 class ShardedModel(Protocol):
-    """A `FullyShardedDataParallel`, as the elastic steps use it."""
+    """Interface of `FullyShardedDataParallel` that the elastic steps use."""
 
     @property
     def module(self) -> nn.Module: ...
@@ -30,7 +31,8 @@ class Shards:
     """Implementation of `elastic.training.Wrapper`.
 
     Attributes:
-        lost: set while parameters have no values, because some rows were in no rank's memory.
+        lost: error that is set while parameters have no values, because no rank's memory had some
+            rows.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class Shards:
         except ShardsLost as error:
             self._model.reshard(self._group, steps=None, values=False)
             self.lost = error
-        return lambda: None  # installed already; after a failure every rank still has the old parts
+        return lambda: None  # already installed; after a failure every rank still has its old parts
 
     def restored(self) -> None:
         self.lost = None

@@ -33,10 +33,11 @@ def describe(state: Any) -> tuple[bytes, list[torch.Tensor | Array]]:
     """Splits a state into a description and its tensors.
 
     Returns:
-        The description, and the tensors and arrays in its order; they share the state's memory.
+        The description, and the tensors and arrays in the description's order; they share the
+        state's memory.
 
     Raises:
-        ConfigError: the state contains a value that cannot be sent, which the error names.
+        ConfigError: the state contains a value that cannot be sent; the error names the value.
     """
     tensors: list[torch.Tensor | Array] = []
     return msgspec.msgpack.encode(_node(state, "", tensors)), tensors
@@ -96,18 +97,18 @@ def _item(node: Any, tensors: list[torch.Tensor | Array]) -> Any:
 
 
 def share(state: Any, root: int, group: hfreduce.ProcessGroupHFReduce, *, takes: bool) -> Any:
-    """Sends a state of one rank to others. Collective.
+    """Sends a state from one rank to other ranks. Collective.
 
     Args:
         state: state of rank `root`; ignored on other ranks.
-        takes: whether this rank receives it. Otherwise the rank only takes part, with memory for
-            one chunk.
+        takes: True if this rank receives the state. Otherwise the rank only takes part, and needs
+            memory for one chunk.
 
     Returns:
         A copy of the state in new CPU memory if `takes` is set; otherwise None.
 
     Raises:
-        ConfigError: the state cannot be sent (on `root`).
+        ConfigError: the state on `root` cannot be sent.
         RankFailed, CollectiveError: a rank was lost meanwhile.
     """
     source = dist.get_global_rank(group, root)
@@ -136,7 +137,8 @@ def share(state: Any, root: int, group: hfreduce.ProcessGroupHFReduce, *, takes:
 
 
 class _TensorStream:
-    """Byte stream over many tensors, one after the other; reads each tensor only in its turn."""
+    """Byte stream over many tensors, one after the other; reads each tensor only when its turn
+    comes."""
 
     def __init__(self, wholes: Iterator[torch.Tensor]) -> None:
         self._wholes = wholes

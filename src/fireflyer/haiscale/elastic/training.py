@@ -1,11 +1,11 @@
 """Elastic training: continues in the same processes without lost ranks, and admits newcomers.
 
-`Elastic` runs the steps of one model wrapper; docs/guide/training/haiscale-elastic.md describes it
-in full. It knows the model only through `Wrapper`, and the members only through `group.reform`
-(hfreduce).
+`Elastic` runs the steps of one model wrapper; docs/guide/training/haiscale-elastic.md describes the
+class in full. It accesses the model only through `Wrapper`, and the members only through
+`group.reform` (hfreduce).
 
 A rank's *progress* is 2k after k steps, and 2k+1 from the return of optimizer.step() to the end of
-the step. After each reform all ranks have the highest progress, and the states that belong to it.
+the step. After each reform all ranks have the highest progress, with the states of that progress.
 So a step counts as done if any surviving rank has updated its parameters.
 """
 
@@ -40,15 +40,15 @@ _log = get_logger("haiscale")
 _NEWCOMER = -1
 
 Permit = Callable[[int, tuple[str, ...], bool], bool]
-"""Function (generation, members, minority) -> whether these members may continue.
+"""Function (generation, members, minority) -> True if these members may continue.
 
-Only the first rank calls it. `members` names processes (HOST:PORT), the same in all generations.
-`minority` is true if the members are too few to continue without a permit.
+Only the first rank calls the function. `members` names processes (HOST:PORT), the same in all
+generations. `minority` is True if the members are too few to continue without a permit.
 """
 
 
 class Stateful(Protocol):
-    """An object whose state can be transferred."""
+    """Object whose state can be transferred."""
 
     def state_dict(self) -> Any: ...
 
@@ -56,22 +56,24 @@ class Stateful(Protocol):
 
 
 class Wrapper(Protocol):
-    """Methods that Elastic needs of a model wrapper, which averages gradients with a `SampleWeights`.
+    """Methods of a model wrapper that Elastic needs. The wrapper averages gradients with a
+    `SampleWeights`.
 
-    After a reform, the wrapper's knowledge of the group's size and ranks is outdated until
-    `reformed`.
+    After a reform, the wrapper's data about the group's size and ranks is outdated until the call
+    of `reformed`.
     """
 
     def described(self) -> list[str]:
-        """Returns lines about everything that must be the same on all ranks."""
+        """Returns lines that describe everything that must be equal on all ranks."""
 
     def keep(self) -> None:
         """Begins a step: drops gradients, and saves other state that a backward may change."""
 
     def void(self) -> None:
-        """Undoes the step: restores what `keep` saved. Parameters and optimizer stay. Local.
+        """Undoes the step: restores the state that `keep` saved. Parameters and optimizer stay.
+        Local.
 
-        Operations in flight, over a group that has failed, no longer count.
+        Operations in flight over a failed group no longer count.
         """
 
     lost: ShardsLost | None
@@ -84,15 +86,16 @@ class Wrapper(Protocol):
         """Brings lagging ranks to the states of rank `leader`, or of all ranks with its progress.
 
         The states are parameters, buffers and optimizer. Called after each reform. Collective. The
-        returned function installs the new state and cannot fail; if `align` fails, every rank still
-        has a whole state.
+        returned function installs the new state and cannot fail. If `align` fails, every rank still
+        has a complete state.
         """
 
     def restored(self) -> None:
-        """Notes that parameters have values again."""
+        """Records that parameters have values again."""
 
     def reformed(self) -> None:
-        """Rebuilds everything that depends on the members, after they have changed. Local."""
+        """Rebuilds everything that depends on the members, after the members have changed.
+        Local."""
 
 
 class Elastic:
@@ -100,7 +103,7 @@ class Elastic:
 
     Args:
         wrapper: wrapper of the model. If this process has joined a running group, a member sends
-            the states in the first `step`; otherwise all ranks have the same states already.
+            the states in the first `step`. Otherwise all ranks must already have the same states.
         optimizer: optimizer of the wrapper's parameters; steps once in each `step`.
         redivide: called with the new rank and world size after each reform.
         members_file: file with the members' addresses, which the first rank keeps up to date; default: the
@@ -108,18 +111,18 @@ class Elastic:
 
     Attributes:
         weighing: weights of the step; the wrapper scales gradients by them.
-        permit: decides which part of a partitioned network may continue; None: more than half of
-            the ranks, or half with the lowest.
-        fenced: functions called with the new generation after each reform, before anything else
+        permit: decides which part of a partitioned network may continue; None: the part with more
+            than half of the ranks, or with half of them and the lowest rank.
+        fenced: functions called with the new generation after each reform, before other work
             continues.
         begun: functions called at the beginning of each step with the generation and the number of
             steps begun in it, including this one. Both are the same on all members.
-        patience_s: time for a rank that is not known to be dead to finish other work and join a
-            reform; then the others continue without it.
+        patience_s: how long the others wait in a reform for a rank that is not known to be dead;
+            then they continue without it.
         forming_s: time limit to reach a quorum.
         restore: loads the newest checkpoint into the model, the optimizer and the carried objects,
-            and returns its steps. Called on all ranks if lost ranks had shards that no other rank
-            has. None: `step` raises ShardsLost then.
+            and returns its number of steps. Called on all ranks if lost ranks had shards that no
+            other rank has. None: `step` then raises ShardsLost.
     """
 
     def __init__(
@@ -163,7 +166,7 @@ class Elastic:
 
     @property
     def generation(self) -> int:
-        """Number of the membership; grows with each reform."""
+        """Number of the membership; increases with each reform."""
         return self._group.epoch
 
     @property
@@ -172,13 +175,13 @@ class Elastic:
         return not self._is_loss(self._group.errored())
 
     def carry(self, *things: Stateful) -> None:
-        """Registers state to restore with an undone step and to send to newcomers.
+        """Registers state that is restored with an undone step and sent to newcomers.
 
         Examples are loaders, schedulers and scalers. All ranks register the same objects in the
         same order, before the first step.
 
         Raises:
-            ConfigError: ranks cannot exchange such a state, or steps have begun.
+            ConfigError: ranks cannot exchange such a state, or the first step has begun.
         """
         if self._inside or self._progress > 0:
             raise ConfigError("call elastic.carry() before the first step")
@@ -190,20 +193,20 @@ class Elastic:
     def step(self, weight: int | None = None) -> Iterator[SampleWeights]:
         """Runs a step as a context: at most one optimizer.step(), and all its communication.
 
-        If a rank is lost, the body ends there and the other ranks reform. The loop then finds the
-        step done (see `steps`) or not.
+        If a rank is lost, the body ends there and the other ranks reform. After that, `steps` tells
+        the loop if the step was done.
 
         Args:
             weight: this rank's number of samples, if ranks have unequal parts; given on all ranks
-                or on none. If `redivide` changes it, set it within the step, before the backward,
-                as an attribute of the context's value.
+                or on none. If `redivide` changes the weight, set it within the step, before the
+                backward, as an attribute of the context's value.
 
         Raises:
             ShardsLost: lost ranks had values that no other rank has, and `restore` is None.
             RankFailed, DeadlineExceeded: this rank is not among the continuing ranks, or there is
-                no quorum.
+            no quorum.
             Stale: another part of the job has the permit to continue.
-            ConfigError: this process joined with another model; or wrong use.
+            ConfigError: this process joined with another model, or the call is wrong.
         """
         if self._inside:
             raise ConfigError("elastic.step() cannot be nested")
@@ -256,7 +259,7 @@ class Elastic:
             thing.load_state_dict(state)
 
     def _is_loss(self, error: BaseException | None) -> bool:
-        """Returns whether a new membership repairs the error."""
+        """Returns True if a new membership repairs the error."""
         broken = isinstance(self._group.errored(), RankFailed)
         while error is not None:
             ours = isinstance(error, CollectiveError | WireError)
@@ -265,7 +268,7 @@ class Elastic:
             error = error.__cause__
         return False
 
-    # Forming
+    # Forming the group
 
     def _form_if_needed(self) -> None:
         if self._progress == _NEWCOMER:
@@ -332,7 +335,7 @@ class Elastic:
         self._write_members()
 
     def _reform(self, quorum: int | None) -> bool:
-        """Agrees on the members; returns whether they are too few to continue without a permit."""
+        """Agrees on the members; returns True if they are too few to continue without a permit."""
         world = self._group.size()
         self._wrapper.drop()
         before = self._group.reform(
@@ -382,7 +385,7 @@ class Elastic:
         return 0
 
     def _permitted(self, minority: bool) -> tuple[bool, Exception | None]:
-        """Returns whether these members may continue, and the query's error. Rank 0 decides."""
+        """Returns (True if these members may continue, the query's error). Rank 0 decides."""
         if self.permit is None or self._group.rank() != 0:
             return True, None
         members = tuple(address.partition("/")[0] for address in self._group.join_addresses)
@@ -411,7 +414,7 @@ class Elastic:
         _log.warning("rejected newcomers with another model: ranks %s", list(refused))
 
     def _follow(self, progress: Sequence[int], leader: int, steps: int) -> None:
-        """Sends the leader's states to lagging ranks, and installs them last. Collective."""
+        """Sends the leader's states to lagging ranks, and installs them at the end. Collective."""
         behind = progress[self._group.rank()] < progress[leader]
         leads = self._group.rank() == leader
         put = self._wrapper.align(progress, leader)

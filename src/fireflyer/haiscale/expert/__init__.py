@@ -1,7 +1,7 @@
 """Expert parallelism: mixture-of-experts layers split over ranks, and placement of replicas.
 
-`MoE` is the layer, `average_gradients` completes a backward, `rebalance_experts` decides which
-devices hold which experts.
+`MoE` is the layer. `average_gradients` completes a backward. `rebalance_experts` assigns experts to
+devices.
 """
 
 from fireflyer.haiscale.expert.dispatch import Dispatcher, Pairs

@@ -1,8 +1,8 @@
-"""Dispatch of tokens to experts and combination of the results: a token goes once to each host.
+"""Dispatch of tokens to experts, and combination of the results: a token goes once to each host.
 
-A token crosses the network once for each host that has one of its experts, to the rank with the
-sender's place on that host. That rank hands it on, once for each rank of the host that needs it. On
-the way back each host adds up the results of a token before it sends one row.
+A token crosses the network once for each host that has one of its experts. It goes to the rank that
+has the sender's place on that host, which forwards it once to each rank of the host that needs it.
+On the way back, each host sums the results of a token and sends one row.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,8 @@ from fireflyer.haiscale.expert.groups import ExpertGroups
 
 @dataclass(frozen=True)
 class Pairs:
-    """Choices of a router: pair i sends a row to a slot, whose result counts with a weight.
+    """Choices of a router: pair i sends a row to a slot, and the slot's result counts with a
+    weight.
 
     Attributes:
         row: (pairs,) row of the tokens, ascending.
@@ -30,7 +31,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class _Hop:
-    """One exchange of rows, as its way back needs it."""
+    """One exchange of rows, with the data that its way back needs."""
 
     group: hfreduce.ProcessGroupHFReduce
     rows: int
@@ -45,8 +46,8 @@ class Dispatcher:
 
     Args:
         groups: ranks that share the experts.
-        slots: physical slots of each rank.
-        wire: dtype of rows between hosts; None keeps theirs.
+        slots: number of physical slots of each rank.
+        wire: dtype of rows between hosts; None keeps the rows' dtype.
     """
 
     def __init__(self, groups: ExpertGroups, slots: int, wire: torch.dtype | None) -> None:
@@ -57,11 +58,11 @@ class Dispatcher:
     ) -> tuple[torch.Tensor, Pairs, tuple[_Hop, ...]]:
         """Returns the rows that this rank's experts need, their pairs, and the way back.
 
-        Collective, and so is its backward.
+        Collective, and so is the backward.
 
         Args:
-            x: (tokens, features); a rank may have no token.
-            pairs: at most 255 a token.
+            x: (tokens, features); a rank may have no tokens.
+            pairs: at most 255 pairs per token.
         """
         groups = self._groups
         hosts = groups.host_of[pairs.slot // self._slots]
@@ -74,8 +75,8 @@ class Dispatcher:
         """Returns the sum of each token's results, (tokens, features). Collective.
 
         Args:
-            results: a row for each row that `dispatch` returned.
-            way: what `dispatch` returned.
+            results: one row for each row that `dispatch` returned.
+            way: the way back that `dispatch` returned.
         """
         for hop in reversed(way):
             rows = self._groups.exchange(results, hop.received, hop.sent, hop.group, hop.wire)
@@ -98,7 +99,7 @@ class Dispatcher:
         to, taken = rows // max(1, len(x)), rows % max(1, len(x))
         sizes = torch.stack(
             [torch.bincount(at, minlength=size) for at in (to, targets)], 1
-        )  # (ranks, 2): rows and pairs to each
+        )  # (ranks, 2): numbers of rows and pairs for each rank
         one = [1] * size
         heard = groups.swap(sizes.int(), one, one, group).tolist()
         sent, sent_pairs = sizes.T.tolist()

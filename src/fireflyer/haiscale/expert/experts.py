@@ -20,7 +20,8 @@ NAMES = ("gate", "up", "down")
 class Experts(ShardedLayer):
     """SwiGLU experts: down(silu(gate x) * up x). Each rank holds `slots / ranks` of them.
 
-    States hold all experts in their own order, whatever slots they have: (experts, ...).
+    States hold all experts in the order of their numbers, regardless of their slots: (experts,
+    ...).
 
     Attributes:
         phy2log: (slots,) expert of each physical slot, equal on all ranks.
@@ -65,7 +66,7 @@ class Experts(ShardedLayer):
 
         Args:
             rows: (rows, features), sorted by slot.
-            slots: (slots of this rank,) number of rows of each.
+            slots: (slots of this rank,) number of rows of each slot.
         """
         results = [
             functional.linear(
@@ -81,7 +82,7 @@ class Experts(ShardedLayer):
         """Moves parameters, and their state in `optimizer`, to other slots. Collective.
 
         Raises:
-            ConfigError: another number of slots, or an expert without one.
+            ConfigError: the number of slots differs, or an expert has no slot.
         """
         slots = self.phy2log.numel()
         if phy2log.shape != (slots,) or set(phy2log.tolist()) != set(range(self.experts)):
@@ -100,7 +101,7 @@ class Experts(ShardedLayer):
         self.phy2log = phy2log.clone()
 
     def _moved(self, tensor: torch.Tensor, phy2log: torch.Tensor) -> torch.Tensor:
-        """Returns what this rank holds of `tensor`'s rows if slots are `phy2log`. Collective."""
+        """Returns this rank's rows of `tensor` if the slots are `phy2log`. Collective."""
         ranks, me = self.group.size(), self.group.rank()
         source = {int(e): s for s, e in reversed(list(enumerate(self.phy2log.tolist())))}
         wanted = phy2log.view(ranks, -1).tolist()  # experts by rank
@@ -146,7 +147,7 @@ def replicated_gradients(layer: Experts, average: Callable[[torch.Tensor], Any])
     """Gives all replicas of an expert the sum of their gradients. Collective.
 
     Args:
-        average: called first with each gradient, in place.
+        average: called first with each gradient; works in place.
     """
     counts = torch.bincount(layer.phy2log, minlength=layer.experts)
     several = (counts > 1).nonzero().flatten()

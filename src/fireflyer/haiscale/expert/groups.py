@@ -1,4 +1,4 @@
-"""Groups of an expert-parallel mesh, and the differentiable exchange of rows inside one of them."""
+"""Groups of an expert-parallel mesh, and the differentiable exchange of rows inside a group."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from fireflyer.haiscale.mesh import EXPERT, checked
 
 
 def expert_mesh(mesh: DeviceMesh | None) -> DeviceMesh:
-    """Returns the expert-parallel dimension of a mesh. Collective without a mesh."""
+    """Returns the expert-parallel dimension of a mesh. Collective if `mesh` is None."""
     if mesh is None:
         return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=(EXPERT,))
     if mesh.ndim == 1:
@@ -28,15 +28,15 @@ def expert_mesh(mesh: DeviceMesh | None) -> DeviceMesh:
 
 
 class ExpertGroups:
-    """Ranks that share experts, their hosts, and the two groups on a row's way.
+    """Ranks that share experts, their hosts, and the two groups through which a row travels.
 
-    An error in one group aborts all of them, so that no rank waits for a rank that has given up.
+    An error in one group aborts all groups, so that no rank waits for a rank that has given up.
 
     Attributes:
         everyone: all ranks of the mesh.
-        rail: ranks with this rank's place on their hosts, one a host, in the order of hosts.
+        rail: ranks with this rank's place on their hosts, one per host, in the order of hosts.
         node: ranks of this host.
-        host_of, place_of: host and place on it, by rank of `everyone`.
+        host_of, place_of: host, and place on that host, by rank of `everyone`.
     """
 
     def __init__(self, everyone: ProcessGroup) -> None:
@@ -78,7 +78,7 @@ class ExpertGroups:
         received: list[int],
         group: hfreduce.ProcessGroupHFReduce,
     ) -> torch.Tensor:
-        """Sends the first `sent[0]` rows to rank 0, the next to rank 1, ... Collective.
+        """Sends the first `sent[0]` rows to rank 0, the next `sent[1]` to rank 1, ... Collective.
 
         Not differentiable.
         """
@@ -96,10 +96,10 @@ class ExpertGroups:
         received: Sequence[list[int]],
         group: hfreduce.ProcessGroupHFReduce,
     ) -> list[torch.Tensor]:
-        """Does `swap` for several vectors in one message a rank. Collective.
+        """Performs `swap` for several vectors, with one message per rank. Collective.
 
         Args:
-            tensors: vectors; those of floats keep their gradients.
+            tensors: vectors; vectors of floats keep their gradients.
             sent, received: numbers of elements to and from each rank, by vector.
         """
         if group.size() == 1:
@@ -138,7 +138,7 @@ class ExpertGroups:
         group: hfreduce.ProcessGroupHFReduce,
         wire: torch.dtype | None,
     ) -> torch.Tensor:
-        """Does `swap` differentiably; rows and their gradients travel in the dtype `wire`."""
+        """Performs `swap` differentiably; rows and their gradients travel in the dtype `wire`."""
         if group.size() == 1:
             return rows
         result: torch.Tensor = _Exchange.apply(  # type: ignore[no-untyped-call]
@@ -170,7 +170,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Arrived(torch.autograd.Function):
-    """Connects what a swap brought with what this rank gave: gradients take the way back."""
+    """Connects the results of a swap with this rank's inputs, so gradients travel back."""
 
     @staticmethod
     def forward(

@@ -20,22 +20,25 @@ from fireflyer.haiscale.validation import check_count, given
 class MoE(Uncopied):
     """Feed-forward layer in which a router sends each token to `top_k` of `experts` experts.
 
-    Making one is collective. Each rank of the mesh has its own tokens.
+    The constructor is collective. Each rank of the mesh has its own tokens.
 
     Args:
         features, hidden: widths of tokens, and inside an expert.
-        experts: a multiple of the ranks.
-        top_k: experts a token, at most 255.
-        shared: experts that every token uses; replicated.
-        replicas: physical slots of all ranks, a multiple of the ranks; default: `experts`.
-        wire: dtype of tokens between hosts, for example torch.bfloat16; None keeps theirs.
-        mesh: ranks that share the experts: one dimension, or several of which one is named "ep".
-            Default: all ranks.
+        experts: number of experts, a multiple of the number of ranks.
+        top_k: number of experts per token, at most 255.
+        shared: number of experts that every token uses; replicated.
+        replicas: number of physical slots of all ranks, a multiple of the number of ranks; default:
+            `experts`.
+        wire: dtype of tokens between hosts, for example torch.bfloat16; None keeps the tokens'
+            dtype.
+        mesh: ranks that share the experts: one dimension, or several with one named "ep". Default:
+            all ranks.
 
     Attributes:
-        aux_loss: auxiliary balancing loss of the last forward, 1 when loads are even. Add it to the
+        aux_loss: auxiliary balancing loss of the last forward, 1 if loads are even. Add it to the
             loss with a small factor.
-        loads: (experts,) tokens that each expert got on all ranks since `take_loads`.
+        loads: (experts,) number of tokens that each expert received on all ranks since
+            `take_loads`.
 
     Raises:
         ConfigError: the ranks do not divide `experts` or `replicas`, or a count is out of range.
@@ -75,9 +78,9 @@ class MoE(Uncopied):
         """Returns the layer's output, shaped like `x`: (..., features). Collective.
 
         Raises:
-            ConfigError: `x` has another width; or, on all ranks, router logits of any rank are NaN
-                or infinite.
-            RankFailed, CollectiveError: a rank has died; on all ranks.
+            ConfigError: `x` has another width, or router logits of any rank are NaN or infinite
+                (raised on all ranks).
+            RankFailed, CollectiveError: a rank has died; raised on all ranks.
         """
         if x.shape[-1] != self.router.weight.shape[1]:
             raise ConfigError(
@@ -97,7 +100,7 @@ class MoE(Uncopied):
         return result.view(x.shape)
 
     def _computed(self, rows: torch.Tensor, pairs: Pairs) -> torch.Tensor:
-        """Returns the weighted sum of the results of this rank's experts for each row."""
+        """Returns, for each row, the weighted sum of the results of this rank's experts."""
         local = pairs.slot - self.experts.group.rank() * self.experts.local
         order = local.argsort(stable=True)
         counts = torch.bincount(local, minlength=self.experts.local)
@@ -106,7 +109,7 @@ class MoE(Uncopied):
         return torch.zeros_like(rows).index_add(0, pairs.row[order], results)
 
     def _count(self, scores: torch.Tensor, chosen: torch.Tensor) -> None:
-        """Adds up loads and makes the auxiliary loss, from sums over all ranks."""
+        """Adds up loads and computes the auxiliary loss, both from sums over all ranks."""
         experts, ranks = scores.shape[1], self.experts.group.size()
         broken = int(not scores.detach().isfinite().all())
         loads = torch.bincount(chosen.flatten(), minlength=experts)
@@ -132,20 +135,21 @@ class MoE(Uncopied):
         """Moves experts to other slots, between two steps. Collective.
 
         Args:
-            phy2log: (replicas,) expert of each slot, a row of what `rebalance_experts` returns.
-            optimizer: moves its state of the experts, too.
+            phy2log: (replicas,) expert of each slot, a row of the result of `rebalance_experts`.
+            optimizer: optimizer whose state of the experts moves, too.
         """
         self.experts.place(phy2log, optimizer)
         self._log2phy, self._copies = _tables(self.experts)
 
 
 def average_gradients(module: nn.Module, data: ProcessGroup | None = None) -> None:
-    """Makes gradients those of the mean of all ranks' losses. Collective.
+    """Averages gradients, so that they belong to the mean of all ranks' losses. Collective.
 
-    Experts are averaged over the ranks that hold the same ones, other parameters over all ranks.
+    Gradients of experts are averaged over the ranks that hold the same experts, all other gradients
+    over all ranks.
 
     Args:
-        data: ranks with the same experts; None if each expert exists in one mesh only.
+        data: ranks with the same experts; None if each expert exists in only one mesh.
     """
     layers = [part for part in module.modules() if isinstance(part, MoE)]
     if not layers:

@@ -1,7 +1,8 @@
 """Placement of expert replicas on devices, from the load of each expert. Pure: no communication.
 
-Replicas: the next one goes to the expert whose replicas carry most. Devices: replicas go, heaviest
-first, to the least loaded device with room; then swaps with the fullest device lower its load.
+The next replica always goes to the expert whose replicas carry the greatest load. Replicas go to
+devices heaviest first, each to the least loaded device with space. Then swaps lower the load of the
+fullest device.
 """
 
 import heapq
@@ -36,19 +37,20 @@ def rebalance_experts(
 ) -> Placement:
     """Places replicas of experts so that devices carry equal loads.
 
-    Hierarchical if `num_nodes` divides `num_groups`: whole groups of experts go to nodes, then
-    replicas and devices are chosen inside each node. Otherwise global: groups and nodes do not
-    matter. All ranks that call it with equal arguments get equal results.
+    The placement is hierarchical if `num_nodes` divides `num_groups`: whole groups of experts go to
+    nodes, then replicas and devices are chosen inside each node. Otherwise the placement is global
+    and ignores groups and nodes. Ranks that call this function with equal arguments get equal
+    results.
 
     Args:
-        weight: (layers, experts) loads, for example tokens a step; finite and not negative.
-        num_replicas: physical slots of all devices, at least one an expert.
+        weight: (layers, experts) loads, for example tokens per step; finite and not negative.
+        num_replicas: number of physical slots of all devices, at least one per expert.
         num_groups: groups of experts, consecutive and of equal size.
         num_nodes: machines; device `d` lies on machine `d // (num_gpus // num_nodes)`.
-        num_gpus: devices of all machines.
+        num_gpus: number of devices of all machines.
 
     Raises:
-        ConfigError: the counts do not divide as above, or `weight` is none.
+        ConfigError: the counts do not divide as above, or `weight` is not a matrix of loads.
     """
     loads = _checked(weight, num_replicas, num_groups, num_nodes, num_gpus)
     if num_groups % num_nodes:
@@ -59,7 +61,7 @@ def rebalance_experts(
 
 
 def placement_of(phy2log: torch.Tensor, num_experts: int) -> Placement:
-    """Completes a placement from the expert of each slot, (layers, slots)."""
+    """Completes a placement from the experts of the slots, (layers, slots)."""
     layers, slots = phy2log.shape
     logcnt = torch.zeros(layers, num_experts, dtype=torch.int64)
     logcnt.scatter_add_(1, phy2log, torch.ones_like(phy2log))
@@ -115,7 +117,7 @@ def _place(loads: Loads, replicas: int, groups: int, nodes: int, gpus: int) -> I
 
 
 def _replicate(loads: Loads, slots: int) -> Indices:
-    """Returns the expert of each slot so that the heaviest replica is as light as can be."""
+    """Returns the expert of each slot such that the heaviest replica is as light as possible."""
     counts = numpy.ones(loads.size, numpy.int64)
     heap = [(-load, 1, expert) for expert, load in enumerate(loads.tolist())]
     heapq.heapify(heap)
@@ -128,7 +130,7 @@ def _replicate(loads: Loads, slots: int) -> Indices:
 
 
 def _pack(loads: Loads, bins: int) -> Indices:
-    """Distributes items over bins of equal counts; returns the items of each, (bins, count)."""
+    """Distributes items over bins with equal counts; returns the items of each, (bins, count)."""
     room = loads.size // bins
     packed = numpy.zeros((bins, room), numpy.int64)
     if room == 1 or bins == 1:
@@ -146,7 +148,7 @@ def _pack(loads: Loads, bins: int) -> Indices:
 
 
 def _swap(loads: Loads, packed: Indices) -> None:
-    """Swaps items of the fullest bin for lighter ones elsewhere while its load falls."""
+    """Swaps items of the fullest bin for lighter items elsewhere while the bin's load falls."""
     items: Any = loads[packed]
     totals = items.sum(1)
     while True:

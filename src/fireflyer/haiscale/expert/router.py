@@ -1,4 +1,4 @@
-"""Router: chooses experts for tokens, and keeps their loads even."""
+"""Router that chooses experts for tokens and keeps the experts' loads even."""
 
 import torch
 from torch import nn
@@ -8,11 +8,11 @@ from torch.nn import functional
 class Router(nn.Module):
     """Softmax router that chooses the `top_k` experts with the greatest scores.
 
-    The weights of a token's experts are their scores over the sum of the chosen scores.
+    The weights of a token's experts are their scores, divided by the sum of the chosen scores.
 
     Attributes:
         weight: (experts, features).
-        bias: (experts,) added to scores for the choice only; changed by `update_bias`.
+        bias: (experts,) added to scores for the choice only; `update_bias` changes it.
     """
 
     bias: torch.Tensor
@@ -34,10 +34,10 @@ class Router(nn.Module):
         return scores, chosen, weights / weights.sum(-1, keepdim=True)
 
     def update_bias(self, loads: torch.Tensor, rate: float = 1e-3) -> None:
-        """Lowers the bias of experts above the mean load by `rate`, raises that of others.
+        """Lowers the bias of experts above the mean load by `rate`, and raises that of all others.
 
         Args:
-            loads: (experts,) tokens that each expert got on all ranks.
+            loads: (experts,) number of tokens that each expert received on all ranks.
         """
         wide = loads.to(self.bias.dtype)
         self.bias += rate * (wide.mean() - wide).sign()

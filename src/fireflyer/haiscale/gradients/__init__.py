@@ -1,1 +1,1 @@
-"""Averages of gradients: buckets, their reductions, and what waits for them."""
+"""Averages of gradients: buckets, their reductions, and the parameters that wait for them."""

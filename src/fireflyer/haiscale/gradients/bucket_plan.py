@@ -1,11 +1,12 @@
-"""Cuts of a model's parameters into buckets. Pure: the planner of training runs cuts as ranks do."""
+"""Division of a model's parameters into buckets. Pure: ranks and the planner compute equal
+buckets."""
 
 from collections.abc import Sequence
 
 DEFAULT_BUCKET_BYTES = 2 << 20
 """Default size at which a bucket is closed."""
 PIECE_BYTES = 8 << 20
-"""Size of a piece in bytes: larger buckets, due to large parameters, are reduced in pieces."""
+"""Size of a piece in bytes. A large parameter can make a bucket larger; it is reduced in pieces."""
 
 
 def plan(

@@ -1,4 +1,4 @@
-"""Buckets: parameters that are reduced together, and the memory for that."""
+"""Buckets: parameters that are reduced together, and the memory of their gradients."""
 
 from collections.abc import Sequence
 
@@ -11,18 +11,18 @@ from fireflyer.haiscale.gradients.shared_memory import uses
 
 
 class Bucket:
-    """One flat tensor, zero-copy on CPU, that holds the gradients of its parameters side by side.
+    """Flat tensor, zero-copy on CPU, that holds the gradients of its parameters side by side.
 
     Attributes:
         number: place in the order in which reductions start; the same on all ranks.
         indexes: indexes of its parameters in the model.
-        views: views of the gradients, each shaped like its parameter. `grad` is never one of them,
-            because the script may give the tensor `grad` other memory (`p.grad.data = ...`).
+        views: views of the gradients, each shaped like its parameter. `grad` is never one of these
+            views, because the script may give the tensor `grad` other memory (`p.grad.data = ...`).
         missing: number of gradients that this backward has not produced yet.
         pieces: parts of `flat`, reduced one after the other. `flat` is cut only if a large
-            parameter makes it far larger than a bucket should be. A running reduction cannot be
-            interrupted, so more urgent gradients could not overtake it.
-        works: reductions of the pieces, from their start until they were waited for.
+            parameter makes it far larger than a normal bucket. Otherwise more urgent gradients
+            could not overtake it, because a running reduction cannot be interrupted.
+        works: reductions of the pieces, from their start until the wait for them has ended.
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class Bucket:
             self._allocate()
 
     def fill(self, position: int) -> bool:
-        """Copies the parameter's gradient, or zero, into the bucket; True for a gradient."""
+        """Copies the parameter's gradient, or zero, into the bucket; returns True for a
+        gradient."""
         grad, view = self.parameters[position].grad, self.views[position]
         if grad is None:
             view.zero_()

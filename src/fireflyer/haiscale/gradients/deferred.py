@@ -1,10 +1,10 @@
 """Parameters that wait for their gradients only when they are first used.
 
-While a parameter's bucket is in flight, the parameter's class is `DeferredParameter`. Any torch function that
-receives it, in the next forward or in the script, first waits for the bucket. So no code reads a
-value that an update is still to change, and the bucket needed last is waited for last.
-(ByteScheduler, SOSP 2019, crosses the barrier between steps with hooks on modules; those miss a
-weight that is used outside its module's forward.)
+While a parameter's bucket is in flight, the parameter's class is `DeferredParameter`. Any torch
+function that receives the parameter, in the next forward or in the script, first waits for the
+bucket. So no code reads a value that an update is still to change, and the bucket needed last is
+waited for last. (ByteScheduler, SOSP 2019, crosses the barrier between steps with hooks on modules.
+Such hooks miss a weight that is used outside its module's forward.)
 """
 
 import copy
@@ -23,14 +23,14 @@ class GradientOwner(Protocol):
     """Object that can wait for a parameter's gradient."""
 
     stepping: bool
-    """True if the script has called `optimizer.step()` already: gradients count as consumed."""
+    """True if the script has already called `optimizer.step()`: gradients count as consumed."""
 
     def arrive(self) -> None:
-        """Waits, and calls `restore` for its parameters."""
+        """Waits for the gradients, and calls `restore` for the owner's parameters."""
 
 
 _owners: dict[int, GradientOwner] = {}
-"""Owners by the id of each pending parameter, which the owner keeps alive."""
+"""Owners by the id of each pending parameter; the owner keeps the parameter alive."""
 
 
 def _getters(*names: str) -> Iterator[Any]:
@@ -50,7 +50,7 @@ _SAFE = {
 }
 """Functions that read neither value nor gradient."""
 _CALLER = 2
-"""Frames from `__torch_function__` to its caller, including one of `torch.compiler.disable`."""
+"""Number of frames from `__torch_function__` to its caller; one is `torch.compiler.disable`'s."""
 
 
 class DeferredMixin:
@@ -104,7 +104,7 @@ def _pending(value: Any) -> Iterator[DeferredMixin]:
 
 
 def _in_place_of(caller: FrameType) -> Callable[..., Any]:
-    """Returns a function that calls as from `caller`.
+    """Returns a function that makes calls as if from `caller`.
 
     A tracer records the call's location and compares it with a trace without pending parameters.
     """
@@ -129,12 +129,12 @@ _unseen = UnseenReads(_arrive)
 
 
 def can_be(parameter: nn.Parameter) -> bool:
-    """Returns whether a parameter can be made pending; a parameter of a custom class cannot."""
+    """Returns True if a parameter can be made pending; a parameter of a custom class cannot."""
     return type(parameter) in CLASSES
 
 
 def defer(parameters: Iterable[nn.Parameter], owner: GradientOwner) -> None:
-    """Makes parameters pending, until `restore`."""
+    """Makes parameters pending until `restore`."""
     for parameter in parameters:
         _owners[id(parameter)] = owner
         parameter.__class__ = CLASSES[type(parameter)]
@@ -143,7 +143,7 @@ def defer(parameters: Iterable[nn.Parameter], owner: GradientOwner) -> None:
 
 
 def restore(parameters: Iterable[nn.Parameter]) -> None:
-    """Makes parameters ordinary again; parameters that are not pending stay unchanged."""
+    """Makes parameters ordinary again; does not change parameters that are not pending."""
     for parameter in parameters:
         if _owners.pop(id(parameter), None) is not None:
             parameter.__class__ = _ordinary(type(parameter))
@@ -156,11 +156,11 @@ def _ordinary(kind: type) -> type:
 
 
 def owner_of(parameter: DeferredMixin) -> GradientOwner:
-    """Returns the owner that a pending parameter waits for."""
+    """Returns the owner for which a pending parameter waits."""
     return _owners[id(parameter)]
 
 
 def reads_behind_python(module: nn.Module) -> bool:
-    """Returns whether a module is compiled or scripted: it reads values without a visible call."""
+    """Returns True for a compiled or scripted module: it reads values without a visible call."""
     compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
     return compiled or isinstance(module, torch.jit.ScriptModule)

@@ -14,7 +14,7 @@ _LOCAL: Any = DTensor.__dict__["_local_tensor"]
 
 
 class DeferredShard(deferred.DeferredMixin, DTensor):
-    """A pending DTensor: torch functions wait in `Waits`, its own methods in `_local_tensor`."""
+    """Pending DTensor: torch functions wait in `Waits`, its own methods in `_local_tensor`."""
 
     __slots__ = ()
 

@@ -6,9 +6,10 @@ States of a bucket in a step with a synchronised backward:
     reducing --(synchronous: at the end of backward; deferred: at first use)--> arrived
     arrived --(deferred, and the script has called optimizer.step())--> stepped
 
-Invariant: on every rank, reductions start in the order of the buckets' numbers. A reduction of the
-mask follows, which says which parameters any rank's backward reached. The reducer reduces nothing
-else. Single-threaded: autograd of CPU modules runs hooks in the thread that called backward.
+Invariant: on every rank, reductions start in the order of the buckets' numbers. Then follows a
+    reduction of the mask, which marks the parameters that any rank's backward reached. The reducer
+    makes no other reduction. Single-threaded: autograd of CPU modules runs hooks in the thread that
+    called backward.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +36,7 @@ from fireflyer.log import get_logger
 
 _log = get_logger("haiscale")
 FIRST = 2**30
-"""Priority of operations that all buckets wait for."""
+"""Priority of operations for which all buckets wait."""
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Options:
 
 
 class BucketReduction:
-    """A bucket in flight: the owner of its pending parameters."""
+    """Bucket in flight; the owner of its pending parameters."""
 
     def __init__(self, reducer: "Reducer", bucket: Bucket) -> None:
         self._reducer, self._bucket = reducer, bucket
@@ -94,9 +95,9 @@ class Reducer:
 
     Args:
         named: the parameters that require gradients, by name, in the model's order.
-        times: the reducer adds to these times.
-        leaving: agreement on leaving; its byte is part of the mask. The reducer calls `learn` when
-            all ranks have read the same masks.
+        times: times to which the reducer adds.
+        leaving: agreement on leaving; one byte of the mask is for it. The reducer calls `learn`
+            when all ranks have read the same masks.
         weighing: weights of ranks with unequal parts of a batch; also part of the mask.
 
     Attributes:
@@ -119,13 +120,13 @@ class Reducer:
         self.times = times
         self.synchronise, self.replaced = True, False
         self.in_backward = False
-        self._observed: list[int] | None = []  # None once the buckets are laid out anew
+        self._observed: list[int] | None = []  # None after the buckets are laid out anew
         self._used = bytearray(len(named))  # parameters that this backward reached here
         self._leaving, self._weighing = leaving, weighing
         self._tail = MaskTail(leaving, weighing)
         self._mask = hfreduce.empty(len(named) + self._tail.size, dtype=torch.uint8)
         self._mask_work: dist.Work | None = None
-        self._reached: list[int] = []  # parameters that it reached on any rank
+        self._reached: list[int] = []  # parameters that this backward reached on any rank
         self._static: bytes | None = None  # parameters that every backward reaches here
         self._flights: dict[int, BucketReduction] = {}
         self._split: SplitOptimizer | None = None
@@ -141,13 +142,14 @@ class Reducer:
     def cross(
         self, split: Callable[[Callable[[], None], Callable[[], None]], SplitOptimizer]
     ) -> None:
-        """Switches to deferred mode: first uses wait for buckets and step the optimizer's."""
+        """Switches to deferred mode: a first use waits for a bucket and steps the optimizer's
+        bucket."""
         self._split = split(self._close_step, self.settle)
         if not self._split.held().issuperset(map(id, self.parameters)):
             self._lay_out(list(reversed(range(len(self.parameters)))))
 
     def _lay_out(self, order: Sequence[int]) -> None:
-        """Makes buckets; a bucket holds only parameters of the optimizer, or none of them."""
+        """Makes buckets; all parameters of a bucket belong to the optimizer, or none does."""
         held = self._split.held() if self._split is not None else ()
         kinds = [(p.dtype, p.device, id(p) in held) for p in self.parameters]
         sizes = [p.nbytes for p in self.parameters]
@@ -164,7 +166,7 @@ class Reducer:
         }
 
     def before_forward(self) -> None:
-        """Once after the first backward, orders buckets as rank 0 saw gradients become ready."""
+        """After the first backward, orders buckets once as rank 0 saw gradients become ready."""
         if self.replaced:
             raise ConfigError("the module was wrapped again: use the newer wrapper")
         if self.in_backward:
@@ -183,7 +185,7 @@ class Reducer:
     # Backward
 
     def ready(self, index: int) -> None:
-        """Called when a gradient has been accumulated."""
+        """Records that a gradient has been accumulated."""
         if self._flights:
             self._join(index)
         if self.synchronise:
@@ -192,8 +194,8 @@ class Reducer:
     def _join(self, index: int) -> None:
         """Adds a gradient to that of the last backward, which is still in flight.
 
-        No code has used the parameter since, not even a forward. autograd has put the new gradient
-        where the earlier one will arrive.
+        No code has used the parameter since then, not even a forward. autograd has put the new
+        gradient in the place where the earlier one will arrive.
         """
         bucket, _ = self._place[index]
         if bucket.number not in self._flights:
@@ -351,12 +353,14 @@ class Reducer:
                 self._step(bucket.parameters)
 
     def _release(self, bucket: Bucket) -> BucketReduction | None:
-        """Makes the parameters of a bucket ordinary again, and returns its flight."""
+        """Makes the parameters of a bucket ordinary again; returns the bucket's reduction in
+        flight."""
         deferred.restore(bucket.parameters)
         return self._flights.pop(bucket.number, None)
 
     def _await(self, bucket: Bucket) -> None:
-        """Waits for a bucket and changes nothing else: after an interrupt it is waited for again."""
+        """Waits for a bucket and changes nothing else, so that the wait can be repeated after an
+        interrupt."""
         begun = self.times.clock()
         if bucket.works and self._mask_work is not None:
             self._mask_work.wait()
@@ -366,7 +370,7 @@ class Reducer:
         self.times.exposed_s += self.times.clock() - begun
 
     def _land(self, bucket: Bucket) -> None:
-        """Hands out the gradients of a bucket that has arrived."""
+        """Hands out the gradients of a bucket after their arrival."""
         if self._mask_work is not None:
             self._mask_work = None
             told = self._mask.numpy().tobytes()
@@ -412,12 +416,13 @@ class Reducer:
         self.times.optimizer_s += self.times.clock() - begun
 
     def stop(self) -> None:
-        """Settles, and releases the parameters and the optimizer."""
+        """Settles, then releases the parameters and the optimizer."""
         self.settle()
         self.abandon()
 
     def abandon(self) -> None:
-        """Releases them without waiting; drops operations in flight: the group may have failed."""
+        """Releases both without waiting; drops operations in flight, because the group may have
+        failed."""
         for bucket in self.buckets:
             bucket.works = []
             deferred.restore(bucket.parameters)

@@ -1,13 +1,13 @@
 """Sample weights for ranks with unequal parts of a global batch, and a flag for newcomers.
 
-The reduction that ends each backward carries both in its *tail* (`suspend_vote.MaskTail`), reduced with MAX.
-Byte 0 says that newcomers wait at the member. Then each rank has 8 bytes for its weight; the other
-ranks leave them zero.
+The reduction that ends each backward carries both in its *tail* (`suspend_vote.MaskTail`), which is
+reduced with MAX. Byte 0 tells that newcomers wait at the member. After that, each rank has 8 bytes
+for its weight; the other ranks leave these bytes zero.
 
 The gradient becomes the mean over all samples. Let w be this rank's weight and v the ranks' mean
 weight. A gradient is multiplied by w/v before the average over the ranks, so the average is sum(w
 g) / sum(w). v is known only when all tails have arrived. Until then the mean of the previous
-backward is used, and the error is corrected on arrival. So equal weights cost nothing, and the
+backward is used, and the gradients are corrected on arrival. So equal weights cost nothing, and the
 values sent have the magnitude of gradients (an fp16 wire does not overflow).
 """
 
@@ -25,12 +25,12 @@ class SampleWeights:
     """Scales a wrapper's gradients before and after it averages them over `group`.
 
     Order for each synchronised backward: `open` on all ranks; `scale` for every flat gradient, then
-    its reduction with AVG; the reduction of a tail, `write` before and `read` after it; `correct`
-    for every gradient that has arrived.
+    the gradient's reduction with AVG; the reduction of a tail, with `write` before it and `read`
+    after it; `correct` for every gradient that has arrived.
 
     Attributes:
         weight: number of samples of this rank in the step; may be set until the backward begins.
-        newcomers: True if byte 0 of the last tail was set by some rank.
+        newcomers: True if some rank set byte 0 of the last tail.
     """
 
     def __init__(self, group: hfreduce.ProcessGroupHFReduce) -> None:
@@ -41,13 +41,13 @@ class SampleWeights:
         """Starts over with changed members, whose weights are unknown.
 
         Args:
-            newcomers_wait: returns whether newcomers wait at this member.
+            newcomers_wait: returns True if newcomers wait at this member.
         """
         self.weight = 1
         self.newcomers = False
         self._newcomers_wait = newcomers_wait
         self._rank, self._world = self._group.rank(), self._group.size()
-        self._reference = 0  # the assumed sum of weights; 0: none yet
+        self._reference = 0  # the assumed sum of weights; 0: not yet known
         self._own = 1  # this rank's weight in this backward
         self._correction = 1.0
 
@@ -83,7 +83,7 @@ class SampleWeights:
         return bytes([self._newcomers_wait()]) + words
 
     def read(self, tail: bytes) -> None:
-        """Takes the reduced tail of all ranks."""
+        """Reads the reduced tail of all ranks."""
         self.newcomers = bool(tail[0])
         total = sum(memoryview(tail[1:]).cast("Q"))
         self._correction = self._reference / total if total else 0.0

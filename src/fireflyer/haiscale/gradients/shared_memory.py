@@ -1,7 +1,8 @@
 """Detection of tensors, arrays and processes that share a parameter's memory.
 
-Code that holds such an alias reads the parameter without a torch function, so a pending update
-would stay unseen: a state dict or a view that was made before the loop, `p.numpy()`, shared memory.
+Code that holds such an alias reads the parameter without a torch function, so it would not see a
+pending update. Examples are a state dict or a view that was made before the loop, `p.numpy()`, and
+shared memory.
 """
 
 from typing import Any
@@ -27,11 +28,11 @@ def uses(tensor: torch.Tensor) -> int:
 
 
 ALONE = uses(torch.empty(1))
-"""References to the memory of a tensor that shares it with no other."""
+"""Number of references to the memory of a tensor that shares it with no other tensor."""
 
 
 def is_shared(tensor: torch.Tensor, alone: int = ALONE) -> bool:
-    """Returns whether other tensors, arrays or processes use the memory of `tensor`.
+    """Returns True if other tensors, arrays or processes use the memory of `tensor`.
 
     Args:
         alone: number of references that are known to be harmless.

@@ -1,9 +1,10 @@
 """Splits an optimizer's step into one step per bucket.
 
-Only a *separable* optimizer is split: each parameter's update depends on its own gradient and state
-and on its group's settings, and writes nothing else. All of `torch.optim` except LBFGS is separable.
-An optimizer of another origin may combine gradients or count steps in ways that no test of its steps
-shows in time. It is split only if it says that it is separable, and steps whole otherwise.
+Only a *separable* optimizer is split: each parameter's update depends only on its own gradient and
+state and its group's settings, and writes nothing else. All of `torch.optim` except LBFGS is
+separable. Any other optimizer may combine gradients or count steps in ways that no test reveals in
+time. Such an optimizer is split only if its attribute says that it is separable; otherwise it steps
+all parameters at once.
 """
 
 import functools
@@ -24,13 +25,13 @@ from fireflyer.haiscale.gradients import shared_memory, watched_state
 from fireflyer.log import get_logger
 
 Settings = list[dict[str, Any]]
-"""Groups of the optimizer (learning rates, others, a list of parameters) at the time of `step()`."""
+"""Groups of the optimizer (learning rates, other settings, a list of parameters) at `step()`."""
 _log = get_logger("haiscale")
 _cut: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 class PendingReduction(Protocol):
-    """A reduction in flight that pending parameters wait for."""
+    """Reduction in flight for which pending parameters wait."""
 
     @property
     def parameters(self) -> Collection[nn.Parameter]: ...
@@ -42,7 +43,7 @@ AnyAway = TypeVar("AnyAway", bound=PendingReduction)
 
 
 def check_holds(optimizer: Optimizer, module: nn.Module) -> None:
-    """Raises ConfigError for an optimizer of another model's parameters."""
+    """Raises ConfigError if the optimizer holds none of the model's parameters."""
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     named = list(module.named_parameters())
     if not any(id(p) in held for _, p in named):
@@ -57,12 +58,12 @@ class SplitOptimizer:
     """Replacement for `optimizer.step`.
 
     Args:
-        optimizer: its `step` is replaced until `release`.
+        optimizer: optimizer whose `step` is replaced until `release`.
         close: called once per step, by the script's `optimizer.step()`.
         settle: called before the optimizer's state is read or loaded.
 
     Raises:
-        ConfigError: the step cannot be split, or is split already for another model.
+        ConfigError: the step cannot be split, or is already split for another model.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class SplitOptimizer:
 
         @functools.wraps(getattr(former, "__func__", former))
         def step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            if self._released:  # called all the same if a scheduler has wrapped it
+            if self._released:  # a scheduler that wrapped this function may still call it
                 return self._apply(optimizer, closure)
             loss = None
             if closure is not None:
@@ -119,9 +120,9 @@ class SplitOptimizer:
             watched_state.watch(optimizer, lambda: None if self._applies else settle())
 
     def settings(self) -> Settings:
-        """Returns copies, also of tensors, because a scheduler overwrites those in place.
+        """Returns copies of the settings, including tensors, which a scheduler overwrites in place.
 
-        The lists of parameters are copied, too, because the script may change them after `step()`.
+        The lists of parameters are also copied, because the script may change them after `step()`.
         """
         return [
             {
@@ -134,11 +135,11 @@ class SplitOptimizer:
     def apply(self, parameters: Iterable[nn.Parameter], settings: Settings) -> None:
         """Steps only these parameters, from their gradients, with the given settings.
 
-        Steps all parameters, with the present settings, if `later` has found that the step is not
+        Steps all parameters, with the present settings, if `later` found that the step is not
         split.
 
         Raises:
-            ConfigError: an optimizer that says that it is separable has changed a setting.
+            ConfigError: an optimizer with `separable = True` has changed a setting.
         """
         self._applies = True
         try:
@@ -191,11 +192,12 @@ class SplitOptimizer:
         return {id(p) for p in self._parameters()}
 
     def later(self, away: Iterable[AnyAway]) -> list[AnyAway]:
-        """Returns reductions to step on arrival: the optimizer holds all their parameters.
+        """Returns the reductions to step on arrival: the optimizer holds all their parameters.
 
-        It waits here for a reduction of which the optimizer holds only some parameters, or of which
-        code can read a parameter's memory by another name. It ignores a reduction of which the
-        optimizer holds none. It waits for all if the step is not split.
+        Some reductions are waited for at once: those of which the optimizer holds only some
+        parameters, and those with a parameter whose memory code can read by another name. If the
+        step is not split, all are waited for. Reductions of which the optimizer holds no parameter
+        are ignored.
         """
         if not self._splits:
             for one in away:
@@ -238,9 +240,9 @@ class SplitOptimizer:
 
 
 def is_separable(optimizer: Optimizer) -> bool:
-    """Returns whether steps of single parameters, in any order, equal one step of all.
+    """Returns True if steps of single parameters, in any order, equal one step of all parameters.
 
-    True for the classes of `torch.optim`, for subclasses of them that add no method besides a
+    This holds for the classes of `torch.optim`, for their subclasses that add no method besides a
     constructor, and for optimizers whose attribute `separable` is True.
     """
     kinds = type(optimizer).__mro__
@@ -257,7 +259,7 @@ def _is_torchs(code: Any) -> bool:
 
 
 def _is_code(value: Any) -> bool:
-    """Returns whether a class attribute is code of the class; torch puts its own `step` there."""
+    """Returns True if a class attribute is code of the class; torch puts its own `step` there."""
     if callable(value):
         return not _is_torchs(inspect.unwrap(value))
     return hasattr(value, "__get__")

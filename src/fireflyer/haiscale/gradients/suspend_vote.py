@@ -1,7 +1,7 @@
 """Agreement of the ranks on leaving, carried by the reduction that ends each backward.
 
-The mask of a backward carries a *tail* after its own bytes, reduced with MAX as well: one byte of
-`SuspendVote`, then the bytes of `sample_weights.SampleWeights`.
+The mask of a backward carries a *tail* after its own bytes, which is also reduced with MAX: one
+byte of `SuspendVote`, then the bytes of `sample_weights.SampleWeights`.
 """
 
 from collections.abc import Callable
@@ -16,20 +16,20 @@ _log = get_logger("haiscale")
 
 
 class TailPart(Protocol):
-    """A part of a tail."""
+    """Part of a tail."""
 
     @property
     def tail_bytes(self) -> int: ...
 
     def write(self) -> bytes:
-        """Returns this rank's bytes; all ranks call it in the same order of backwards."""
+        """Returns this rank's bytes; all ranks call this method in the same order of backwards."""
 
     def read(self, tail: bytes) -> None:
-        """Takes the reduced bytes of all ranks."""
+        """Reads the reduced bytes of all ranks."""
 
 
 class MaskTail:
-    """The tail of a mask: its parts, one after the other."""
+    """Tail of a mask: its parts, one after the other."""
 
     def __init__(self, *parts: TailPart | None) -> None:
         self._parts = [part for part in parts if part is not None]
@@ -52,15 +52,15 @@ class MaskTail:
 class SuspendVote:
     """Polls this rank with each synchronised backward, until a rank's answer is yes.
 
-    A wait for gradients reads a tail, which may be sooner on one rank than on another. So answers
-    count only from `learn` on, at places where all ranks have read the same tails.
+    A wait for gradients reads a tail, possibly sooner on one rank than on another. So answers count
+    only from the next `learn` on, at points where all ranks have read the same tails.
 
     Args:
-        should_suspend: returns whether this rank was asked to leave; None: no rank is polled and
+        should_suspend: returns True if this rank was asked to leave; None: no rank is polled and
             nothing is sent.
 
     Attributes:
-        suspending: True if a rank was asked to leave; the same on all ranks.
+        suspending: True if a rank was asked to leave; equal on all ranks.
 
     Raises:
         ConfigError: `should_suspend` is neither a function nor None.
@@ -101,8 +101,8 @@ class SuspendVote:
     def learn(self) -> None:
         """Makes the answers count.
 
-        Requires that this rank has read all tails that it wrote, and that the other ranks have read
-        those of the same backwards when they call this.
+        When a rank calls this method, it must have read all tails that it wrote, and the other
+        ranks must have read those of the same backwards when they call it.
 
         Raises:
             CollectiveError: another rank's `should_suspend` failed; that rank gets its own error.

@@ -1,8 +1,9 @@
-"""Functions by which torch reads a tensor without calling its `__torch_function__`.
+"""Waits in functions by which torch reads a tensor without calling its `__torch_function__`.
 
-While parameters are pending, these functions are replaced: each first makes the pending parameters
-among its arguments arrive. Scripted code may hold any parameter, so all parameters arrive. Modules
-that hold such a function by a name of their own (`from torch import tensor`) get the replacement, too.
+While parameters are pending, these functions are replaced. A replacement first makes the pending
+parameters among its arguments arrive. Scripted code may hold any parameter, so it makes all
+parameters arrive. Modules that hold such a function under their own name (`from torch import
+tensor`) get the replacement, too.
 """
 
 import functools
@@ -20,7 +21,7 @@ from torch.utils import dlpack
 
 Call = Callable[..., Any]
 Arrive = Callable[[Any], None]
-"""Makes the pending parameters among these arguments arrive; None: all pending parameters."""
+"""Function that makes the pending parameters among its arguments arrive; None: all of them."""
 
 Place = tuple[Any, str, Any, Any]
 """Owner of a function, its name, the owner's attribute (None: inherited), and the replacement."""
@@ -71,21 +72,21 @@ class UnseenReads:
                 yield owner, name, former, mine
 
     def _find_imported(self, modules: Iterable[str]) -> Iterator[Place]:
-        """Finds the functions under names of other modules."""
+        """Finds the functions under their names in other modules."""
         known = {
             id(former): mine
             for owner, _, former, mine in self._places
             if isinstance(owner, ModuleType)
         }
         for module in map(sys.modules.get, modules):
-            if type(module) is not ModuleType:  # attributes of others may be computed
+            if type(module) is not ModuleType:  # other kinds of modules may compute attributes
                 continue
             for name, value in list(vars(module).items()):
                 if id(value) in known and (module, name) not in _READERS:
                     yield module, name, value, known[id(value)]
 
     def _look(self) -> None:
-        """Finds the functions, and those of modules that were imported since."""
+        """Finds the functions, including those in modules imported since the last search."""
         self._places = self._places or list(self._find())
         fresh = sys.modules.keys() - self._modules
         self._modules |= fresh
@@ -110,7 +111,7 @@ class UnseenReads:
                 setattr(owner, name, mine)
 
     def end(self) -> None:
-        """Restores the functions, except those that other code has replaced since."""
+        """Restores the functions, except those that other code has since replaced."""
         if self._watched:
             self._watched = False
             for owner, name, original, mine in self._places:

@@ -1,7 +1,7 @@
 """Waits for pending steps before code reads or replaces `optimizer.state`.
 
-`state` is a plain attribute, so the optimizer's class is replaced by a subclass with a property,
-as long as its steps can be pending.
+`state` is a plain attribute. Therefore the optimizer's class is replaced by a subclass with a
+property as long as the optimizer's steps can be pending.
 """
 
 import copyreg
@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 
 _RECONSTRUCTOR: Any = copyreg._reconstructor  # type: ignore[attr-defined]
 _SETTLE = "_fireflyer_settle"
-"""Attribute of a watched optimizer: the function that waits for pending steps. It ends with the optimizer."""
+"""Name of the attribute with the function that waits for pending steps; it ends with the
+optimizer."""
 
 
 def watch(optimizer: Optimizer, settle: Callable[[], None]) -> None:

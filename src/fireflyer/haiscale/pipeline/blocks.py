@@ -1,9 +1,10 @@
-"""Division of a module that calls a list of blocks, without changes of its code.
+"""Division of a module that calls a list of blocks, without changes to its code.
 
-Every stage runs the module's own forward. Modules of other stages are replaced: a block before the
-stage's own returns the hidden states that the previous stage sent, the first block behind ends the
-forward, and modules that the model calls before its blocks return a tensor with the shape of the
-hidden states. So masks and rotary embeddings are computed on each stage from the model's inputs.
+Every stage runs the module's own forward. Modules of other stages are replaced. A block before the
+stage's own blocks returns the hidden states that the previous stage sent. The first block after
+them ends the forward. A module that the model calls before its blocks returns a tensor with the
+shape of the hidden states. So each stage computes masks and rotary embeddings from the model's
+inputs.
 """
 
 import time
@@ -23,10 +24,11 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 class BlockStage(nn.Module):
-    """A stage's part of a module; it also has the module's own class.
+    """A stage's part of a module; it is also an instance of the module's own class.
 
-    Takes the module's inputs on the first stage, else (hidden states, *inputs). Returns the same
-    for the next stage; the last stage returns the tensors of the module's output.
+    The first stage takes the module's inputs, the other stages take (hidden states, *inputs). A
+    stage returns the input of the next stage; the last stage returns the tensors of the module's
+    output.
 
     Attributes:
         index: number of this stage.
@@ -59,19 +61,19 @@ class BlockStage(nn.Module):
 
 @dataclass
 class _Passing:
-    """Hidden states that a stage has received, while it runs."""
+    """Hidden states that a stage received, kept while the stage runs."""
 
     hidden: torch.Tensor | None = None
 
 
-class _Cut(Exception):  # no error: ends the forward behind a stage's last block
+class _Cut(Exception):  # not an error: ends the forward after a stage's last block
     def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()
         self.hidden = hidden
 
 
 class _OtherBlock(nn.Module):
-    """Takes the place of a block of another stage, and keeps its plain attributes."""
+    """Replacement for a block of another stage; keeps the block's plain attributes."""
 
     def __init__(self, block: nn.Module, shape: "_Shape", passing: _Passing, behind: bool) -> None:
         super().__init__()
@@ -89,7 +91,7 @@ class _OtherBlock(nn.Module):
 
 
 class _OtherModule(nn.Module):
-    """Takes the place of a module that other stages call before their blocks."""
+    """Replacement for a module that other stages call before their blocks."""
 
     def __init__(self, passing: _Passing) -> None:
         super().__init__()
@@ -106,8 +108,8 @@ class _Shape:
 
     Attributes:
         at: position or name of the hidden states among a block's arguments.
-        width: length of the tuple that a block returns, the hidden states first; 0 if it returns
-            them alone.
+        width: length of the tuple that a block returns, with the hidden states first; 0 if a block
+            returns only the hidden states.
     """
 
     at: int | str = 0
@@ -116,13 +118,13 @@ class _Shape:
 
 @dataclass
 class Outline:
-    """Findings of one forward of a sample through a module.
+    """Results of one forward of a sample through a module.
 
     Attributes:
         names: names of the module's inputs.
         blocks: the blocks, in order.
         homes: FIRST, LAST, or both, by name of each module outside the blocks with parameters.
-        seconds: time before the blocks, of each block, and behind them.
+        seconds: time before the blocks, of each block, and after the blocks.
         output: tensors that the module returned.
     """
 
@@ -140,7 +142,8 @@ class Outline:
         return tuple(self.inputs)
 
     def parameters(self) -> list[float]:
-        """Returns the number of parameters of each block; the ends carry what lies outside."""
+        """Returns the number of parameters of each block; parameters outside count for the end
+        blocks."""
         found = [float(sum(p.numel() for p in block.parameters())) for block in self.blocks]
         for name, homes in self.homes.items():
             count = sum(p.numel() for p in self.module.get_submodule(name).parameters())
@@ -149,7 +152,7 @@ class Outline:
         return found
 
     def times(self) -> list[float]:
-        """Returns the seconds of each block; the ends carry what lies outside."""
+        """Returns the seconds of each block; time outside the blocks counts for the end blocks."""
         before, *each, behind = self.seconds
         each[0] += before
         each[-1] += behind
@@ -159,7 +162,7 @@ class Outline:
         """Returns all stages.
 
         Raises:
-            ConfigError: together they do not compute what the module does.
+            ConfigError: the stages together do not compute the same as the module.
         """
         found = [self._stage(index, sizes) for index in range(len(sizes))]
         with _evaluating(self.module):

@@ -35,22 +35,21 @@ class Pipeline(Uncopied):
 
     Args:
         module: this rank's stage from `partition`, alone or in a DistributedDataParallel without
-            `optimizer=`; a list of them for Interleaved1F1B.
-        chunks: number of micro-batches of a step.
+            `optimizer=`; for Interleaved1F1B a list of stages.
+        chunks: number of micro-batches per step.
         process_group: ranks of the pipeline, in the order of the stages; backend "hfreduce". None
             means the default group.
-        checkpoint: "always" keeps only the inputs of stages and computes forwards again in
-            backward; "except_last" does so for all micro-batches but the last; "never" keeps
-            everything.
+        checkpoint: "always" keeps only the inputs of stages and repeats forwards in backward;
+            "except_last" does so for all micro-batches except the last; "never" keeps everything.
         loss_reduction: "mean" averages the losses and gradients of micro-batches; "sum" adds them,
-            for criterions that divide by `chunks` themselves.
+            for criterions that themselves divide by `chunks`.
         autocast: dtype of `torch.autocast` in forwards, or None.
-        outputs: ranks that get the outputs of the last stage: "all", "last" (those of the last
-            stage; the others get None), or "none". "all" sends them to every rank after the step.
+        outputs: ranks that receive the outputs of the last stage. "all": every rank, after the
+            step; "last": only the last stage's rank, while the others get None; "none": no rank.
 
     Attributes:
-        watch: called after each computation of a step with its action, and its begin and end by
-            `time.monotonic()`; None: no call.
+        watch: function called after each computation of a step, with its action, and its start and
+            end by `time.monotonic()`; None: no call.
 
     Raises:
         ConfigError: an argument is invalid on some rank, or the ranks disagree; raised on every
@@ -152,7 +151,7 @@ class Pipeline(Uncopied):
             The check's (name, value) pairs of all ranks; None is a value that a rank does not know.
 
         Raises:
-            ConfigError: the check failed on some rank, or the ranks got different results.
+            ConfigError: the check failed on some rank, or the ranks' results differ.
         """
         mine: list[Any] = ["", []]
         try:
@@ -191,17 +190,17 @@ class Pipeline(Uncopied):
 
         Args:
             x: input, or tuple of inputs, of the first stage, cut along dimension 0; other stages
-                ignore it. A dict of inputs by name if `partition` had `blocks=`.
-            criterion: function of the last stage's output and the labels; it returns a scalar.
-            labels: tensor, or tuple of tensors, cut like `x`; stages but the last ignore them.
+                ignore it. If `partition` had `blocks=`, a dict of inputs by name.
+            criterion: function from the last stage's output and the labels to a scalar.
+            labels: tensor, or tuple of tensors, cut like `x`; only the last stage uses them.
 
         Returns:
-            (loss, outputs): the loss, and the outputs of the last stage for the whole batch, both
-            on every rank; see `outputs=` of the class.
+            (loss, outputs): the loss on every rank, and the outputs of the last stage for the whole
+            batch on the ranks that `outputs=` of the class selects.
 
         Raises:
-            ConfigError: an argument is invalid; raised on every rank, naming the stage. The group
-                is unusable afterwards if the error arose inside a stage.
+            ConfigError: an argument is invalid; raised on every rank; the error names the stage. If
+                the error arose inside a stage, the group is unusable afterwards.
             RankFailed, CollectiveError: a rank of the pipeline died, or code of its stage raised
                 another error, which the message quotes.
         """
@@ -210,10 +209,10 @@ class Pipeline(Uncopied):
     def evaluate(
         self, x: Any = None, *, criterion: Callable[..., Any] | None = None, labels: Any = ()
     ) -> tuple[torch.Tensor | None, Any]:
-        """Runs forwards alone, without gradients. Collective.
+        """Runs only forwards, without gradients. Collective.
 
         Returns:
-            (loss, outputs) as `forward_backward`; the loss is None without a criterion.
+            (loss, outputs) as for `forward_backward`; the loss is None without a criterion.
         """
         with torch.no_grad():
             return self._step(x, criterion, labels, trains=False)
@@ -222,7 +221,7 @@ class Pipeline(Uncopied):
         batches: list[list[Any]] = []
         known = self._agree(lambda: self._divided(x, criterion, labels, trains, batches))
         rows, targets = known["rows of x"], known.get("rows of labels", 0)
-        if targets % rows:  # else micro-batches would be broadcast against each other
+        if targets % rows:  # otherwise micro-batches would be broadcast against each other
             raise ConfigError(
                 f"invalid labels of stage {self.last}: {targets} rows do not match the {rows} rows "
                 "of x"
@@ -326,11 +325,11 @@ class Pipeline(Uncopied):
         return loss
 
     def _fail(self, error: BaseException) -> None:
-        """Ends the step on all ranks, and gives them this rank's error."""
+        """Ends the step on all ranks, and passes this rank's error to them."""
         group: Any = self._group
         store = dist.distributed_c10d._world.pg_map[group][1]
         told: FireflyerError | None = None
-        lost_store = contextlib.suppress(RuntimeError)  # its process may be the one that died
+        lost_store = contextlib.suppress(RuntimeError)  # the store's process may have died
         if isinstance(error, CollectiveError):
             group.abort()
             with lost_store:
@@ -352,10 +351,10 @@ class Pipeline(Uncopied):
     # State
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scales all gradients of the pipeline as `torch.nn.utils.clip_grad_norm_`. Collective.
+        """Scales all gradients of the pipeline like `torch.nn.utils.clip_grad_norm_`. Collective.
 
         Returns:
-            The norm before, over all stages; a tied parameter counts once.
+            The norm before scaling, over all stages; a tied parameter counts once.
 
         Raises:
             ConfigError: `max_norm` is not a number of at least 0.
@@ -363,7 +362,7 @@ class Pipeline(Uncopied):
         return clip(self.stages, self._group, max_norm)
 
     def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Returns the state of this rank's stages, under the names of the unpartitioned module."""
+        """Returns the state of this rank's stages, with the names of the unpartitioned module."""
         found: dict[str, Any] = {}
         for stage in self.stages.values():
             found.update(stage.state_dict())
@@ -372,7 +371,7 @@ class Pipeline(Uncopied):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> None:
-        """Loads this rank's part of a state of the unpartitioned module."""
+        """Loads this rank's part of the unpartitioned module's state."""
         for stage in self.stages.values():
             own = {name: state_dict[name] for name in stage.state_dict() if name in state_dict}
             stage.load_state_dict(own, strict, assign)
@@ -382,7 +381,7 @@ FORWARDS = (Kind.FORWARD, Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION)
 
 
 class Step:
-    """One step of one rank: what the actions of its schedule do."""
+    """One step of one rank; performs the actions of the rank's schedule."""
 
     def __init__(
         self, pipe: Pipeline, inputs: list[Any], labels: list[Any], criterion: Any, trains: bool
@@ -425,7 +424,7 @@ class Step:
         return stage % self._pipe.size
 
     def _tag(self, kind: Kind, stage: int, batch: int) -> int:
-        """Returns the tag of a message to `stage`; number `chunks` is the layout's."""
+        """Returns the tag of a message to `stage`; batch number `chunks` is for the layout."""
         gradient = kind in (Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT)
         return (stage * (self._pipe.chunks + 1) + batch) * 2 + gradient
 
@@ -533,24 +532,24 @@ def _stage(module: object) -> Stage | BlockStage:
 
 
 class GPipe(Pipeline):
-    """All forwards, then all backwards."""
+    """Pipeline that runs all forwards, then all backwards."""
 
     kind = schedules.GPIPE
 
 
 class PipeDream(Pipeline):
-    """One forward, one backward (1F1B): as many live activations as stages behind."""
+    """One forward, one backward (1F1B): a stage keeps one live activation per stage after it."""
 
     kind = schedules.PIPEDREAM
 
 
 class Interleaved1F1B(Pipeline):
-    """1F1B with several stages a rank: a smaller bubble for more messages."""
+    """1F1B with several stages per rank: a smaller bubble, but more messages."""
 
     kind = schedules.INTERLEAVED
 
 
 class ZeroBubble(Pipeline):
-    """ZB-H1: 1F1B whose weight gradients fill the bubble."""
+    """ZB-H1: 1F1B in which weight gradients fill the bubble."""
 
     kind = schedules.ZERO_BUBBLE

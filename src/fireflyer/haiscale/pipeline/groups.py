@@ -1,4 +1,4 @@
-"""Process groups of a training run with pipelines: which ranks share a network card."""
+"""Process groups of a training run with pipelines, arranged by the sharing of network cards."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,8 @@ def make_subgroups(
         tp_size: number of neighbouring ranks that share each layer.
         ep_size: number of data-parallel ranks that share experts.
         placement: "staggered" puts the same stage of several pipelines on one host, so that their
-            sends can take turns on its card; "compact" puts the stages of one pipeline there.
+            sends can take turns on the host's card; "compact" puts the stages of one pipeline on
+            one host.
 
     Returns:
         (data-parallel group, pipeline group), then the tensor-parallel group if `tp_size` is above

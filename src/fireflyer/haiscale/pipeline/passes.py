@@ -31,11 +31,11 @@ def _shapes(tensors: Sequence[torch.Tensor]) -> str:
 
 
 class Pass:
-    """One micro-batch on one stage, from its forward to the end of its backward.
+    """Processing of one micro-batch on one stage, from its forward to the end of its backward.
 
     Attributes:
-        inputs: tensors that the stage got.
-        outputs: tensors that it made, or its loss on the last stage.
+        inputs: tensors that the stage received.
+        outputs: tensors that the stage produced, or its loss on the last stage.
     """
 
     def __init__(self, stage: int, module: nn.Module, inputs: Sequence[torch.Tensor]) -> None:
@@ -78,7 +78,7 @@ class Pass:
         return loss.detach()
 
     def backward(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Accumulates the gradients of the parameters; returns those of the inputs."""
+        """Accumulates the gradients of the parameters; returns the gradients of the inputs."""
         roots = [out for out in self.outputs if out.requires_grad]
         if roots:
             torch.autograd.backward(roots, list(gradients) or None)
@@ -86,7 +86,8 @@ class Pass:
         return self._input_gradients()
 
     def backward_input(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the gradients of the inputs; `backward_weight` does the rest."""
+        """Returns the gradients of the inputs; `backward_weight` computes those of the
+        parameters."""
         self._gradients = list(gradients)
         if not any(value.requires_grad for value in self.inputs):
             return []
@@ -107,7 +108,7 @@ class Pass:
         self.inputs = []
 
     def divisible(self) -> None:
-        """Makes outputs that `backward_input` can detach: views would refuse."""
+        """Replaces output views by tensors that `backward_input` can detach."""
         self.outputs = [out.clone() if out._is_view() else out for out in self.outputs]
 
     def _input_gradients(self) -> list[torch.Tensor]:

@@ -44,7 +44,7 @@ class Action(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A computation in a timeline; times in the unit of the durations."""
+    """Computation in a timeline; times have the unit of the durations."""
 
     rank: int
     action: Action
@@ -57,7 +57,7 @@ class Schedule:
     """Actions of every rank, in order.
 
     Attributes:
-        chunks: number of stages a rank.
+        chunks: number of stages per rank.
         programs: the actions of each rank.
     """
 
@@ -76,11 +76,11 @@ def schedule(kind: str, ranks: int, microbatches: int, chunks: int = 1) -> Sched
     """Returns the schedule of this kind.
 
     Args:
-        chunks: number of stages a rank; more than one only with "interleaved".
+        chunks: number of stages per rank; more than one only with "interleaved".
 
     Raises:
-        ConfigError: the kind is unknown, a number is below 1, or the published conditions do not
-            hold.
+        ConfigError: the kind is unknown, a number is below 1, or a condition of the schedule's
+            paper does not hold.
     """
     found = outline(kind, ranks, microbatches, chunks)
     programs = (
@@ -91,7 +91,7 @@ def schedule(kind: str, ranks: int, microbatches: int, chunks: int = 1) -> Sched
 
 
 def outline(kind: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """Returns the schedule without programs, for the published formulas.
+    """Returns the schedule without its programs, for the published formulas.
 
     Raises:
         ConfigError: as for `schedule`.
@@ -104,7 +104,7 @@ def outline(kind: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedu
     if kind == INTERLEAVED:
         if chunks < 2:
             raise ConfigError(
-                "invalid num_model_chunks 1: Interleaved1F1B needs at least 2 stages a rank; "
+                "invalid num_model_chunks 1: Interleaved1F1B needs at least 2 stages per rank; "
                 "use PipeDream"
             )
         if microbatches % ranks:
@@ -112,7 +112,7 @@ def outline(kind: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedu
                 f"invalid chunks {microbatches}: Interleaved1F1B needs a multiple of its {ranks} ranks"
             )
     elif chunks > 1:
-        raise ConfigError(f"invalid num_model_chunks {chunks}: {kind} has one stage a rank")
+        raise ConfigError(f"invalid num_model_chunks {chunks}: {kind} has one stage per rank")
     if kind in (PIPEDREAM, ZERO_BUBBLE) and microbatches < ranks:
         raise ConfigError(
             f"invalid chunks {microbatches}: {kind} needs at least as many micro-batches as its "
@@ -162,7 +162,7 @@ def _one_forward_one_backward(
 
 
 def _zero_bubble(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Yields 1F1B whose weight gradients on rank r come r micro-batches later."""
+    """Yields 1F1B, except that weight gradients on rank r come r micro-batches later."""
     weights = 0
     for action in _computations(PIPEDREAM, rank, ranks, microbatches, 1):
         if action.kind is Kind.FORWARD:
@@ -177,7 +177,7 @@ def _zero_bubble(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
 
 
 def _with_messages(actions: Iterator[Action], ranks: int, chunks: int) -> Iterator[Action]:
-    """Adds the receive before a computation that needs one, and the send after it."""
+    """Adds a receive before each computation that needs a message, and a send after it."""
     last = ranks * chunks - 1
     for action in actions:
         kind, stage, batch = action
@@ -201,21 +201,21 @@ Duration = Callable[[Action], float]
 
 
 def timeline(plan: Schedule, duration: Duration, latency: Duration = lambda _: 0.0) -> list[Span]:
-    """Returns when each computation runs if nothing but its messages delays it.
+    """Returns the time at which each computation runs if only its messages delay it.
 
-    Sends do not block, so which action waits for which does not depend on durations: if one
-    execution ends, every execution ends. The messages of a rank go one after another.
+    Sends do not block, so durations do not change which actions wait for which. Therefore, if one
+    execution ends, every execution ends. The messages of a rank are sent one after another.
 
     Args:
         duration: time of a computation.
-        latency: time of a message on its sender's card, by its send.
+        latency: time that a message occupies its sender's card, by its send action.
 
     Raises:
         ConfigError: ranks wait for one another in a circle, or a message has no sender.
     """
     now = [0.0] * plan.ranks
     places = [0] * plan.ranks
-    cards = [0.0] * plan.ranks  # when each rank's card is free
+    cards = [0.0] * plan.ranks  # time at which each rank's card is free
     arrivals: dict[Action, float] = {}
     spans: list[Span] = []
     moved = True
@@ -246,7 +246,7 @@ def timeline(plan: Schedule, duration: Duration, latency: Duration = lambda _: 0
 
 
 def costs(forward: float, backward_input: float, backward_weight: float) -> Duration:
-    """Returns the durations of all computations of stages that cost the same."""
+    """Returns the durations of all computations, for stages of equal cost."""
     found = {
         Kind.FORWARD: forward,
         Kind.BACKWARD: backward_input + backward_weight,
@@ -257,7 +257,8 @@ def costs(forward: float, backward_input: float, backward_weight: float) -> Dura
 
 
 def bubble(plan: Schedule, duration: Duration, latency: Duration = lambda _: 0.0) -> float:
-    """Returns the idle time of the busiest rank between the first action and the last of all."""
+    """Returns the idle time of the busiest rank between the first and the last action of all
+    ranks."""
     spans = timeline(plan, duration, latency)
     busy = [0.0] * plan.ranks
     for span in spans:
@@ -266,7 +267,8 @@ def bubble(plan: Schedule, duration: Duration, latency: Duration = lambda _: 0.0
 
 
 def live_activations(plan: Schedule) -> tuple[int, ...]:
-    """Returns each rank's largest number of stage inputs kept for their backward at one time."""
+    """Returns, for each rank, the largest number of stage inputs kept at one time for their
+    backward."""
     peaks = []
     for program in plan.programs:
         live = peak = 0
@@ -286,7 +288,7 @@ def messages(plan: Schedule) -> tuple[int, ...]:
 
 
 def check(plan: Schedule) -> None:
-    """Checks that every send meets exactly one receive, on the right rank, and that all ranks end.
+    """Checks that every send has exactly one receive on the right rank, and that all ranks end.
 
     Raises:
         ConfigError: the schedule is wrong; the error names an action.
@@ -315,7 +317,7 @@ def check(plan: Schedule) -> None:
 
 
 def published_bubble(plan: Schedule, forward: float, inputs: float, weights: float) -> float:
-    """Returns the bubble that the schedule's paper gives, in the unit of a stage's costs."""
+    """Returns the bubble by the formula of the schedule's paper, in the unit of a stage's costs."""
     each = {
         GPIPE: forward + inputs + weights,
         PIPEDREAM: forward + inputs + weights,
@@ -326,7 +328,7 @@ def published_bubble(plan: Schedule, forward: float, inputs: float, weights: flo
 
 
 def published_activations(plan: Schedule) -> tuple[int, ...]:
-    """Returns each rank's peak of live activations that the schedule's paper gives."""
+    """Returns each rank's peak of live activations by the formula of the schedule's paper."""
     ranks, total = plan.ranks, plan.microbatches * plan.chunks
     peaks = {
         GPIPE: [total] * ranks,

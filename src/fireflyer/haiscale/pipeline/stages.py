@@ -1,4 +1,4 @@
-"""Division of a module into stages, whose state keeps the module's own names."""
+"""Division of a module into stages; a stage's state keeps the module's own names."""
 
 import time
 from collections import OrderedDict
@@ -18,7 +18,7 @@ TIMED_CALLS = 3
 
 
 class Stage(nn.Sequential):
-    """Consecutive children of a sequential module, under their names there.
+    """Consecutive children of a sequential module, under their names in that module.
 
     Attributes:
         index: number of this stage.
@@ -41,23 +41,23 @@ def partition(
     blocks: str | None = None,
     sample: torch.Tensor | Mapping[str, torch.Tensor] | None = None,
 ) -> Any:
-    """Returns the stage of a rank, or its list of stages with `num_model_chunks` above 1.
+    """Returns the stage of a rank, or its list of stages if `num_model_chunks` is above 1.
 
-    Stage s of size * num_model_chunks lies on rank s % size. The parts of other ranks are released
-    with `module`.
+    Stage s of size * num_model_chunks lies on rank s % size. Parts that belong to other ranks are
+    freed together with `module`.
 
     Args:
         module: sequential module, or with `blocks` any module that calls a list of blocks one by
-            one, such as a Hugging Face model. It is the same on all ranks.
+            one, such as a Hugging Face model. It must be the same on all ranks.
         rank, size: rank of this process in its pipeline, and number of ranks in the pipeline.
-        balance: number of children, or of blocks, of each stage; or "parameters" or "time": make
-            the largest stage as small as possible by this measure. "time" runs `sample` on global
-            rank 0 and is collective if torch's default group exists.
-        num_model_chunks: number of stages a rank, for `Interleaved1F1B`.
+        balance: number of children, or of blocks, of each stage; or the measure by which the
+            largest stage becomes as small as possible: "parameters" or "time". "time" runs `sample`
+            on global rank 0 and is collective if torch's default group exists.
+        num_model_chunks: number of stages per rank, for `Interleaved1F1B`.
         blocks: name of the module's ModuleList of blocks, for example "model.layers". Modules
-            called before the blocks go to the first stage, modules called behind to the last.
-        sample: input of `module` for "time"; with `blocks`, the inputs by name, whose names are
-            those of a step's inputs. Default: the module's `dummy_inputs`. A sample runs twice.
+            called before the blocks go to the first stage, modules called after them to the last.
+        sample: input of `module` for "time"; with `blocks`, a dict of inputs whose names are those
+            of a step's inputs. Default: the module's `dummy_inputs`. A sample runs twice.
 
     Raises:
         ConfigError: the module is not sequential and `blocks` is None, the module's code outside
@@ -86,7 +86,7 @@ def _children(
     if not isinstance(module, nn.Sequential):
         raise ConfigError(
             f"invalid module {type(module).__name__} for partition: expected a "
-            "torch.nn.Sequential, or blocks='NAME' of a list of blocks"
+            "torch.nn.Sequential, or any module with blocks='NAME' of its list of blocks"
         )
     children = [*module.named_children()]
 
@@ -149,14 +149,14 @@ def _sizes(
         or sum(sizes) != count
     ):
         raise ConfigError(
-            f"invalid balance {given(balance)}: expected {stages} numbers from 1 on, one a stage, with "
-            f"the sum {count}, the module's number of {what}"
+            f"invalid balance {given(balance)}: expected {stages} numbers of at least 1, one per stage, "
+            f"with the sum {count}, the module's number of {what}"
         )
     return sizes
 
 
 def even(costs: Sequence[float], parts: int) -> tuple[int, ...]:
-    """Returns sizes of consecutive non-empty parts whose largest sum of costs is the smallest."""
+    """Returns sizes of consecutive non-empty parts that make the largest sum of costs smallest."""
     count = len(costs)
     until = [0.0]
     for cost in costs:
@@ -193,7 +193,7 @@ def _times(children: Sequence[tuple[str, nn.Module]], sample: torch.Tensor) -> l
 
 
 def _agreed(measure: Callable[[], list[float]]) -> list[float]:
-    """Returns what global rank 0 measures. Collective if the default group exists."""
+    """Returns the measurement of global rank 0. Collective if the default group exists."""
     if not dist.is_initialized():
         return measure()
     told = [measure() if dist.get_rank() == 0 else []]

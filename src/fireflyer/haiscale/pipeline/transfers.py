@@ -1,4 +1,4 @@
-"""Messages between stages: shapes are learnt from the first micro-batch, receives posted ahead."""
+"""Messages between stages; their shapes are learnt from the first micro-batch."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +13,10 @@ from fireflyer.errors import ConfigError
 
 HEADER_BYTES = 1024
 AHEAD = 2
-"""Number of messages of a boundary whose receives are posted before they are needed."""
+"""Number of receives per boundary that are posted before they are needed."""
 
 Layout = list[tuple[tuple[int, ...], str, bool]]
-"""Shape, dtype and "needs a gradient" of each tensor of a message."""
+"""Shape, dtype and requires_grad of each tensor of a message."""
 
 
 def layout_of(tensors: Sequence[torch.Tensor]) -> Layout:
@@ -24,11 +24,11 @@ def layout_of(tensors: Sequence[torch.Tensor]) -> Layout:
 
 
 class Incoming:
-    """The messages of one kind for one stage in a step, in the order in which it uses them.
+    """Messages of one kind for one stage in a step, in the order in which the stage uses them.
 
     Args:
         post: starts the receive of tensors under a tag.
-        tags: tags of the messages to come.
+        tags: tags of the messages to receive.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class Incoming:
 
 
 class Mail:
-    """Point-to-point messages of one rank with the ranks of its pipeline.
+    """Point-to-point messages between one rank and the other ranks of its pipeline.
 
     Attributes:
-        sent_bytes: bytes of tensors sent since the creation, without headers.
+        sent_bytes: bytes of tensors sent since construction, without headers.
     """
 
     def __init__(self, group: hfreduce.ProcessGroupHFReduce) -> None:
@@ -119,7 +119,8 @@ class Mail:
             self._under_way.popleft()[0].wait()
 
     def exchange(self, tensor: torch.Tensor, ranks: Sequence[int], tag: int) -> None:
-        """Sums `tensor` over `ranks` in place, in their order, with equal bits on all of them."""
+        """Sums `tensor` over `ranks` in place, in their order, so the bits are equal on all of
+        them."""
         first, *others = ranks
         me = self._group.rank()
         if me == first:

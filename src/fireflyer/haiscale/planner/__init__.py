@@ -1,5 +1,5 @@
-"""A planner of training runs: step time, memory and bytes of a layout, before the run. Pure.
+"""Planner of training runs: predicts step time, memory and bytes of a layout before the run. Pure.
 
-`costs.plan` prices one layout; `search.search` ranks all that fit. `fireflyer plan train` is the
-command line.
+`costs.plan` prices one layout; `search.search` ranks all layouts that fit. `fireflyer plan train`
+is the command line.
 """

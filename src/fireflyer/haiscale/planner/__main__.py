@@ -101,7 +101,7 @@ def _told(one: Plan) -> str:
 
 
 def _page(name: str, model: Model, cluster: Cluster, plans: Sequence[Plan], why: str) -> str:
-    """Returns the page of the first plan, and a table of the best ones."""
+    """Returns the page of the first plan, with a table of the best plans."""
     layout = plans[0].layout
     spans, drawn, batches = drawing(model, cluster, layout)
     title = f"{layout.text()}: all {batches} micro-batches"
@@ -114,7 +114,7 @@ def _page(name: str, model: Model, cluster: Cluster, plans: Sequence[Plan], why:
 
 
 def described(one: Plan) -> dict[str, Any]:
-    """Returns a plan as JSON's types."""
+    """Returns a plan as JSON types."""
     found = asdict(one)
     found["layout"] = msgspec.to_builtins(one.layout)
     return found

@@ -1,4 +1,4 @@
-"""Price of a layout: step time, memory of a rank and bytes on a card. Pure."""
+"""Price of a layout: step time, memory of a rank and bytes sent by a card. Pure."""
 
 import itertools
 import math
@@ -11,10 +11,10 @@ from fireflyer.haiscale.pipeline.placement import grid
 from fireflyer.haiscale.planner import data_parallel
 from fireflyer.haiscale.planner.presets import CLUSTERS, MODELS, PAPER, Cluster, Layout, Model
 
-WEIGHT_BYTES = 2  # parameters, gradients and activations are of 16 bits
+WEIGHT_BYTES = 2  # parameters, gradients and activations have 16 bits
 OPTIMIZER_BYTES = 12  # an fp32 copy and two moments, divided over the replicas (ZeRO-1)
 BACKWARD = 2  # a backward costs as much as two forwards
-DRAWN = 2  # micro-batches of a drawn timeline, for each stage
+DRAWN = 2  # number of micro-batches per stage in a drawn timeline
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,14 @@ class Plan:
     """Predictions for one layout.
 
     Attributes:
-        step_s: seconds a step.
-        bubble: share of the step that a rank idles in the pipeline's ramps.
+        step_s: seconds per step.
+        bubble: share of the step in which a rank idles in the pipeline's ramps.
         memory_bytes: bytes of the fullest rank, by kind.
         bytes_per_nic: bytes that the busiest card sends in a step.
-        compute_s, allreduce_s: parts of the step: computation of a rank, and what its sum over
-            replicas adds to that.
-        exchange_s: part of the step: sums of tensor parallelism, and tokens on their way to
-            experts and back.
+        compute_s, allreduce_s: parts of the step: the computation of a rank, and the exposed time
+            of the sum over replicas.
+        exchange_s: part of the step for the sums of tensor parallelism and the exchange of tokens
+            with experts.
     """
 
     layout: Layout
@@ -48,10 +48,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Stage:
-    """One micro-batch on the largest stage, in seconds.
+    """Costs of one micro-batch on the largest stage, in seconds.
 
     Attributes:
-        forward, inputs, weights: times of the forward, the input and the weight gradient.
+        forward, inputs, weights: times of the forward, the input gradient and the weight gradient.
         compute: computation in all three.
         message: bytes of the activations between two stages.
         routed: bytes that a rank sends to other hosts for experts, in all three.
@@ -68,14 +68,14 @@ class _Stage:
 def plan(model: Model, cluster: Cluster, layout: Layout) -> Plan:
     """Prices a layout.
 
-    The allreduce hides behind the last micro-batch's backward if there is one stage; a pipeline
-    begins it after its last backward. Messages of the pipeline hide behind computation but in the
-    ramps, unless the card is busy for longer than the ranks compute. Exchanges of tensor and expert
-    parallelism hide behind nothing.
+    With one stage, the allreduce hides behind the last micro-batch's backward. A pipeline begins
+    the allreduce after its last backward. The pipeline's messages hide behind computation except in
+    the ramps, unless the card is busy for longer than the ranks compute. Exchanges of tensor and
+    expert parallelism never hide.
 
     Raises:
-        ConfigError: the layout does not divide the model or its batch, or its schedule's conditions
-            do not hold.
+        ConfigError: the layout does not divide the model or its batch, or a condition of its
+            schedule does not hold.
     """
     batches = _checked(model, cluster, layout)
     shape = schedules.outline(layout.schedule, layout.pp, batches, layout.chunks)
@@ -119,7 +119,7 @@ def plan(model: Model, cluster: Cluster, layout: Layout) -> Plan:
 
 @dataclass(frozen=True)
 class _Block:
-    """One of a model's layers, which are alike."""
+    """One of a model's layers, which are all equal."""
 
     sizes: tuple[int, ...]
     flops: float = 1.0
@@ -129,7 +129,7 @@ class _Block:
 def _exposed_s(
     model: Model, parameters: float, reduce_s: float, batches: int, batch_s: float
 ) -> float:
-    """Returns the seconds of the sum over replicas that backward does not hide, with one stage.
+    """Returns the seconds by which the sum over replicas exceeds backward, with one stage.
 
     Args:
         parameters: number of a rank's parameters.
@@ -148,7 +148,8 @@ def _exposed_s(
 def drawing(
     model: Model, cluster: Cluster, layout: Layout
 ) -> tuple[list[schedules.Span], int, int]:
-    """Returns a timeline of few micro-batches, their number, and the number of all."""
+    """Returns a timeline of few micro-batches, their number, and the total number of
+    micro-batches."""
     batches = _checked(model, cluster, layout)
     drawn = min(batches, DRAWN * layout.pp)
     one = _stage(model, cluster, layout, _grid(layout))
@@ -190,7 +191,7 @@ def _grid(layout: Layout) -> dict[str, list[list[int]]]:
 
 
 def _held(model: Model, layout: Layout) -> tuple[float, float]:
-    """Returns the parameters of a rank: those that tp divides, and those of its experts."""
+    """Returns a rank's numbers of parameters: those that tp divides, and those of its experts."""
     dense = model.parameters - model.expert_parameters
     return dense / (layout.pp * layout.tp), model.expert_parameters / (layout.pp * layout.ep)
 
@@ -199,13 +200,13 @@ def _stage(
     model: Model, cluster: Cluster, layout: Layout, rows: dict[str, list[list[int]]]
 ) -> _Stage:
     stages = layout.pp * layout.chunks
-    layers = -(-model.layers // stages)  # of the largest stage
+    layers = -(-model.layers // stages)  # number of layers of the largest stage
     dense, experts = _forward_flops(model)
     flops = (dense / layout.tp + experts) * layout.micro * layers / model.layers
     forward = flops / (cluster.flops * model.efficiency)
     message = layout.micro * model.sequence * model.hidden * WEIGHT_BYTES
     link = cluster.pair if layout.tp == 2 else cluster.bus
-    sums = 2 * 2 * (layout.tp - 1) / layout.tp * message * layers / link  # two a layer and pass
+    sums = 2 * 2 * (layout.tp - 1) / layout.tp * message * layers / link  # two per layer and pass
     tokens = 2 * message * layers  # to experts and back, if each token goes to one other place
     hosts, ranks = _others(model, cluster, rows)
     routed = tokens * hosts
@@ -215,9 +216,9 @@ def _stage(
 
 
 def _forward_flops(model: Model) -> tuple[float, float]:
-    """Returns the operations of a forward of one sequence: in what tp divides, and in experts.
+    """Returns the operations of one sequence's forward: in parts that tp divides, and in experts.
 
-    They are products with weights, and attention.
+    The operations are products with weights, and attention.
     """
     share = model.top_k / model.experts if model.experts else 0.0
     experts = 2 * model.expert_parameters * share * model.sequence
@@ -228,9 +229,9 @@ def _forward_flops(model: Model) -> tuple[float, float]:
 def _others(
     model: Model, cluster: Cluster, rows: dict[str, list[list[int]]]
 ) -> tuple[float, float]:
-    """Returns to how many other hosts, and other ranks, a token goes, once each.
+    """Returns the numbers of other hosts, and of other ranks, to which a token goes once each.
 
-    A token's experts are chosen evenly.
+    The choice of a token's experts is assumed to be even.
     """
     group = rows["ep"][0]
     hosts = len({rank // cluster.gpus_per_node for rank in group})
@@ -238,7 +239,8 @@ def _others(
 
 
 def _spread(model: Model, parts: int) -> float:
-    """Returns how many of the other parts of all experts hold one of a token's experts."""
+    """Returns the expected number of other parts of all experts that hold one of a token's
+    experts."""
     if parts == 1:
         return 0.0
     away = model.experts - model.experts // parts
@@ -268,11 +270,11 @@ def card_bytes(
     *,
     routed: float = 0.0,
 ) -> tuple[float, float]:
-    """Returns the bytes that the busiest card sends, and bytes of gradients summed over one card.
+    """Returns the bytes that the busiest card sends, and the gradient bytes summed over one card.
 
     Args:
-        activations: bytes that a rank sends to the next one in a step; as many come back.
-        gradients, expert_gradients: bytes of the gradients of a rank's stages.
+        activations: bytes that a rank sends to the next rank in a step; as many come back.
+        gradients, expert_gradients: gradient bytes of a rank's stages.
         routed: bytes that a rank sends to other hosts for experts.
     """
     rows = _grid(layout)
@@ -299,7 +301,8 @@ def card_bytes(
 
 
 def calibrated(name: str, cluster: Cluster = CLUSTERS["fire-flyer"]) -> Model:
-    """Returns a preset whose efficiency makes the plan of its first measured point exact."""
+    """Returns a preset with the efficiency that makes the plan of its first measured point
+    exact."""
     model = MODELS[name]
     if model.efficiency:
         return model

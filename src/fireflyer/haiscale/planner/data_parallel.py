@@ -1,7 +1,7 @@
-"""Steps of data-parallel training: what a rank computes, sends and waits for, in order. Pure.
+"""Steps of data-parallel training: a rank's computations, sends and waits, in order. Pure.
 
-The programs follow the code of `ddp` and `fsdp`. Their times are arguments: measured ones
-(`fireflyer bench scaling`), or those of a planned layout.
+The programs follow the code of `ddp` and `fsdp`. Their times are arguments: measured times
+(`fireflyer bench scaling`), or the times of a planned layout.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,16 +18,17 @@ from fireflyer.haiscale.planner.overlap import (
     simulate,
 )
 
-STEPS = 6  # simulated steps; the first ones fill the pipeline
+STEPS = 6  # number of simulated steps; the first ones fill the pipeline
 
 
 class Layer(Protocol):
     """Layer of a model.
 
     Attributes:
-        sizes: bytes of each of its parameters.
-        flops: its share of the model's operations, on any scale.
-        unit: number of the unit that it is sharded with; 0 if it is in no unit but the whole model.
+        sizes: bytes of each of the layer's parameters.
+        flops: the layer's share of the model's operations, on any scale.
+        unit: number of the unit with which the layer is sharded; 0 if it belongs only to the
+            outermost unit.
     """
 
     @property
@@ -40,13 +41,15 @@ class Layer(Protocol):
 
 @dataclass(frozen=True)
 class Prices:
-    """Seconds of a rank's operations besides the layers themselves.
+    """Seconds of a rank's operations other than the layers themselves.
 
     Attributes:
-        allreduce: seconds of an allreduce of so many bytes.
-        half: seconds of an all-gather or a reduce-scatter of so many bytes in all.
-        copy_byte_s: per byte of gradients that a rank copies to the place of their reduction.
-        optimizer_byte_s: per byte of parameters that the optimizer updates.
+        allreduce: function from a size in bytes to the seconds of its allreduce.
+        half: function from a total size in bytes to the seconds of its all-gather or
+            reduce-scatter.
+        copy_byte_s: seconds per byte of gradients that a rank copies to the place of their
+            reduction.
+        optimizer_byte_s: seconds per byte of parameters that the optimizer updates.
     """
 
     allreduce: Callable[[float], float]
@@ -60,7 +63,7 @@ class Training:
     """Trained model, and the ranks that train it.
 
     Attributes:
-        local_s: seconds of forward and backward of a rank, without copies and the optimizer.
+        local_s: seconds of a rank's forward and backward, without copies and the optimizer.
         ranks: number of ranks that share a sharded model.
     """
 
@@ -80,9 +83,9 @@ def ddp(
     """Yields the program of DDP: buckets start in the order of backward.
 
     Args:
-        crosses: the next forward waits for the buckets, and the bucket started last is carried
-            first; else the end of backward waits for all.
-        before_s: seconds of the micro-batches before the last one, whose gradients only add up.
+        crosses: True: the next forward waits for the buckets, and the bucket started last has the
+            highest priority. False: the end of backward waits for all buckets.
+        before_s: seconds of the micro-batches before the last one; their gradients only add up.
     """
     layer_of = [n for n, layer in enumerate(training.layers) for _ in layer.sizes]
     sizes = [size for layer in training.layers for size in layer.sizes]
@@ -139,7 +142,7 @@ class _Unit:
 
 
 def _units(layers: Sequence[Layer]) -> tuple[list[_Unit], _Unit]:
-    """Returns the units in the order of forward, and the outermost unit of the remaining layers."""
+    """Returns the units in the order of forward, and the outermost unit with all other layers."""
     numbers = sorted({layer.unit for layer in layers if layer.unit})
     inner = [[i for i, layer in enumerate(layers) if layer.unit == number] for number in numbers]
     root = [i for i, layer in enumerate(layers) if not layer.unit]
@@ -192,7 +195,7 @@ class _Sharded:
 def fsdp(training: Training, prices: Prices, reshard: bool = True) -> Iterator[Instruction]:
     """Yields the program of ZeRO-3, or of ZeRO-2 without `reshard`.
 
-    Reductions continue into the next step, and the next unit is gathered while one computes.
+    Reductions continue into the next step. While one unit computes, the next unit is gathered.
     """
     model = _Sharded(training, prices)
     root, units = model.root, model.units
@@ -235,7 +238,7 @@ def step_s(kind: str, training: Training, prices: Prices) -> float:
     """Returns the seconds of a step in a long run.
 
     Args:
-        kind: name in `PROGRAMS`.
+        kind: key of `PROGRAMS`.
     """
     return steady_s(PROGRAMS[kind](training, prices))
 

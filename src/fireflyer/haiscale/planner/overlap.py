@@ -1,7 +1,7 @@
-"""Computation of a rank that overlaps with communication, in simulated time. Pure.
+"""Overlap of a rank's computation with its communication, in simulated time. Pure.
 
 A rank's program is a list of instructions. A channel carries one communication at a time: the
-waiting one with the highest priority. Channels share the line evenly.
+waiting one with the highest priority. Channels share the line between hosts evenly.
 """
 
 import heapq
@@ -14,7 +14,7 @@ class Compute(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Start of a communication, which needs `seconds` if it has the line alone."""
+    """Start of a communication, which takes `seconds` if it has the line alone."""
 
     channel: str
     name: object

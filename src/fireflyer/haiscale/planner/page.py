@@ -1,4 +1,4 @@
-"""Timelines of schedules, planned above measured, as charts of a page. Pure."""
+"""Timelines of schedules as charts of a page, with planned above measured ones. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Drawing:
     """Timelines of one schedule, on one axis.
 
     Attributes:
-        lines: computations by the name of the timeline, from above; times in seconds.
+        lines: computations by the name of their timeline, from top to bottom; times in seconds.
     """
 
     title: str

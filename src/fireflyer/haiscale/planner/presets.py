@@ -1,4 +1,4 @@
-"""Models, clusters and layouts that a plan is about, and the paper's measured points."""
+"""Models, clusters and layouts to plan, and the paper's measured points."""
 
 import tomllib
 from pathlib import Path
@@ -11,15 +11,17 @@ from fireflyer.haiscale.pipeline import schedules
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A transformer and its global batch.
+    """Transformer model and its global batch.
 
     Attributes:
-        active: parameters that a token passes; fewer than `parameters` for a mixture of experts.
-        batch: sequences a step.
+        active: number of parameters that a token passes; fewer than `parameters` for a mixture of
+            experts.
+        batch: number of sequences per step.
         efficiency: share of the GPUs' `flops` that a stage reaches while it computes.
-        pp: number of pipeline stages if a layout does not say.
-        experts, top_k: routed experts of a layer, and how many of them a token passes; 0: none.
-        expert_parameters: parameters of all routed experts of all layers.
+        pp: number of pipeline stages if a layout does not give one.
+        experts, top_k: number of routed experts of a layer, and number of them that a token passes;
+            0: none.
+        expert_parameters: number of parameters of all routed experts of all layers.
     """
 
     layers: int
@@ -40,12 +42,12 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nodes with one network card.
 
     Attributes:
-        flops: peak of a GPU, in operations a second.
+        flops: peak of a GPU, in operations per second.
         memory: bytes of a GPU.
-        card: bytes a second on the card, each way.
-        allreduce: bytes of gradients that an allreduce between nodes completes a second.
-        pair: bytes a second between the two GPUs of a bridge, each way.
-        bus: bytes a second between other GPUs of a node, each way.
+        card: bytes per second on the network card, each way.
+        allreduce: bytes of gradients per second that an allreduce between nodes completes.
+        pair: bytes per second between the two GPUs of a bridge, each way.
+        bus: bytes per second between other GPUs of a node, each way.
     """
 
     gpus_per_node: int
@@ -61,10 +63,10 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Division of a run over its GPUs.
 
     Attributes:
-        micro: sequences in a micro-batch.
-        chunks: stages a rank.
-        tp: GPUs of a node that share each layer.
-        ep: data-parallel ranks that share the experts.
+        micro: number of sequences in a micro-batch.
+        chunks: number of stages per rank.
+        tp: number of GPUs of a node that share each layer.
+        ep: number of data-parallel ranks that share the experts.
     """
 
     pp: int
@@ -87,29 +89,31 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 CLUSTERS = {
     "fire-flyer": Cluster(gpus_per_node=8, flops=220e12, memory=40e9, card=25e9, allreduce=6.3e9)
 }
-"""The paper's nodes: 8 A100 (PCIe, 40 GB), one 200 Gbit/s card; the lower end of HFReduce's range.
-NVLink joins pairs with 600 GB/s both ways; between other GPUs a write crosses the CPU as from a GPU
-to the card, at about 9 GB/s (paper, section IV)."""
+"""Presets of clusters. The paper's nodes have 8 A100 (PCIe, 40 GB) and one 200 Gbit/s card;
+HFReduce's rate is the lower end of the paper's range. NVLink joins pairs with 600 GB/s, both ways
+together. Between other GPUs a write crosses the CPU, as from a GPU to the card, at about 9 GB/s
+(paper, section IV)."""
 
 MODELS = {
     "llama-13b": Model(40, 5120, 40, 13.02e9, 13.02e9, 2048, 4096, 0.0, 4),
     "deepseek-moe-16b": Model(28, 2048, 16, 16.4e9, 2.8e9, 4096, 4608, 0.0, 10, 64, 6, 14.95e9),
     "gpt2-medium": Model(24, 1024, 16, 0.355e9, 0.355e9, 1024, 512, 0.45, 1),
 }
-"""An efficiency of 0 is calibrated: it is what the first of the model's points says.
+"""Presets of models. An efficiency of 0 means that it is calibrated from the first of the model's
+points.
 
-DeepSeekMoE-16B has 64 routed experts of 8.65e6 parameters in each of 27 layers, 6 of them a token
-(arXiv 2401.06066).
+DeepSeekMoE-16B has 64 routed experts of 8.65e6 parameters in each of 27 layers; a token passes 6 of
+them (arXiv 2401.06066).
 """
 
 PAPER = {
     "llama-13b": ((64, 64.118), (256, 17.448), (512, 9.717)),
     "deepseek-moe-16b": ((40, 79.615), (320, 10.71), (640, 6.535)),
 }
-"""(GPUs, seconds a step), from the paper's Figures 9a and 9b."""
+"""Measured (GPUs, seconds per step), from the paper's Figures 9a and 9b."""
 
 OPTIONAL = ("experts", "top_k", "expert_parameters")
-"""Fields of a model without experts that are 0."""
+"""Fields that are 0 for a model without experts."""
 
 Read = TypeVar("Read", Model, Cluster)
 
@@ -118,7 +122,7 @@ def read(option: str, name: str, known: dict[str, Read], kind: type[Read]) -> Re
     """Returns a preset, or the contents of a TOML file with the fields of `kind`.
 
     Raises:
-        ConfigError: no preset and no file has this name, or the file is invalid.
+        ConfigError: neither a preset nor a file has this name, or the file is invalid.
     """
     if name in known:
         return known[name]
@@ -142,7 +146,7 @@ def read(option: str, name: str, known: dict[str, Read], kind: type[Read]) -> Re
 
 
 def layout_of(text: str, model: Model, gpus: int) -> Layout:
-    """Parses "pp=4,dp=16"; what is absent follows from the model and the number of GPUs.
+    """Parses "pp=4,dp=16"; absent values follow from the model and the number of GPUs.
 
     Raises:
         ConfigError: the text is invalid, or the layout needs another number of GPUs.

@@ -13,7 +13,7 @@ MICRO = (1, 2, 4)
 
 
 def candidates(model: Model, cluster: Cluster, gpus: int) -> Iterator[Layout]:
-    """Yields all layouts to price: stages, shares, micro-batch sizes, schedules."""
+    """Yields all layouts to price: all stages, replicas, micro-batch sizes and schedules."""
     for tp in _divisors(math.gcd(cluster.gpus_per_node, model.heads, gpus)):
         for pp in _divisors(gpus // tp):
             if pp > model.layers:
@@ -31,7 +31,8 @@ def _divisors(number: int) -> list[int]:
 
 
 def search(model: Model, cluster: Cluster, gpus: int) -> tuple[list[Plan], int]:
-    """Returns the plans of layouts that fit the GPUs' memory, fastest first, and how many do not.
+    """Returns the plans that fit the GPUs' memory, fastest first, and the number of those that do
+    not.
 
     Raises:
         ConfigError: no layout fits.
@@ -53,7 +54,7 @@ def search(model: Model, cluster: Cluster, gpus: int) -> tuple[list[Plan], int]:
 
 
 def reason(plans: list[Plan], others: int) -> str:
-    """Returns one sentence: why the first plan wins."""
+    """Returns one sentence that explains why the first plan wins."""
     best = plans[0]
     shares = _shares(best)
     other = next((one for one in plans if _shares(one) != shares), None)

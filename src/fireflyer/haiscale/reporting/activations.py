@@ -12,12 +12,12 @@ from torch.autograd.graph import saved_tensors_hooks
 class Activations:
     """Counts storages that autograd holds, each once, from forward until backward frees them.
 
-    Parameters and buffers do not count, nor do gathered parameters of sharded units, nor tensors
-    that activation checkpointing discards. Tensors that the loss saves outside the module's forward
-    are not seen.
+    These do not count: parameters, buffers, gathered parameters of sharded units, and tensors that
+    activation checkpointing discards. Tensors that the loss saves outside the module's forward are
+    not seen.
 
     Attributes:
-        now: bytes held now.
+        now: bytes held at present.
         peak: maximum of `now` since construction.
     """
 
@@ -44,7 +44,7 @@ class Activations:
             hook.remove()
 
     def _gather(self, part: nn.Module, _: object) -> None:
-        """Records the whole parameters of a sharded unit whose forward begins."""
+        """Records the whole parameters of a sharded unit when the unit's forward begins."""
         self._units[part] = _addresses(part.parameters())
         self._gathered |= self._units[part]
 
@@ -53,7 +53,7 @@ class Activations:
         self._gathered -= self._units.pop(part, set())
 
     def watch(self) -> contextlib.AbstractContextManager[object]:
-        """Returns a context; tensors saved inside are counted until they are freed."""
+        """Returns a context; tensors saved inside it count until they are freed."""
         model = self._model()
         assert model is not None
         self._lasting = _addresses((*model.parameters(), *model.buffers()))
@@ -98,8 +98,8 @@ def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
 def _storage(tensor: torch.Tensor) -> tuple[int, int]:
     """Returns address and size in bytes of the tensor's storage.
 
-    Returns zeros for a tensor without storage of its own: other layouts, and tensors made of
-    others.
+    Returns zeros for a tensor without its own storage: one of another layout, or one that consists
+    of other tensors.
     """
     if tensor.layout is not torch.strided or tensor.data_ptr() == 0:
         return 0, 0

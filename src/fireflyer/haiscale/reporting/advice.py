@@ -1,11 +1,11 @@
-"""Advice on settings that would hide exposed communication, with the most that each can gain."""
+"""Advice on settings that would hide exposed communication, with upper bounds of their gains."""
 
 from collections.abc import Iterator
 
 from fireflyer.haiscale.reporting.facts import WIRE_BYTES, Facts
 
 EXPOSED = 0.05  # fraction of the step; a smaller exposed fraction needs no advice
-WORTH = 0.03  # fraction of the step that a proposal must gain at least
+WORTH = 0.03  # minimum gain of a proposal, as a fraction of the step
 _FEW_BUCKETS, _MANY_BUCKETS = 3, 500
 
 
@@ -14,8 +14,8 @@ def advise(facts: Facts, step_s: float, exposed_s: float, under_way_s: float) ->
 
     Gains follow from two bounds. A step lasts at least as long as its work without communication
     (step - exposed). It also lasts at least as long as its communication, which is proportional to
-    the bytes sent. Communication is assumed to last as long as some was in flight, which is never
-    too short.
+    the bytes sent. The time with some communication in flight serves as an upper bound of the
+    communication's duration.
     """
     if exposed_s <= EXPOSED * step_s:
         return []
@@ -27,7 +27,7 @@ def advise(facts: Facts, step_s: float, exposed_s: float, under_way_s: float) ->
     if not proposals:
         return [f"{warning} No setting would hide {WORTH:.0%} of a step: give each step more work"]
     lines = (f"  {words} (up to {gain:.0%} of the step)" for gain, words in proposals)
-    return [f"{warning} What would hide it:", *lines]
+    return [f"{warning} Settings that would hide it:", *lines]
 
 
 def _proposals(

@@ -1,4 +1,4 @@
-"""Figures of a model wrapper for reports, and the least bytes that averaging must send."""
+"""Figures of a model wrapper for reports, and the minimum bytes that averaging must send."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,18 +16,19 @@ WIRE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1 + 4 / 256}
 
 @dataclass(frozen=True)
 class Facts:
-    """Figures of one rank; bytes are those of a step with one forward and one backward.
+    """Figures of one rank; numbers of bytes are for a step with one forward and one backward.
 
     Attributes:
-        sent: returns the bytes that this rank has sent to other hosts so far.
+        sent: function that returns the number of bytes that this rank has sent to other hosts so
+            far.
         hosts: ranks of each host.
         crosses: True if communication continues into the next forward.
-        sharded: True if parameters are spread over ranks.
+        sharded: True if parameters are divided among ranks.
         parameter_bytes, gradient_bytes: memory that this rank keeps.
-        must_send: this rank's share of the least bytes that its host has to send.
+        must_send: this rank's share of the minimum that its host has to send.
         must_gather: part of `must_send` for parameters.
-        element_bytes: bytes of a gradient element between hosts.
-        gathered_bytes: bytes of a parameter element between hosts.
+        element_bytes: size of a gradient element between hosts.
+        gathered_bytes: size of a parameter element between hosts.
         reductions: number of portions into which the gradients are cut.
     """
 
@@ -49,7 +50,7 @@ class Facts:
 
 @runtime_checkable
 class Measurable(Protocol):
-    """A model that can be recorded."""
+    """Model that can be recorded."""
 
     def facts(self) -> Facts:
         """Returns the present figures; not collective."""
@@ -57,7 +58,7 @@ class Measurable(Protocol):
 
 @runtime_checkable
 class Wrapper(Measurable, Protocol):
-    """A model wrapper of this package."""
+    """Model wrapper of this package."""
 
     def settle(self) -> None:
         """Waits until nothing is in flight."""
@@ -82,7 +83,7 @@ def refuse_wrapped(module: nn.Module) -> None:
 
 
 def wire_bytes(dtype: torch.dtype, wire: str | None) -> float:
-    """Returns the bytes of an element between hosts; int8 includes the scales of its blocks."""
+    """Returns the size of an element between hosts in bytes; int8 includes its blocks' scales."""
     narrow = dtype.is_floating_point and dtype != torch.float64
     return float(dtype.itemsize) if wire is None or not narrow else WIRE_BYTES[wire]
 
@@ -90,8 +91,8 @@ def wire_bytes(dtype: torch.dtype, wire: str | None) -> float:
 def bytes_to_send(size: float, group: hfreduce.ProcessGroupHFReduce) -> float:
     """Returns this rank's share of S(H-1)/H.
 
-    A host sends that many of S bytes in a reduce-scatter, or in an all-gather, over H hosts. An
-    allreduce is both.
+    Of S bytes, a host sends that many in a reduce-scatter or an all-gather over H hosts. An
+    allreduce consists of both.
     """
     hosts = group.hosts
     mine = next(ranks for ranks in hosts if group.rank() in ranks)

@@ -1,15 +1,15 @@
-"""Measures how training steps spend their time, and the most memory that activations take.
+"""Records how training steps spend their time, and the peak memory of activations.
 
 The spans of a step follow each other. torch's hooks begin them:
 
     compute    from the beginning of a forward to the end of its backward
-    data       from there, or from the end of an optimizer step, until another span begins
+    data       from the end of compute, or of an optimizer step, until another span begins
     optimizer  the script's optimizer.step()
 
-The wrapper counts two further times itself (`times.Times`): waits for reductions, and the
+The wrapper itself counts two further times (`times.Times`): waits for reductions, and the
 optimizer's steps on single buckets. They are subtracted from the span in which they happen, so the
 parts of a step add up to its wall time. A step ends when the first forward after a synchronised
-backward begins. The first step is not counted: it includes nothing of a previous step, and the
+backward begins. The first step is not counted: it contains no work of a previous step, and the
 buckets are laid out anew after it.
 """
 
@@ -64,7 +64,7 @@ class _Mark:
 
 
 class Recorder:
-    """Records from the next forward on, until `stop`; also a context manager. See `record`."""
+    """Records from the next forward until `stop`; also a context manager. See `record`."""
 
     def __init__(self, model: nn.Module, activations: bool) -> None:
         self.sums = Sums()
@@ -94,7 +94,7 @@ class Recorder:
         self.stop()
 
     def stop(self) -> None:
-        """Stops recording; recorded sums stay. Idempotent."""
+        """Stops recording; recorded sums remain. Idempotent."""
         for handle in self._handles:
             handle.remove()
         if self.activations is not None:
@@ -110,7 +110,7 @@ class Recorder:
     def _enter(self, span: str) -> None:
         """Begins a span, and adds the time since the last call to the span that ends."""
         if self._span is None and span != COMPUTE:
-            return  # the first forward has not begun yet
+            return  # the first forward has not yet begun
         now = self._now()
         if self._span is not None:
             past = [a - b for a, b in zip(astuple(now), astuple(self._mark), strict=True)]
@@ -128,7 +128,7 @@ class Recorder:
             if not self._first:
                 self.sums.add(self._open)
             self._first, self._open = False, Sums()
-        self._queued = False  # still true after a failed backward
+        self._queued = False  # still True after a failed backward
         if self.activations is not None and torch.is_grad_enabled():
             self._watching = self.activations.watch()
             self._watching.__enter__()
@@ -153,7 +153,8 @@ class Recorder:
             Variable._execution_engine.queue_callback(self._backward_ends)
 
     def _backward_ends(self) -> None:
-        """Queues itself again, behind callbacks queued by backward: the reducer waits in one."""
+        """Queues itself again after the callbacks that backward queued: the reducer waits in one of
+        them."""
         if self._queued:
             self._queued = False
             Variable._execution_engine.queue_callback(self._backward_ends)

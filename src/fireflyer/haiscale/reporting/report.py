@@ -1,4 +1,4 @@
-"""Reports on the cost of training, as figures and as text."""
+"""Report on the cost of training, as figures and as text."""
 
 import sys
 import time
@@ -22,8 +22,8 @@ class Memory:
     """Memory of one rank in bytes.
 
     Attributes:
-        optimizer: states of the optimizers that have stepped while recording.
-        activations: maximum that autograd held for backward; None unless
+        optimizer: states of the optimizers that have stepped during the recording.
+        activations: maximum memory that autograd held for backward; None unless
             `record(activations=True)`.
     """
 
@@ -36,18 +36,19 @@ class Memory:
 
 @dataclass(frozen=True)
 class Report:
-    """Means of one step of one rank; seconds and bytes.
+    """Means of one rank's steps, in seconds and bytes.
 
     `compute_s`, `exposed_s`, `optimizer_s` and `data_s` add up to `step_s`.
 
     Attributes:
         exposed_s: time spent waiting for reductions and all-gathers.
-        data_s: time outside forward, backward and optimizer: reading data, and all else in the
-            script.
+        data_s: time outside forward, backward and optimizer: reading data, and all other work of
+            the script.
         under_way_s: time with some communication in flight, exposed or hidden.
-        sent: bytes to other hosts; `must_send`: this rank's share of the least possible.
-        tokens_per_s: tokens per second of all ranks. mfu: the model's floating-point operations
-            divided by the machine's peak.
+        sent: bytes sent to other hosts.
+        must_send: this rank's share of the smallest possible number of such bytes.
+        tokens_per_s: tokens per second of all ranks.
+        mfu: the model's floating-point operations per second, divided by the machine's peak.
         advice: proposals to shorten a step; empty if communication is hidden.
     """
 
@@ -96,13 +97,13 @@ class Report:
 
 
 def record(model: nn.Module, *, activations: bool = False) -> Recorder:
-    """Records how `model`'s steps spend their time, from its next forward on.
+    """Records how `model`'s steps spend their time, beginning with its next forward.
 
     The cost is microseconds per step.
 
     Args:
-        model: a model wrapped by haiscale. An earlier recording of it ends.
-        activations: count the memory that autograd holds for backward, too. This examines every
+        model: a model wrapped by haiscale. An earlier recording of the model ends.
+        activations: also count the memory that autograd holds for backward. This examines every
             saved tensor.
 
     Raises:
@@ -122,17 +123,18 @@ def report(
     flops: float | None = None,
     peak: float | None = None,
 ) -> Report:
-    """Returns means over the whole steps since `record(model)`, without the first. Not collective.
+    """Returns means over the complete steps since `record(model)`, without the first. Not
+    collective.
 
     Args:
-        tokens: tokens of all ranks in one step.
+        tokens: number of tokens of all ranks in one step.
         flops: floating-point operations of all ranks in one step; None: 6 per parameter and token.
         peak: peak floating-point operations per second of one rank: `peak_flops()`, or the vendor's
             figure.
 
     Raises:
-        ConfigError: the model is not recorded, no second step has ended yet, or a figure is not
-            positive.
+        ConfigError: the model is not recorded, the second step has not yet ended, or a figure is
+            not positive.
     """
     for name, figure in (("tokens", tokens), ("flops", flops), ("peak", peak)):
         if figure is not None and not figure > 0:
@@ -143,7 +145,7 @@ def report(
     sums = recorder.sums
     if not sums.steps:
         raise ConfigError(
-            "the second step has not ended yet: it ends when the first forward after its backward begins"
+            "the second step has not yet ended: it ends when the first forward after its backward begins"
         )
     facts = facts_of(model)
     step_s = (sums.compute_s + sums.exposed_s + sums.optimizer_s + sums.data_s) / sums.steps
@@ -183,7 +185,7 @@ def show(
 def peak_flops(seconds: float = 0.2, size: int = 1024, dtype: torch.dtype = torch.float32) -> float:
     """Measures the peak floating-point operations per second of this process.
 
-    The measurement is the fastest matmul of [size, size] by [size, size], with torch's present
+    The peak is that of the fastest matmul of [size, size] by [size, size], with torch's present
     threads. All ranks of a machine should measure at the same time.
     """
     a, b = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
@@ -214,7 +216,7 @@ def _memory(model: nn.Module, facts: Facts, recorder: Recorder) -> Memory:
 
 
 def _kept(tensor: torch.Tensor) -> int:
-    """Returns the bytes of a tensor on this rank; of a sharded tensor, those of the local part."""
+    """Returns the bytes of a tensor on this rank; for a sharded tensor, those of its local part."""
     return int(getattr(tensor, "_local_tensor", tensor).nbytes)
 
 

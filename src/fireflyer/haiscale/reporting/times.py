@@ -11,8 +11,8 @@ class Times:
 
     Attributes:
         exposed_s: time spent waiting for reductions.
-        optimizer_s: time of optimizer steps on buckets here; without `optimizer=` the script steps
-            itself.
+        optimizer_s: time of the wrapper's optimizer steps on buckets; without `optimizer=` the
+            script itself steps.
         under_way_s: time with some reduction, or all-gather of a sharded model, in flight.
         steps: number of synchronised backwards.
     """
@@ -39,7 +39,7 @@ class CommunicationTimer:
         self._count += 1
 
     def end(self) -> None:
-        """Ends the communication that `begin` was called for."""
+        """Ends a communication that `begin` began."""
         self._count -= 1
         if not self._count:
             self._times.under_way_s += self._times.clock() - self._since

@@ -1,8 +1,8 @@
 """Communication of shards, which replaces `fully_shard`'s own.
 
-`fully_shard` waits for the Work of an all-gather. It reads the output of a reduce-scatter, and of
-the all-reduce between replicas, as soon as the call returns. Here both calls return while their
-operations are in flight; `gradients` makes sure that no code reads too early.
+`fully_shard` waits for the Work of an all-gather. However, it reads the output of a reduce-scatter,
+and of the all-reduce between replicas, as soon as the call returns. Here both calls return while
+their operations are in flight; `gradients` ensures that no code reads the output too early.
 """
 
 import concurrent.futures
@@ -36,10 +36,10 @@ def _allocate(
 
 @dataclass(frozen=True)
 class Label:
-    """Label by which ranks compare the units that they gather and reduce.
+    """Label that ranks compare to verify that they gather and reduce the same unit.
 
     Attributes:
-        number: number of the unit, from 1 on; the same on all ranks.
+        number: number of the unit, starting at 1; the same on all ranks.
         units: names of all units, in the order of their numbers.
     """
 
@@ -62,7 +62,7 @@ class GatherWork(dist.Work):
     """An all-gather in flight. Records the time of waits; widens values sent in a narrower type.
 
     Args:
-        narrow: tensor in which the values arrive, if not in `output`.
+        narrow: tensor in which the values arrive, unless they arrive in `output`.
         label: label of the gathered unit.
     """
 
@@ -106,8 +106,8 @@ class Gather(AllGather):
     """All-gathers of parameters into zero-copy memory.
 
     Attributes:
-        narrow: type to which wider floating-point values are rounded in transfer; None: their own
-            type.
+        narrow: type to which wider floating-point values are rounded for the transfer; None: no
+            rounding.
         label: label of the unit.
     """
 
@@ -144,7 +144,7 @@ class Gather(AllGather):
 
 
 class ChainedWork(dist.Work):
-    """A work that another thread starts when its predecessor is over."""
+    """Work that another thread starts when its predecessor has ended."""
 
     def __init__(self, begun: "concurrent.futures.Future[dist.Work]") -> None:
         super().__init__()
@@ -162,8 +162,8 @@ class ChainedWork(dist.Work):
 class Channels:
     """Starts the reductions of sharded gradients, without waiting for them.
 
-    Over one dimension a reduction is a reduce-scatter. With replicas an all-reduce of the shard
-    follows; a thread of this object starts it as soon as the reduce-scatter is over.
+    Over one dimension, a reduction is a reduce-scatter. With replicas, an all-reduce of the shard
+    follows; a thread of this object starts it as soon as the reduce-scatter has ended.
 
     Every rank starts the same reductions in the same order.
     """
@@ -198,7 +198,7 @@ class Channels:
     def replicate(
         self, before: dist.Work | None, shard: torch.Tensor, priority: int, label: int
     ) -> dist.Work:
-        """Starts the average over the replicas, in place, once `before` is over."""
+        """Starts the average over the replicas, in place, once `before` has ended."""
         return self._then(before, shard, ReduceOp.AVG, priority, label)
 
     def most(self, mask: torch.Tensor, priority: int) -> dist.Work:

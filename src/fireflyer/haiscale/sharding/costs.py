@@ -17,8 +17,8 @@ class Wires:
     """Formats of values between hosts.
 
     Attributes:
-        gradients: codec between hosts; None: the gradients' own type.
-        parameters: type of all-gathers, if it is narrower than the parameters'.
+        gradients: codec of gradients; None: the gradients' own type.
+        parameters: type of all-gathers, if it is narrower than the parameters' type.
     """
 
     gradients: str | None
@@ -30,9 +30,9 @@ class Costs:
     """Costs of one rank in bytes.
 
     Attributes:
-        parameters, gradients: size of its shards, padding included.
-        gathered, reduced: its share of the bytes that its host must send in a step with one forward
-            and one backward.
+        parameters, gradients: size of the rank's shards, including padding.
+        gathered, reduced: the rank's share of the bytes that its host must send in a step with one
+            forward and one backward.
         parameter_element, gradient_element: size of the widest element on the wire.
     """
 
@@ -52,7 +52,7 @@ def costs_of(units: Sequence[Unit], layout: DataLayout, wires: Wires) -> Costs:
         shard = sum(_shard(one) * _gathered_as(one, wires) for one in unit.group.fsdp_params)
         again = unit.group.post_forward_mesh_info
         gathered += bytes_to_send(shard * layout.gather.size(), layout.gather)
-        if again is not None:  # the gather for backward, of what `reshard_after_forward` has left
+        if again is not None:  # backward gathers what `reshard_after_forward` has left
             among = again.shard_process_group
             gathered += bytes_to_send(shard * layout.gather.size(), among)
     travels = sum(
@@ -89,12 +89,12 @@ def _groups(units: Sequence[Unit], layout: DataLayout) -> Iterator[hfreduce.Proc
 
 
 def _shard(one: Any) -> int:
-    """Returns the number of elements of this rank's part of a parameter, padding included."""
+    """Returns the number of elements of this rank's part of a parameter, including padding."""
     return int(one.padded_sharded_param_size.numel())
 
 
 def _gathered_as(one: Any, wires: Wires) -> int:
-    """Returns the bytes of an element in all-gathers."""
+    """Returns the size of an element in all-gathers, in bytes."""
     dtype: torch.dtype = one.mp_policy.param_dtype or one.sharded_param.dtype
     narrow = wires.parameters
     narrows = narrow is not None and dtype.is_floating_point and dtype.itemsize > narrow.itemsize

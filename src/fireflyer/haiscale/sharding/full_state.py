@@ -24,7 +24,7 @@ def whole(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cut(state: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the state with this rank's part of each whole tensor that is sharded in `like`."""
+    """Returns the state; whole tensors that are sharded in `like` are cut to this rank's part."""
     return {key: _cut(value, like.get(key)) for key, value in state.items()}
 
 
@@ -39,7 +39,7 @@ def _cut(value: Any, like: Any) -> Any:
 
 @contextlib.contextmanager
 def summoned(units: Sequence[Unit], writeback: bool) -> Iterator[None]:
-    """Makes the modules show whole parameters, in their own types. Collective.
+    """Makes the modules show whole parameters, in the parameters' own types. Collective.
 
     With `writeback`, each rank keeps its part of the values that it wrote.
     """

@@ -3,17 +3,17 @@
 A unit is one parameter group of `fully_shard`: one all-gather, one reduce-scatter. States in a
 step:
 
-    sharded --(the turn of its module, or of the one before)--> gathered --(backward)--> reducing
+    sharded --(the turn of its module, or of the previous module)--> gathered --(backward)--> reducing
     reducing --(synchronous: at the end of backward; deferred: at first use)--> arrived
     arrived --(deferred, and the script has called optimizer.step())--> stepped
 
 Invariants: all ranks reduce the same units in the same order, then a mask of the parameters that
-any rank's backward reached. All-gathers start in the order of use, whatever has arrived. During
-backward all ranks wait for the same reductions at the same places. The wait depends on what was
-started, never on what has arrived. The reason: rank 0 decides that the newest reduction runs next,
-and another rank must not wait for an older one before it starts that one. The output of a reduction
-is not read before the wait; `Sharding._reads_at_once` lists when `fully_shard` itself would read
-it. Single-threaded, as `reducer` is.
+    any rank's backward reached. All-gathers start in the order of use, independently of arrivals.
+    During backward all ranks wait for the same reductions at the same places. These waits depend on
+    the reductions started, never on those arrived: rank 0 decides that the newest reduction runs
+    next, so another rank must not wait for an older one before it starts the newest. The output of
+    a reduction is not read before the wait; `Sharding._reads_at_once` lists the cases in which
+    `fully_shard` itself would read it. Single-threaded, like `reducer`.
 """
 
 import functools
@@ -46,7 +46,7 @@ _log = get_logger("haiscale")
 
 
 class Mask:
-    """Mask in flight of the parameters that any rank's backward reached."""
+    """Mask, in flight, of the parameters that any rank's backward reached."""
 
     def __init__(self, used: bytearray, channels: Channels, priority: int, tail: MaskTail) -> None:
         told = used + tail.write()
@@ -68,13 +68,13 @@ class Mask:
 
 
 class ShardReduction:
-    """A reduction in flight: the owner of a unit's pending parameters.
+    """Reduction in flight; the owner of a unit's pending parameters.
 
     Attributes:
-        trained: trained parameters at the start, with their numbers; some may be frozen or thawed
-            since.
-        fresh: for each trained parameter, whether it had no gradient before.
-        mask: mask of the same backward; set at its end.
+        trained: trained parameters at the start, with their numbers; some may since have been
+            frozen or thawed.
+        fresh: for each trained parameter, True if it had no gradient before.
+        mask: mask of the same backward; set at the backward's end.
     """
 
     def __init__(self, owner: "Sharding", unit: "Unit", work: dist.Work, fresh: list[bool]) -> None:
@@ -114,7 +114,7 @@ class Unit:
 
     Args:
         group: torch's `FSDPParamGroup`.
-        first: number of its first parameter among those of all units.
+        first: number of the unit's first parameter among the parameters of all units.
         names: names of its parameters.
         label: label that ranks compare.
     """
@@ -128,7 +128,7 @@ class Unit:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Sharded parameters, whatever the module shows at the moment."""
+        """Sharded parameters, regardless of those that the module shows at the moment."""
         return [one.sharded_param for one in self.group.fsdp_params]
 
     def trained(self) -> list[tuple[int, nn.Parameter]]:
@@ -139,7 +139,7 @@ class Unit:
         self._gathered = self._versions()
 
     def is_stale(self) -> bool:
-        """Returns whether the shards have changed since they were gathered."""
+        """Returns True if the shards have changed since they were gathered."""
         return bool(self.group.is_unsharded) and self._gathered != self._versions()
 
     def _versions(self) -> list[int]:
@@ -165,7 +165,7 @@ class Sharding:
     ) -> None:
         self.times = times
         self.leaving = SuspendVote(None)
-        """Agreement on leaving; its byte is part of the masks."""
+        """Agreement on leaving; one byte of the masks is for it."""
         self._check_gradients, self._limit = check_gradients, backlog
         self._split: SplitOptimizer | None = None
         self._settings: Settings = []
@@ -191,7 +191,7 @@ class Sharding:
         self._torn = False
 
     def half_way(self) -> bool:
-        """Returns whether a forward or a backward has begun and not ended."""
+        """Returns True if a forward or a backward has begun and not ended."""
         groups = [unit.group for unit in self.units]
         idle = all(
             group._training_state == TrainingState.IDLE and group._all_gather_result is None
@@ -205,7 +205,7 @@ class Sharding:
         Requires that the groups have ended. Call `take` afterwards.
 
         Returns:
-            Whether this rank's shards contain whole steps only: no update was dropped.
+            True if this rank's shards contain only complete steps: no update was dropped.
         """
         for unit in self.units:
             flight, unit.flight = unit.flight, None
@@ -220,7 +220,7 @@ class Sharding:
     # Backward
 
     def watch(self, unit: Unit) -> None:
-        """Hooks the unit's unsharded parameters, to record which of them backward reaches."""
+        """Hooks the unit's unsharded parameters, to record those that backward reaches."""
         for number, one in enumerate(unit.group.fsdp_params, unit.first):
             if number not in unit.watched and one._unsharded_param.requires_grad:
                 unit.watched.add(number)
@@ -268,10 +268,10 @@ class Sharding:
             self._wait_if_read(unit, flight, output)
 
     def replicate(self, unit: Unit, shard: torch.Tensor) -> None:
-        """Starts the sum over replicas, of the result of `scatter` or of whole gradients.
+        """Starts the sum over replicas, either of the result of `scatter` or of whole gradients.
 
         An error here is raised at the end of backward. torch cannot log an exception of a group
-        that it does not know, and would raise another one instead.
+        that it does not know, and would raise another exception instead.
         """
         try:
             self._replicate(unit, shard)
@@ -306,7 +306,7 @@ class Sharding:
         return self._issued if self._split is not None else 0
 
     def _take_off(self, unit: Unit, work: dist.Work) -> ShardReduction:
-        if unit.flight is not None:  # an earlier use of the same module
+        if unit.flight is not None:  # from an earlier use of the same module
             self._await(unit.flight)
             fresh = unit.flight.fresh
         else:
@@ -324,7 +324,7 @@ class Sharding:
 
     @staticmethod
     def _reads_at_once(unit: Unit, output: torch.Tensor) -> bool:
-        """Returns whether `fully_shard` reads the output before backward ends."""
+        """Returns True if `fully_shard` reads the output before backward ends."""
         group = unit.group
         return (
             any(p.grad is not None for _, p in unit.trained())  # it adds the output to the gradient
@@ -337,7 +337,8 @@ class Sharding:
         )
 
     def _check(self, unit: Unit, source: torch.Tensor) -> None:
-        """Logs non-finite gradients; `source` has a row per rank with a piece per parameter."""
+        """Logs non-finite gradients; `source` has one row per rank, with one piece per
+        parameter."""
         if source.sum().isfinite():
             return
         world = unit.group._reduce_scatter_process_group.size()
@@ -387,7 +388,7 @@ class Sharding:
     def arrive(self, unit: Unit) -> None:
         """Waits for a unit's gradients, and steps them if the script has called `step()`.
 
-        Does nothing during the backward that makes the gradients.
+        Does nothing during the backward that produces the gradients.
         """
         flight = unit.flight
         if flight is None or flight.mask is None:
@@ -397,7 +398,7 @@ class Sharding:
             try:
                 flight.wait()
                 reached = flight.mask.reached()
-            except Exception:  # the group has failed; after an interrupt it is waited for again
+            except Exception:  # the group has failed; after an interrupt, the wait is repeated
                 self._release(unit)
                 self._torn = self._torn or flight.stepping
                 raise
@@ -406,14 +407,15 @@ class Sharding:
             self._land(flight, reached)
 
     def _release(self, unit: Unit) -> None:
-        """Makes the parameters of a unit ordinary again: nothing of it is in flight."""
+        """Makes the parameters of a unit ordinary again, because nothing of the unit is in
+        flight."""
         assert unit.flight is not None
         deferred.restore(unit.flight.parameters)
         unit.flight = None
 
     def _land(self, flight: ShardReduction, reached: list[int]) -> None:
-        """Hands out the gradients of a unit that has arrived, and steps them if requested."""
-        self._backlog.clear()  # backward is over; releases arrived reductions
+        """Hands out a unit's gradients after their arrival, and steps them if requested."""
+        self._backlog.clear()  # backward has ended; this releases arrived reductions
         for (number, parameter), fresh in zip(flight.trained, flight.fresh, strict=True):
             if fresh and not reached[number]:
                 parameter.grad = None
@@ -473,7 +475,8 @@ def connect(unit: Unit, layout: DataLayout, sharding: Sharding, gather: Gather) 
 
 
 def refuse_unknown(module: nn.Module, units: Sequence[Unit]) -> None:
-    """Raises ConfigError for a trained parameter that is not sharded: added after wrapping."""
+    """Raises ConfigError for a trained parameter that was added after wrapping: it is not
+    sharded."""
     known = {
         id(p)
         for unit in units

@@ -1,7 +1,7 @@
 """Optimizer state of sharded parameters, moved to another layout.
 
-The state is described in JSON's types, so that ranks without it can allocate memory. Tensors
-sharded like parameters move with the parameters. Other tensors and numbers are the same on all
+The state is described in JSON types, so that ranks without state can allocate memory. Tensors that
+are sharded like parameters move with the parameters. Other tensors and numbers are equal on all
 ranks, and one rank sends them.
 """
 
@@ -22,13 +22,13 @@ SHARDED, ALIKE, PLAIN, NUMBER = "sharded", "alike", "plain", "number"
 
 
 class Moments:
-    """State of one optimizer that moves.
+    """State of one optimizer to move to another layout.
 
     Args:
-        names: names of the sharded parameters, by id. State of other parameters stays unchanged.
+        names: names of the sharded parameters, by id. State of other parameters does not change.
 
-    Raises:
-        ConfigError: state is sharded in another way.
+        Raises:
+            ConfigError: the state is sharded differently from the parameters.
     """
 
     def __init__(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:
@@ -58,7 +58,7 @@ class Moments:
     def learn(self, mover: Mover, values: bool) -> None:
         """Sends the state's description and param_groups' settings to lagging ranks. Collective.
 
-        Without `values` there is no state.
+        Without `values` no state is sent.
         """
         if not values:
             self._words.clear()
@@ -89,7 +89,8 @@ class Moments:
         return pieces
 
     def others(self, mover: Mover) -> list[torch.Tensor]:
-        """Returns the tensors that all ranks share: old ones, or new memory on a lagging rank."""
+        """Returns the tensors that all ranks share: existing ones, or new memory on a lagging
+        rank."""
         found = []
         for name, state in self._words.items():
             for key, (kind, dtype, shape, value) in state.items():
@@ -150,7 +151,7 @@ def _placed(value: Any, words: Words, mesh: DeviceMesh) -> Any:
 
 
 def _encoded(value: Any) -> Any:
-    """Encodes a value in a list, or as None if it cannot be sent: each rank then keeps its own."""
+    """Encodes a value in a list; returns None if it cannot be sent, and each rank keeps its own."""
     if value is None or isinstance(value, bool | int | float | str):
         return ["value", value]
     if isinstance(value, tuple | list):

@@ -1,7 +1,7 @@
-"""Gathers parameters before their module's turn, in the order of the last forward.
+"""Prefetcher: gathers parameters before their module's turn, in the order of the last forward.
 
-Prefetches depend only on the order of modules, never on what has arrived, so all ranks start the
-same all-gathers in the same order. An unneeded gather is dropped at the end of the forward or of
+Prefetches depend only on the order of modules, never on arrivals, so all ranks start the same
+all-gathers in the same order. An unneeded gather is dropped at the end of the forward or of
 backward.
 """
 
@@ -37,7 +37,7 @@ class Prefetcher:
         backward: when to gather a unit before its turn in backward; None: never.
 
     Attributes:
-        closed: reason why nothing may be gathered at the moment; "" if there is none.
+        closed: reason why gathering is forbidden at the moment; "" if it is allowed.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Prefetcher:
                 self._prefetch_after(unit, backward is not None)
 
     def release(self) -> None:
-        """Stops gathering by this object."""
+        """Ends the gathering by this object."""
         for hook in self._hooks:
             hook.remove()
 
@@ -130,7 +130,8 @@ class Prefetcher:
             self._prefetching = False
 
     def _prefetch_after(self, unit: Unit, prefetches: bool) -> None:
-        """Gathers backward's next unit when this unit's gradients are ready, or in its turn."""
+        """Gathers backward's next unit when this unit's gradients are ready, or else in its
+        turn."""
         group = unit.group
         by_group = {id(one.group): one for one in self._units}
         following: list[Unit] = []

@@ -1,7 +1,7 @@
 """Removes `fully_shard` from a module in place, applies it again without values, sets values.
 
-Parameters keep their old parts until `ReshardedParameter.fill` gives them new ones. So layouts are exchanged
-without a whole parameter in memory.
+Parameters keep their old parts until `ReshardedParameter.fill` gives them new parts. So a change of
+layout needs no whole parameter in memory.
 
 Private parts of torch 2.13 used here:
 - the hooks whose handles `FSDPState`, `FSDPParamGroup` and `FSDPParam` keep;
@@ -35,7 +35,7 @@ Slot = tuple[int, str]
 
 @dataclass(frozen=True)
 class ReshardedParameter:
-    """A sharded parameter in a new layout, without values until `fill`."""
+    """Sharded parameter in a new layout, without values until `fill`."""
 
     fsdp: Any
     parameter: nn.Parameter
@@ -56,7 +56,7 @@ class ReshardedParameter:
         return padded[: rows[0]]
 
     def fill(self, local: torch.Tensor) -> None:
-        """Installs `local`, memory from `blank` that has values by now."""
+        """Installs `local`, memory from `blank` that now contains values."""
         parameter = cast(Any, self.parameter)
         with torch.no_grad():
             parameter._local_tensor = local
@@ -66,7 +66,7 @@ class ReshardedParameter:
 def take_off(parts: Sequence[nn.Module]) -> set[int]:
     """Removes `fully_shard` from a module's units; only the sharded parameters stay.
 
-    Drops the rest of an unfinished step, and waits for nothing.
+    Drops the rest of an unfinished step; does not wait.
 
     Returns:
         The ids of the sharded parameters.
@@ -84,7 +84,7 @@ def take_off(parts: Sequence[nn.Module]) -> set[int]:
                 one._sharded_param_data = one._sharded_param_data.new_empty(0)
         _remove_hooks(state)
         _forget_state(part, state)
-    # The cache holds meshes that compare equal to the new one, but whose groups are gone.
+    # The cache holds meshes that compare equal to the new mesh, but whose groups have ended.
     _clear_sharding_prop_cache()
     return kept
 
@@ -128,8 +128,8 @@ def put_on_blank(
     """Shards the units over the layout, without values and without communication.
 
     Args:
-        kept: ids of sharded parameters of a former layout that stay the same objects. Others are
-            replaced.
+        kept: ids of the sharded parameters that stay the same objects; they come from a former
+            layout. All other parameters are replaced.
 
     Returns:
         The resharded parameters by the id of each sharded parameter.
@@ -182,7 +182,7 @@ def moved(
 ) -> list[tuple[nn.Parameter, torch.Tensor]]:
     """Returns this rank's new part of each parameter. Collective.
 
-    Moves buffers and optimizers' state, too. On ranks with good values nothing old is modified.
+    Buffers and optimizers' state move, too. On ranks with good values, no old value is modified.
     """
     found = []
     for one in moments:

@@ -1,8 +1,8 @@
 """Moves the values of a sharded model from one layout to another, from memory to memory.
 
-Every rank reports the part that it holds, and the number of steps in it. The ranks with the most
-steps are the sources. Rows go directly from a source to their new holder, one unit at a time. No
-rank receives rows that it will not hold.
+Every rank reports the part that it holds, and the number of steps in that part. The ranks with the
+most steps are the sources. Rows go directly from a source to their new holder, one unit at a time.
+No rank receives rows that it will not hold.
 
 A part consists of ceil(rows / shards) rows of the first dimension, as in `fully_shard` and
 `Shard(0)`.
@@ -22,12 +22,12 @@ from fireflyer.haiscale.consistency import tell_all
 from fireflyer.haiscale.mesh import DataLayout
 
 Rows = tuple[int, int]
-"""Range of rows: the first, and the one after the last."""
+"""Range of rows: the first row, and the row after the last."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """The part of all values that a rank holds.
+    """Part of all values that a rank holds.
 
     Attributes:
         shards, shard: number of parts, and index of this part.
@@ -58,12 +58,12 @@ class Claim:
 
     Attributes:
         part: part that the rank holds; None if the rank has just joined.
-        steps: number of steps in the part's values; None if they are not valid.
+        steps: number of steps in the part's values; None if the values are not valid.
         wanted: number of ranks that share a copy, if other ranks replicate it; None without
             replicas.
         groups: digest of the optimizers' param_groups.
         structure: digest of the optimizers' state, without values.
-        values: True to move values.
+        values: True if the rank wants values to move.
     """
 
     part: Part | None
@@ -94,7 +94,7 @@ class Plan:
         self.claims = list(claims)
         stayed = [rank for rank, claim in enumerate(claims) if claim.part is not None]
         if not stayed:
-            raise ConfigError("reshard: all ranks are new, no rank has a model to share")
+            raise ConfigError("reshard: all ranks are new, and no rank has a model to share")
         self.newest = max((claims[r].steps or 0 for r in stayed), default=0)
         valid = [rank for rank in stayed if claims[rank].steps == self.newest]
         self.lead = (valid or stayed)[0] if self.values else stayed[0]
@@ -160,7 +160,8 @@ class Plan:
         return gaps
 
     def deliveries(self, count: int, wanted: Rows, rank: int) -> Iterator[tuple[int, Rows]]:
-        """Yields (source, rows) for a rank's rows of a tensor; prefers itself, then its host."""
+        """Yields (source, rows) for a rank's rows of a tensor; prefers the rank itself, then its
+        host."""
         begin, end = wanted
         while begin < end:
             _, choice, last = min(self._holding(count, begin, rank))
@@ -183,11 +184,11 @@ class Plan:
 
 @dataclass
 class Piece:
-    """A tensor to move.
+    """Tensor to move.
 
     Attributes:
-        count: number of its rows, in all parts.
-        old: this rank's part in the old layout; None if it has no valid part.
+        count: number of the tensor's rows, in all parts.
+        old: this rank's part in the old layout; None if this rank has no valid part.
         new: receives this rank's part in the new layout.
     """
 
@@ -264,7 +265,7 @@ class Mover:
             self.received += block.numel()
 
     def from_lead(self, words: Callable[[], Any]) -> Any:
-        """Returns the leader's words, or None if no rank is behind. Collective."""
+        """Returns the leader's words, or None if no rank lags behind. Collective."""
         if not any(self._plan.behind):
             return None
         mine = words() if self._rank == self._plan.lead else None

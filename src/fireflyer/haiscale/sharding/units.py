@@ -1,4 +1,4 @@
-"""Splits a module into units, creates parameters from the meta device, and shards the units."""
+"""Division of a module into units, creation of parameters from the meta device, and sharding."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,8 @@ def check_settings(
     wire: str | None,
     mixed_precision: object,
 ) -> dict[str, object]:
-    """Checks arguments of `FullyShardedDataParallel` and returns those that all ranks must share.
+    """Checks arguments of `FullyShardedDataParallel`; returns those that must be equal on all
+    ranks.
 
     Raises:
         ConfigError: an argument has an invalid value.
@@ -73,7 +74,8 @@ def check_settings(
 
 
 def offloads(cpu_offload: object) -> bool:
-    """Returns the value of `cpu_offload`, also of torch's `CPUOffload`; else raises ConfigError."""
+    """Returns the value of `cpu_offload`, which may be torch's `CPUOffload`; else raises
+    ConfigError."""
     if isinstance(cpu_offload, CPUOffload):
         return cpu_offload.offload_params
     if not isinstance(cpu_offload, bool):
@@ -108,7 +110,7 @@ def units_of(module: nn.Module, policy: AutoWrapPolicy | None) -> list[nn.Module
         chosen = policy._run_policy(module, set(), {})
         if any(chosen.values()):
             raise ConfigError(
-                "auto_wrap_policy gives arguments to single units: all units get the same arguments"
+                "auto_wrap_policy gives arguments to single units, but all units get the same arguments"
             )
         inner = [part for part in _inner_first(module, set()) if part in chosen]
     else:
@@ -140,8 +142,8 @@ def _by_size(
     """Applies a policy function as torch does: outside in, with the elements not yet in a unit.
 
     Returns:
-        (units in `module`, inner first, with itself unless it is the outermost; their number of
-        elements)
+        The units in `module`, inner ones first, including `module` unless it is the outermost; and
+        their number of elements.
     """
     elements = sum(p.numel() for p in module.parameters())
     if module in seen or not policy(module=module, recurse=True, nonwrapped_numel=elements):
@@ -159,7 +161,7 @@ def _by_size(
 
 
 def check_units(module: nn.Module, units: Sequence[nn.Module]) -> None:
-    """Raises ConfigError, naming parameters, for units that cannot be trained."""
+    """Raises ConfigError for units that cannot be trained; the error names their parameters."""
     if not any(p.requires_grad for p in module.parameters()):
         raise ConfigError("FullyShardedDataParallel: no parameter requires a gradient")
     names = {id(p): name for name, p in module.named_parameters()}
@@ -180,8 +182,8 @@ def check_units(module: nn.Module, units: Sequence[nn.Module]) -> None:
         other = kinds.setdefault(id(unit), parameter)
         if other.dtype != parameter.dtype:
             raise ConfigError(
-                f"{names[id(other)]} is {other.dtype}, {names[id(parameter)]} of the same unit "
-                f"({places[id(unit)]}) {parameter.dtype}: the parameters of a unit need one dtype"
+                f"{names[id(other)]} is {other.dtype}, but {names[id(parameter)]} of the same unit "
+                f"({places[id(unit)]}) is {parameter.dtype}: the parameters of a unit need one dtype"
             )
 
 
@@ -223,12 +225,12 @@ def _owned(
 def precision_of(
     policy: MixedPrecisionPolicy | None, dtype: torch.dtype, wire: str | None
 ) -> tuple[MixedPrecisionPolicy, str | None]:
-    """Returns the policy and wire for gradients that are summed in memory as `dtype`.
+    """Returns the policy and the wire for gradients that are summed in memory as `dtype`.
 
     `dtype` is the parameters' type; a lower `reduce_dtype` becomes the wire.
 
     Raises:
-        ConfigError: no wire has the `reduce_dtype`.
+        ConfigError: there is no wire with this `reduce_dtype`.
     """
     policy = policy or MixedPrecisionPolicy()
     asked = policy.reduce_dtype or policy.param_dtype or dtype
@@ -255,7 +257,7 @@ class Settings:
 def shard(
     units: Sequence[nn.Module], mesh: DeviceMesh, everyone: ProcessGroup, settings: Settings
 ) -> None:
-    """Shards unit after unit; at most one from the meta device is whole at a time. Collective."""
+    """Shards unit by unit; at most one unit from the meta device is whole at a time. Collective."""
     root = units[-1]
     sharded: set[nn.Module] = set()
     for unit in units:
@@ -268,14 +270,14 @@ def shard(
 
 
 def put_on(unit: nn.Module, mesh: DeviceMesh, settings: Settings, outermost: bool) -> None:
-    """Applies `fully_shard` to one unit: the parameters that are in no other unit yet."""
+    """Applies `fully_shard` to one unit: to those parameters that are in no other unit yet."""
     reshard = settings.reshard_after_forward
     offload: OffloadPolicy = OffloadPolicy()
     if settings.cpu_offload:
         offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
     trained = [
         p for p in unit.parameters() if p.requires_grad and not isinstance(p, DTensor)
-    ]  # sharded parameters are in a unit already
+    ]  # sharded parameters already belong to a unit
     dtype = trained[0].dtype if trained else torch.float32
     fully_shard(
         unit,
@@ -312,18 +314,19 @@ def _materialise(modules: Sequence[nn.Module], init: InitFunction | None) -> lis
 
 
 def _check_values(made: Sequence[torch.Tensor], root: nn.Module) -> None:
-    """Raises ConfigError for tensors without values; on all ranks, as all have the first rank's."""
+    """Raises ConfigError for tensors without values; on all ranks, because all have equal
+    values."""
     bare = {id(t) for t in made if (t.is_floating_point() or t.is_complex()) and t.isnan().any()}
     names = [n for n, t in (*root.named_parameters(), *root.named_buffers()) if id(t) in bare]
     if bare:
         raise ConfigError(
             f"{', '.join(names)}: on the meta device, and still without values (NaN) after param_init_fn or "
-            "reset_parameters(): set values; zeros if a checkpoint is loaded next"
+            "reset_parameters(): set values; use zeros if a checkpoint is loaded next"
         )
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a CPU tensor like `tensor`; NaN marks missing values if the type has it."""
+    """Returns a CPU tensor like `tensor`; NaN marks missing values if the type has NaN."""
     whole = torch.empty_like(tensor, device="cpu")
     if whole.is_floating_point() or whole.is_complex():
         whole.detach().fill_(float("nan"))

@@ -1,7 +1,7 @@
 """Tensor parallelism: layers split over the ranks of a mesh, inside a host or a pair of GPUs.
 
-`parallelize(module, plan)` splits layers by name; `cross_entropy` takes logits whose vocabulary is
-split.
+`parallelize(module, plan)` splits layers by name. `cross_entropy` takes logits with a split
+vocabulary.
 """
 
 from fireflyer.haiscale.tensor.clipping import clip_grad_norm_

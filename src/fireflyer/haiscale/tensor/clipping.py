@@ -1,4 +1,4 @@
-"""Norm of gradients of modules with split layers, and clipping by it."""
+"""Norm of gradients of modules with split layers, and clipping by that norm."""
 
 from collections.abc import Collection, Iterable
 
@@ -16,7 +16,7 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
     Collective over the ranks that share layers.
 
     Returns:
-        The norm before, float64.
+        The norm before scaling, float64.
 
     Raises:
         ConfigError: `max_norm` is not a number of at least 0.
@@ -28,7 +28,7 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> torch.Tensor:
 
 
 def square_norm(modules: Iterable[nn.Module], skipped: Collection[int] = ()) -> torch.Tensor:
-    """Returns the sum of squares of all gradients, where a split parameter counts as a whole.
+    """Returns the sum of squares of all gradients; a split parameter counts as a whole.
 
     Collective over the ranks that share layers.
 
@@ -63,7 +63,7 @@ def square_norm(modules: Iterable[nn.Module], skipped: Collection[int] = ()) -> 
 
 
 def scale(modules: Iterable[nn.Module], norm: torch.Tensor, max_norm: float) -> None:
-    """Scales the gradients whose norm is `norm` to one of at most `max_norm`."""
+    """Scales gradients whose norm is `norm` to a norm of at most `max_norm`."""
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     distinct = {id(p): p for module in modules for p in module.parameters()}
     for parameter in distinct.values():

@@ -1,6 +1,6 @@
-"""Differentiable exchanges inside a tensor-parallel group: each is a step there and one back.
+"""Differentiable exchanges inside a tensor-parallel group; each has a forward and a backward step.
 
-A value is *whole* (equal on all ranks), *partial* (the sum over ranks is meant), or *split* along
+A value is *whole* (equal on all ranks), *partial* (its sum over the ranks counts), or *split* along
 one dimension, in rank order. Every function is collective, and so is its backward.
 """
 
@@ -84,17 +84,17 @@ def piece_of(x: torch.Tensor, dim: int, rank: int, size: int) -> torch.Tensor:
 
 
 def enter(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    """Passes a whole value to computation that differs by rank; sums its partial gradients."""
+    """Passes a whole value to a computation that differs by rank; sums its partial gradients."""
     return _exchange(x, _same, _summed(group))
 
 
 def reduce(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    """Sums a partial value: the result is whole."""
+    """Sums a partial value to a whole value."""
     return _exchange(x, _summed(group), _same)
 
 
 def gather(x: torch.Tensor, dim: int, group: ProcessGroup) -> torch.Tensor:
-    """Joins a split value for computation that is equal on all ranks."""
+    """Joins a split value for a computation that is equal on all ranks."""
     return _exchange(x, _joined(group, dim), _own(group, dim))
 
 
@@ -104,10 +104,10 @@ def split(x: torch.Tensor, dim: int, group: ProcessGroup) -> torch.Tensor:
 
 
 def enter_from(x: torch.Tensor, dim: int, group: ProcessGroup) -> torch.Tensor:
-    """Joins a split value for computation that differs by rank; sums and splits its gradients."""
+    """Joins a split value for a computation that differs by rank; sums and splits its gradients."""
     return _exchange(x, _joined(group, dim), _summed_own(group, dim))
 
 
 def reduce_to(x: torch.Tensor, dim: int, group: ProcessGroup) -> torch.Tensor:
-    """Sums a partial value: the result is split."""
+    """Sums a partial value to a split value."""
     return _exchange(x, _summed_own(group, dim), _joined(group, dim))

@@ -22,14 +22,15 @@ SEQUENCE = -2
 """Dimension that sequence parallelism splits: activations are (..., sequence, features)."""
 
 Split = Callable[[torch.Tensor, int], nn.Parameter]
-"""Returns this rank's piece of a parameter along a dimension; tied parameters stay tied."""
+"""Function that returns this rank's piece of a parameter along a dimension; tied parameters stay
+tied."""
 
 
 class ShardedLayer(Uncopied):
     """Base of layers with split parameters.
 
     Attributes:
-        mesh: the tensor-parallel ranks, one dimension.
+        mesh: the tensor-parallel ranks; has one dimension.
         split_dims: dimension along which each split parameter is split, by name.
     """
 
@@ -61,16 +62,16 @@ class ShardedLayer(Uncopied):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def whole_shape(self, name: str) -> torch.Size:
-        """Returns the shape of a whole split parameter."""
+        """Returns the shape of a split parameter as a whole."""
         shape = list(getattr(self, name).shape)
         shape[self.split_dims[name]] *= self.group.size()
         return torch.Size(shape)
 
     def whole_of(self, name: str, piece: torch.Tensor) -> DTensor:
-        """Returns a tensor of the whole parameter's shape over this rank's piece.
+        """Returns a DTensor with the whole parameter's shape and this rank's piece.
 
         Args:
-            piece: the parameter, or a tensor of its shape that belongs to it.
+            piece: the parameter, or a tensor of the same shape that belongs to it.
         """
         where = [Shard(self.split_dims[name])]
         return DTensor.from_local(piece.detach(), self.mesh, where, run_check=False)
@@ -82,7 +83,7 @@ class ShardedLayer(Uncopied):
     def piece_of(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """Returns this rank's piece of a DTensor or of a plain whole tensor.
 
-        Collective if the DTensor is laid out in another way.
+        Collective if the DTensor has another layout.
         """
         dim = self.split_dims[name]
         if isinstance(whole, DTensor):
@@ -193,7 +194,8 @@ def check_indices(indices: torch.Tensor, count: int) -> None:
 
 
 def sum_gradients(parameter: nn.Parameter, group: ProcessGroup) -> None:
-    """Makes backward sum a whole parameter's gradient over ranks that see pieces of a sequence."""
+    """Makes backward sum a whole parameter's gradient over ranks with different pieces of a
+    sequence."""
 
     def total(gradient: torch.Tensor) -> torch.Tensor:
         result = gradient.clone(memory_format=torch.contiguous_format)

@@ -19,14 +19,14 @@ def cross_entropy(
 ) -> torch.Tensor:
     """Returns the cross-entropy of split logits; equal on all ranks. Collective.
 
-    Three numbers a target travel instead of a row of logits.
+    The ranks exchange three numbers per target instead of a row of logits.
 
     Args:
         logits: (..., vocabulary / ranks), split in rank order.
         targets: (...) of int64, equal on all ranks.
         where: the tensor-parallel mesh or group.
         ignore_index: target that does not count.
-        reduction: "mean" of the targets that count, "sum", or "none".
+        reduction: "mean" over the targets that count, "sum", or "none".
 
     Raises:
         ConfigError: shapes do not fit, or a target lies outside the vocabulary.

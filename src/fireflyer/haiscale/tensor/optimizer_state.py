@@ -9,7 +9,7 @@ from fireflyer.haiscale.tensor.layers import ShardedLayer
 
 
 def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Returns `optimizer.state_dict()` with DTensors for state of split parameters."""
+    """Returns `optimizer.state_dict()`, with DTensors for the state of split parameters."""
     state = optimizer.state_dict()
     return _mapped(state, module, optimizer, ShardedLayer.whole_of.__name__)
 
@@ -17,7 +17,7 @@ def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 def load_optimizer_state(
     module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
 ) -> None:
-    """Loads a state of whole tensors: of `optimizer_state`, or of the model on one process."""
+    """Loads a state of whole tensors, from `optimizer_state` or from a model on one process."""
     optimizer.load_state_dict(_mapped(state, module, optimizer, ShardedLayer.piece_of.__name__))
 
 

@@ -1,4 +1,4 @@
-"""`parallelize`: replaces layers of a module, chosen by name, by tensor-parallel ones."""
+"""`parallelize`: replaces layers of a module, chosen by name, by tensor-parallel layers."""
 
 import fnmatch
 from collections.abc import Mapping
@@ -77,21 +77,21 @@ def parallelize(
 ) -> nn.Module:
     """Splits layers of `module` over the ranks of a mesh, in place. Collective.
 
-    Parameters and buffers are first copied from the mesh's first rank. Make optimizers and data
-    parallel wrappers afterwards.
+    Parameters and buffers are first copied from the mesh's first rank. Make optimizers and
+    data-parallel wrappers afterwards.
 
     Args:
-        plan: styles by pattern. A pattern is a module's name; `*` in it stands for any text
-            between two dots.
-        mesh: ranks that share the layers: one dimension, or several of which one is named "tp".
-            Default: all ranks.
+        plan: styles by pattern. A pattern is a module's name; `*` in it stands for any text between
+            two dots.
+        mesh: ranks that share the layers: one dimension, or several with one named "tp". Default:
+            all ranks.
 
     Returns:
         `module`.
 
     Raises:
-        ConfigError: on all ranks: a pattern names no module, or a module that the style does not
-            fit; the ranks do not divide a layer; modules or plans differ between ranks.
+        ConfigError: raised on all ranks if a pattern names no module, a style does not fit its
+            module, the ranks do not divide a layer, or modules or plans differ between ranks.
     """
     mesh = tensor_mesh(mesh)
     group = mesh.get_group()
@@ -112,7 +112,7 @@ def parallelize(
 
 
 def tensor_mesh(mesh: DeviceMesh | None) -> DeviceMesh:
-    """Returns the tensor-parallel dimension of a mesh. Collective without a mesh."""
+    """Returns the tensor-parallel dimension of a mesh. Collective if `mesh` is None."""
     if mesh is None:
         return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=(TENSOR,))
     if mesh.ndim == 1:
@@ -165,7 +165,7 @@ def _check(name: str, part: nn.Module, style: Style, ranks: int) -> None:
         raise ConfigError(f"{ranks} ranks do not divide the {count} {counted} of {name}")
     if isinstance(part, nn.Embedding) and (part.max_norm or part.sparse or part.scale_grad_by_freq):
         raise ConfigError(
-            f"{name} has max_norm, sparse or scale_grad_by_freq: a split embedding has none"
+            f"{name} has max_norm, sparse or scale_grad_by_freq, which a split embedding does not support"
         )
 
 

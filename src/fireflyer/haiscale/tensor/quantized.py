@@ -1,4 +1,4 @@
-"""A column and a row layer in 4 bits on tensor-parallel ranks: no gather between them."""
+"""Column and row layers in 4 bits on tensor-parallel ranks, without a gather between them."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,20 +15,22 @@ from fireflyer.nn.quant import Quantized, shards
 
 
 class QuantizedPair(Uncopied):
-    """Column layers, a function of single features, and a row layer, with weights in 4 bits.
+    """Column layers, a function that acts on each feature, and a row layer, with weights in 4 bits.
 
     The naive form exists for comparison: it gathers and reorders between the layers.
 
     Args:
-        columns: whole column layers with one input, for example gate and up; equal on all ranks.
-        row: the whole row layer behind them.
-        between: takes the outputs of `columns`, for example `lambda g, u: silu(g) * u`.
-        biases: (features,) of each column layer, or None.
-        bias: of the row layer, or None.
-        mesh: one dimension, or several of which one is named "tp"; default: all ranks.
+        columns: whole column layers with one common input, for example gate and up; equal on all
+            ranks.
+        row: the whole row layer that follows them.
+        between: function of the outputs of `columns`, for example `lambda g, u: silu(g) * u`.
+        biases: (features,) bias of each column layer, or None.
+        bias: bias of the row layer, or None.
+        mesh: one dimension, or several with one named "tp"; default: all ranks.
 
     Raises:
-        ConfigError: on all ranks: layers do not fit, or ranks or groups do not divide them.
+        ConfigError: raised on all ranks if layers do not fit, or if ranks or groups do not divide
+            them.
     """
 
     def __init__(

@@ -7,19 +7,19 @@ from concurrent.futures import ThreadPoolExecutor
 from fireflyer.hfreduce.backend.work import Work
 
 _THREADS = 1024
-"""Maximum number of threads; more callbacks than these never wait inside one another."""
+"""Maximum number of threads; never more callbacks than this wait inside one another."""
 
 
 class CompletionThreads:
     """Waits for works to end and completes their futures.
 
     Collectives end in the order in which they were added, so one thread waits for all of them. When
-    a collective is over, the thread hands the waiting over to another thread and then completes the
-    future. This order matters, because callbacks run in that call and may wait for other futures of
-    the group. Messages end in any order; a thread waits for each.
+    a collective ends, that thread passes the waiting on to another thread and then completes the
+    future. This order matters, because completing the future runs callbacks, which may wait for
+    other futures of the group. Messages end in any order, so each has its own waiting thread.
 
     The threads belong to an executor, which is joined before the interpreter ends. A thread that
-    returned from the engine after that would crash the process.
+    returns from the engine after that would crash the process.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class CompletionThreads:
         self._threads: ThreadPoolExecutor | None = None
 
     def add(self, work: Work) -> None:
-        """Schedules `work` to be settled. Never blocks."""
+        """Schedules the completion of the future of `work`. Never blocks."""
         with self._changed:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(_THREADS, "hfreduce-futures")
@@ -42,7 +42,7 @@ class CompletionThreads:
             self._hand_on()
 
     def shutdown(self) -> None:
-        """Waits until all added works are settled, and ends the threads."""
+        """Waits until the futures of all added works are complete, and ends the threads."""
         with self._changed:
             self._changed.wait_for(lambda: self._unsettled == 0)
             threads, self._threads = self._threads, None
@@ -50,7 +50,8 @@ class CompletionThreads:
             threads.shutdown()
 
     def _hand_on(self) -> bool:
-        """Makes a thread wait for the queue; False if the caller must. REQUIRES: the lock."""
+        """Makes a thread wait for the queue; returns False if the caller must. REQUIRES: the
+        lock."""
         if self._waiting or not self._queue:
             return True
         assert self._threads is not None

@@ -1,7 +1,6 @@
 """Tensors on devices: their memory, and the handles of collectives on them.
 
-CUDA tensors are recognised. Code with another device, or with a fake device in a test, registers
-it:
+CUDA tensors are recognised. Other devices, and fake devices in tests, are registered:
 
     devices.register("fake", lambda tensor: context if mine(tensor) else None)
 """
@@ -21,7 +20,7 @@ from fireflyer.hfreduce.backend.compiler_exclusion import uncompiled
 from fireflyer.hfreduce.backend.work import Completer, Work
 
 PART_BYTES = 4 << 20
-"""Size of a part in bytes; larger calls are cut, so that copies and reductions of parts overlap."""
+"""Size of a part in bytes. Larger calls are cut into parts whose copies and reductions overlap."""
 
 _CUT = (native.Kind.ALLREDUCE, native.Kind.REDUCE, native.Kind.BROADCAST)
 
@@ -46,10 +45,11 @@ _finders: dict[str, Finder] = {}
 
 
 def register(name: str, finder: Finder) -> None:
-    """Registers another kind of device; `finder` returns the device context of its tensors, else None.
+    """Registers another kind of device; `finder` returns the device context of its tensors, else
+    None.
 
-    torch may see such a tensor as a CPU tensor. Then it must be contiguous, because torch would
-    copy it without the device's knowledge.
+    Such a tensor must be contiguous if torch sees it as a CPU tensor, because torch would copy it
+    without the device's knowledge.
     """
     _finders[name] = finder
 
@@ -83,11 +83,11 @@ def _cuda_seat(index: int) -> DeviceContext:
 
 
 def parts_of(kind: native.Kind, count: int, size: int) -> list[int]:
-    """Cuts a call into operations and returns their element counts; the same on all ranks.
+    """Cuts a call into operations; returns their element counts, which are the same on all ranks.
 
     Args:
         count: number of elements of the call.
-        size: their size in bytes, in all.
+        size: total size of these elements, in bytes.
     """
     if kind not in _CUT or size <= PART_BYTES:
         return [count]
@@ -100,7 +100,7 @@ _kept: list[object] = []
 
 
 def keep_for_ever(held: object) -> None:
-    """Keeps memory alive that a device may still use after a call that failed or never ended."""
+    """Keeps memory alive that a device may still use after a call failed or did not end."""
     _kept.append(held)
 
 
@@ -108,15 +108,15 @@ def keep_for_ever(held: object) -> None:
 class DeviceWork(Work):
     """A collective on the memory of a device.
 
-    `wait()` makes the caller's current stream wait, not the caller. With a timeout the caller
-    waits, too, until the ranks have reduced. `exception()` returns an error that is found later,
-    and every later call of the group raises it. The result is then NaN (or all bits set).
+    `wait()` makes the caller's current stream wait, not the caller. With a timeout, the caller also
+    waits until the ranks have reduced. An error that is found later leaves NaN (or all bits set) in
+    the result; `exception()` returns the error, and every later call of the group raises it.
 
     Args:
         settler, operations, result, held, finish: see `Work`.
         context: device context of the tensors.
         passage: the device's part of the work.
-        patience_s: time that a group that ends waits for the device.
+        patience_s: how long `shutdown` of the group waits for the device.
     """
 
     def __init__(

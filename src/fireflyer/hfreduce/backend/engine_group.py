@@ -104,7 +104,7 @@ class EngineGroup(ProcessGroup):
         self._stagers: dict[native.Device, native.Stager] = {}
         self._recorded = False
 
-    # Methods that torch calls on a group and on its backend: this object is both.
+    # Methods that torch calls both on a group and on its backend: this object is both.
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
         return "hfreduce"
@@ -112,7 +112,7 @@ class EngineGroup(ProcessGroup):
     def name(self) -> str:
         return "hfreduce"
 
-    # torch keeps rank and size in a group's backends; this group has no backend besides itself.
+    # torch keeps rank and size in a group's backends; this object is its group's only backend.
 
     def getRank(self) -> int:  # noqa: N802
         return self._rank
@@ -149,7 +149,7 @@ class EngineGroup(ProcessGroup):
     """Default wire codec of sums; must be the same on all ranks."""
 
     joined = False
-    """True if this process joined the group when the group was running already."""
+    """True if this process joined a group that was already running."""
 
     supports_splitting = False
     supports_coalescing = False
@@ -179,7 +179,7 @@ class EngineGroup(ProcessGroup):
     def set_rules(self, rules: Sequence[native.Rule]) -> None:
         """Sets the rules that choose the algorithms between hosts.
 
-        The engine's own rules decide calls that no rule applies to. Every rank must make this call
+        The engine's own rules decide calls to which no rule applies. Every rank must make this call
         with the same rules, while it has no operation in flight.
         """
         self._engine.set_rules(list(rules))
@@ -187,7 +187,7 @@ class EngineGroup(ProcessGroup):
 
     def abort(self) -> None:
         """Ends operations here and on all peers with an error; the group is unusable afterwards."""
-        self._recorded = True  # a wanted abort needs no flight record
+        self._recorded = True  # a deliberate abort needs no flight record
         self._engine.abort()
         self._connection.watch.announce("the group was aborted")
         self._connection.post.fail("the group was aborted")
@@ -220,12 +220,12 @@ class EngineGroup(ProcessGroup):
     ) -> None:
         """Forms this group anew, in place, from ranks that another service has agreed on.
 
-        torchft's manager makes this call of a process group, with these arguments, after each
-        quorum. The call needs the store at `store_addr`; `reform` agrees among the members and
-        needs no store. Operations in flight end with an error.
+        torchft's manager makes this call, with these arguments, after each quorum. The call needs
+        the store at `store_addr`; `reform` agrees among the members and needs no store. Operations
+        in flight end with an error.
 
         Args:
-            store_addr: "host:port/prefix" of a TCPStore. Exactly these ranks use the prefix, and
+            store_addr: "host:port/prefix" of a TCPStore. Only these ranks may use the prefix, and
                 only once.
             rank, world_size: rank of this process, and number of ranks, in the new group.
             replica_id, quorum_id, group_rank, group_world_size, global_ranks: logged, otherwise
@@ -260,24 +260,25 @@ class EngineGroup(ProcessGroup):
 
     @property
     def supports_reconfigure(self) -> bool:
-        """True. The name is torch's; managers such as torchft's read it."""
+        """Returns True. The name is torch's; managers such as torchft's read it."""
         return True
 
     def get_reconfigure_handle(self) -> str:
-        """Returns this member's handle, for `reconfigure` of all members. Opens a store once."""
+        """Returns this member's handle, for `reconfigure` of all members. Opens a store at the
+        first call."""
         if self._member is None:
             self._member = Member(self.join_address.rpartition(":")[0])
         return msgspec.json.encode(self._member.handle).decode()
 
     def reconfigure(self, opts: Any) -> Work:
-        """Forms this group anew, in place, as torch's groups do from 2.14 on. All members call it.
+        """Forms this group anew, in place, like torch's groups from 2.14 on. All members call it.
 
         Args:
             opts: ReconfigureOptions of torch or torchft: `handles`, a list in order of rank;
                 `uuid`, a number that differs each time; `timeout`, by default the group's.
 
         Returns:
-            A work that is over.
+            A work that has ended.
 
         Raises:
             ConfigError: `handles` is not a list, or lacks this member's handle.
@@ -292,17 +293,18 @@ class EngineGroup(ProcessGroup):
 
     @property
     def join_address(self) -> str:
-        """Address that a newcomer passes to `join` to be admitted at the next `reform`."""
+        """Address that a newcomer passes to `join`; the members admit it at the next `reform`."""
         return self._connection.join_address
 
     @property
     def join_addresses(self) -> list[str]:
-        """`join_address` of every member, by rank. It identifies the process while that lives."""
+        """`join_address` of every member, by rank. Each identifies a process while that process
+        lives."""
         return self._connection.join_addresses
 
     @property
     def epoch(self) -> int:
-        """Epoch of the agreed view: 0 at first, higher after each `reform`."""
+        """Epoch of the agreed view: initially 0, higher after each `reform`."""
         return self._connection.epoch
 
     @property
@@ -325,16 +327,15 @@ class EngineGroup(ProcessGroup):
 
         Args:
             timeout: limit for this call.
-            quorum: number of old members that must agree; default more than half of them, or half
-                with rank 0. With a smaller quorum, two parts of a partitioned network may both go
-                on.
-            grace: time for a member that is not known to be dead to call `reform`, too.
+            quorum: number of old members that must agree. Default: more than half, or half with
+                rank 0. With a smaller quorum, both parts of a partitioned network may continue.
+            grace: how long to wait for members that are not known to be dead to call `reform`, too.
 
         Returns:
             Previous rank of each new rank; -1 for newcomers.
 
         Raises:
-            DeadlineExceeded: the members reached no quorum.
+            DeadlineExceeded: too few members took part for a quorum.
             RankFailed: names this rank itself if the others formed the group without it.
             ConfigError: this rank was closed, or an earlier `reform` of it failed, which ends the
                 group.
@@ -368,7 +369,7 @@ class EngineGroup(ProcessGroup):
         self._collectives.clear()
         self._messages.clear()
 
-    # The path of all collectives to the engine.
+    # Submission of all collectives to the engine.
 
     def _copy(
         self,
@@ -384,7 +385,7 @@ class EngineGroup(ProcessGroup):
         even: bool = True,
         label: int = 0,
     ) -> Work:
-        """Submits a collective that only moves bytes, of any dtype."""
+        """Submits a collective that only moves bytes, so any dtype works."""
         dtype = DTYPES.get(like.dtype, native.DType.UINT8)
         uneven = not even or kind in (native.Kind.ALL_GATHER, native.Kind.GATHER)
         return self._submit(
@@ -417,7 +418,7 @@ class EngineGroup(ProcessGroup):
         like: torch.Tensor | None = None,
         **options: Any,
     ) -> Work:
-        """Submits a collective; `like` is one of the tensors whose memory the buffers are."""
+        """Submits a collective; `like` is one of the tensors to whose memory the buffers belong."""
         arguments = (kind, inputs, outputs, count, dtype, inline, result, held, finish, like)
         if not profiler_events.enabled():
             return self._start(*arguments, **options)
@@ -489,7 +490,7 @@ class EngineGroup(ProcessGroup):
     def _link(
         self, kind: native.Kind, count: int, dtype: native.DType, options: dict[str, Any]
     ) -> None:
-        """Opens the connections that a call of this shape sends over, at the first such call."""
+        """Opens the connections that calls of this shape use, at the first such call."""
         named = {key: options[key] for key in ("root", "wire", "priority") if key in options}
         shape = (kind, count, dtype, *named.values())
         if shape in self._linked:
@@ -505,7 +506,7 @@ class EngineGroup(ProcessGroup):
     def _finish_with(
         self, work: Work, result: list[torch.Tensor], finish: Callable[[], None] | None
     ) -> Work:
-        """Returns the same work with another result and an additional callback at its end."""
+        """Returns the same work with another result and an additional callback for its end."""
         if finish is None:
             work._result = result
             return work
@@ -525,7 +526,7 @@ class EngineGroup(ProcessGroup):
             flight_recorder.dump(self._engine, self._rank, self._size, error)
 
     def ended(self, work: Work) -> None:
-        """Releases the memory of a work that was waited for."""
+        """Releases the memory of a work after a wait."""
         self._collectives.discard(work)
         self._messages.discard(work)
 

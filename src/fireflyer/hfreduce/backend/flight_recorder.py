@@ -1,9 +1,8 @@
 """File of the flight recorder: this rank's latest operations, written when the group breaks.
 
 The file is one JSON object with rank, world, pid, error, and `operations`, oldest first. An
-operation has its number, its call as error messages show it, its state (queued, running, done,
-failed) and its times in nanoseconds of the monotonic clock. A comparison of two ranks' files shows
-which rank called what.
+operation has a number, its call as error messages show it, a state (queued, running, done, failed)
+and times in nanoseconds of the monotonic clock. A comparison of two ranks' files shows their calls.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ def folder() -> Path:
 
 
 def dump(engine: native.Group, rank: int, world: int, error: BaseException) -> Path | None:
-    """Writes the file and logs its path. Returns None on failure, which must not hide `error`."""
+    """Writes the file and logs its path. Returns None on failure, so that `error` stays visible."""
     record = {
         "rank": rank,
         "world": world,

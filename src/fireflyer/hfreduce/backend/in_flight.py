@@ -9,8 +9,8 @@ class InFlight:
     """Works that the engine has not finished. Thread-safe: each operation on the dict is atomic.
 
     The engine holds bare addresses, and a caller may drop a Work and its tensors at any time. This
-    object keeps both alive until the operation ends. It keeps them no longer, because they may hold
-    a unit of a large model.
+    object keeps both alive until the operation ends, but no longer: they may hold a large part of a
+    model.
 
     Args:
         in_order: True if works end in the order of `add`. The search for ended works then stops at

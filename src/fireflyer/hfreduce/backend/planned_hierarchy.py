@@ -9,8 +9,8 @@ A tree whose branches have the same shape at every level is reduced in slices. F
     allreduce      in {0, 2} and {1, 3}     of the halves
     all_gather     in {0, 1} and {2, 3}
 
-Any other tree is reduced to the first rank of each branch, level by level. The top group sums up,
-and broadcasts return the result.
+Any other tree is reduced to the first rank of each branch, level by level. The top group sums, and
+broadcasts return the result.
 """
 
 import collections
@@ -43,7 +43,7 @@ class TreePlan:
     Attributes:
         even: True to reduce in slices; False to reduce to leaders and broadcast back.
         levels: the groups of each level, from the leaves to the root, without groups of one rank.
-            In an even plan a rank is in one group of every level. Otherwise a rank leads all its
+            In an even plan, a rank is in one group of every level. Otherwise a rank leads all its
             groups but the last, as their first rank. The last level of an uneven plan is one group.
     """
 
@@ -86,7 +86,7 @@ def _check(ranks: list[int], world: int) -> None:
 
 
 def _arities(tree: Tree) -> tuple[int, ...] | None:
-    """Returns the number of branches per level from the root down; None if it varies in a level."""
+    """Returns the number of branches per level, root first; None if it varies within a level."""
     if isinstance(tree, int):
         return ()
     below = {_arities(branch) for branch in tree}
@@ -97,7 +97,7 @@ def _arities(tree: Tree) -> tuple[int, ...] | None:
 def _slice_levels(
     ranks: Sequence[int], arities: Sequence[int]
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Yields groups of the ranks at the same place of neighbouring branches."""
+    """Yields groups of the ranks at the same position in neighbouring branches."""
     stride = 1
     for arity in reversed(arities):
         if arity > 1:
@@ -199,10 +199,10 @@ class PlannedHierarchy:
     thread of each rank makes the calls. Results are bit-identical on all ranks and from run to run.
 
     Error bound: let e be the unit roundoff of the tensor's dtype and a that of the accumulation
-    (float32, or float64 for float64). Let n be the number of ranks and H_l the number of hosts in a
-    group of level l. A sum deviates by at most (n a + sum over l of (H_l + 1) e) times the sum of
-    the magnitudes. AVG over a tree with uneven branches divides the sum by n, which rounds once
-    more, and overflows if the sum does.
+    (float32, or float64 for float64). Let n be the number of ranks, and H_l the number of hosts in
+    a group of level l. A sum deviates by at most (n a + sum over l of (H_l + 1) e) times the sum of
+    the magnitudes. AVG over a tree with uneven branches divides the sum by n. The division rounds
+    once more, and the result overflows if the sum does.
 
     Args:
         levels: nested lists of the ranks of `group`, each once, e.g. [[0, 1], [2, 3]]; any depth.
@@ -258,8 +258,8 @@ class PlannedHierarchy:
         Raises:
             RankFailed: a rank of `group` died or did not join within the timeout. The hierarchy is
                 broken.
-            CollectiveError: another rank gave up, and the error says why; the ranks make different
-                calls; or the tensor has no strided memory of its own (sparse, meta, a DTensor).
+            CollectiveError: another rank gave up (the error says why), the ranks make different
+                calls, or the tensor has no strided memory of its own (sparse, meta, a DTensor).
             TypeError: AVG of integers.
         """
         address_of(tensor)
@@ -278,7 +278,7 @@ class PlannedHierarchy:
         return None
 
     def close(self) -> None:
-        """Waits for calls in flight and leaves all groups. Also done at garbage collection."""
+        """Waits for calls in flight and leaves all groups. Garbage collection does so, too."""
         if self._thread is not None:
             self._thread.shutdown()
         for position in self._positions:
@@ -337,7 +337,7 @@ class PlannedHierarchy:
             raise self._give_up(position, error) from error
 
     def _give_up(self, broken: _TreePosition, error: CollectiveError) -> CollectiveError:
-        """Announces the error in this rank's other groups: they have no link to the failed rank."""
+        """Fails this rank's other groups, too: their members have no link to the failed rank."""
         if isinstance(error, RankFailed):
             rank = broken.ranks[error.rank]
             found: CollectiveError = RankFailed(f"rank {rank} of the tree: {error}", rank)
@@ -372,7 +372,7 @@ def _compare(store: dist.Store, rank: int, size: int, levels: Tree) -> None:
 
 
 def _flattened(tensor: torch.Tensor, slices: int) -> tuple[torch.Tensor, bool]:
-    """Returns the elements as a row that divides into equal slices, and whether it is a copy."""
+    """Returns the elements as a row that divides into equal slices; True if the row is a copy."""
     missing = -tensor.numel() % slices
     if missing == 0:
         return tensor.contiguous().view(-1), not tensor.is_contiguous()

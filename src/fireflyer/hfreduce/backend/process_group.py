@@ -59,7 +59,7 @@ class ProcessGroupHFReduce(EngineGroup):
         store: a `torch.distributed` store that exactly this group uses.
         rank, size: rank of this process, and number of ranks in the group.
         timeout: limit for each operation and for the rendezvous.
-        still_useful: called while this rank waits for others; raises if they cannot come.
+        still_useful: called while this rank waits for other ranks; raises if these cannot come.
 
     Raises:
         DeadlineExceeded, ProtocolMismatch, NoSpace, CollectiveError: see `establish.connect`.
@@ -249,7 +249,7 @@ class ProcessGroupHFReduce(EngineGroup):
         if (factor := premultiplier(opts)) is not None:
             inputs = [piece * factor for piece in inputs]
             waits, opts = will_wait(opts), options(dist.ReduceScatterOptions, None, opts.timeout)
-            opts.asyncOp = not waits  # the new options say SUM: the factor is applied already
+            opts.asyncOp = not waits  # the new options say SUM: the factor is already applied
         if any(piece.numel() != inputs[0].numel() for piece in inputs):
             return self._scatter_uneven(output, inputs, opts)
         return self._scatter_sums(
@@ -257,7 +257,8 @@ class ProcessGroupHFReduce(EngineGroup):
         )
 
     def _scatter_uneven(self, output: torch.Tensor, inputs: list[torch.Tensor], opts: Any) -> Work:
-        """Runs one reduce per rank, because the pieces differ in size. Sizes agree on all ranks."""
+        """Runs one reduce per rank, because the pieces differ in size. All ranks agree on the
+        sizes."""
         if len(inputs) != self._size or inputs[self._rank].numel() != output.numel():
             raise ValueError(
                 f"expected {self._size} tensors, of which number {self._rank} has {output.numel()} elements, "
@@ -407,7 +408,7 @@ class ProcessGroupHFReduce(EngineGroup):
         label: int = 0,
     ) -> Work:
         if outputs and len(outputs) != self._size:
-            raise ValueError(f"expected an output a rank ({self._size}), got {len(outputs)}")
+            raise ValueError(f"expected one output per rank ({self._size}), got {len(outputs)}")
         check_dtypes(source, outputs)
         if outputs and outputs[self._rank].numel() != source.numel():
             raise ValueError(
@@ -454,7 +455,7 @@ class ProcessGroupHFReduce(EngineGroup):
         """Exchanges lists of tensors indexed by rank; pieces may have any sizes."""
         opts = options(dist.AllToAllOptions, opts, timeout)
         if len(inputs) != self._size or len(outputs) != self._size:
-            raise ValueError(f"all_to_all needs a tensor a rank ({self._size}) on both sides")
+            raise ValueError(f"all_to_all needs one tensor per rank ({self._size}) on both sides")
         check_dtypes(inputs[0], [*inputs, *outputs])
         sources = [readable(t) for t in inputs]
         targets, finish = all_writable(list(outputs))
@@ -534,9 +535,10 @@ class ProcessGroupHFReduce(EngineGroup):
         return self._message(operation, tensor, flat, finish)
 
     def _link_to_hear_from(self, ranks: list[int]) -> None:
-        """Connects to `ranks`, so that the failure of any of them is detected.
+        """Connects to `ranks`, so that this rank detects the failure of any of them.
 
-        A rank that has sent and left is accepted, because its messages may still be queued here.
+        A rank that has sent and then left is accepted, because its messages may still be queued
+        here.
 
         Raises:
             RankFailed: a rank cannot be reached and has never sent anything.

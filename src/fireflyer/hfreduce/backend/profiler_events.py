@@ -16,7 +16,8 @@ _NAMES = {native.Kind.ALLREDUCE: "all_reduce"}
 
 
 def recorded(kind: native.Kind, submit: Callable[[], Work]) -> Work:
-    """Submits a collective inside an event, which ends with it and before a wait returns."""
+    """Submits a collective inside a profiler event. The event ends with it, before any wait
+    returns."""
     with record_function(f"hfreduce:{_NAMES.get(kind) or kind.name.lower()}") as event:
         work = submit()
         over: torch.futures.Future[None] = torch.futures.Future()

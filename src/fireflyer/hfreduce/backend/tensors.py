@@ -43,14 +43,14 @@ def listed(tensors: Any) -> list[torch.Tensor]:
 
 
 def options(kind: type, opts: Any, timeout: Any = None, *, op: Any = None, root: Any = None) -> Any:
-    """Returns the options of a call, also from torch's short forms.
+    """Returns the options of a call, even if the call uses torch's short forms.
 
     The short forms pass values by position or name: `allreduce(tensors, op, timeout)`,
     `broadcast(tensor, root, timeout)`, `barrier(timeout)`.
 
     Args:
         kind: class of the options.
-        opts: options object, or the timeout, root or operation that stands in its place.
+        opts: options object, or the timeout, root or operation that is passed instead.
     """
     if isinstance(opts, datetime.timedelta):
         timeout, opts = opts, None
@@ -71,25 +71,25 @@ def options(kind: type, opts: Any, timeout: Any = None, *, op: Any = None, root:
 
 
 def will_wait(opts: Any) -> bool:
-    """True if the caller waits for the result at once."""
+    """Returns True if the caller waits for the result at once."""
     return opts is not None and not getattr(opts, "asyncOp", True)
 
 
 def seconds_of(opts: Any) -> float:
-    """Returns the timeout of this call in seconds; 0 means that the group's timeout applies."""
+    """Returns the timeout of this call in seconds; 0: the group's timeout applies."""
     timeout = getattr(opts, "timeout", None)
     return max(0.0, timeout.total_seconds()) if timeout is not None else 0.0  # torch's -1 ms: unset
 
 
 def op_of(opts: Any) -> native.ReduceOp:
-    """Returns the engine's operation; PREMUL_SUM is a sum after `premultiplier` is applied."""
+    """Returns the engine's operation; for PREMUL_SUM a sum, whose factor is `premultiplier`."""
     if opts is None or opts.reduceOp.op == ReduceOp.PREMUL_SUM:
         return native.ReduceOp.SUM
     return op_named(opts.reduceOp)
 
 
 def premultiplier(opts: Any) -> Any:
-    """Returns the factor that each rank's values are multiplied by before the sum, or None."""
+    """Returns the factor by which each rank multiplies its values before the sum, or None."""
     if opts is None or opts.reduceOp.op != ReduceOp.PREMUL_SUM:
         return None
     return opts.reduceOp.factor
@@ -102,7 +102,7 @@ def averaged(
     world: int,
     finish: Callable[[], None] | None,
 ) -> tuple[native.ReduceOp, Callable[[], None] | None]:
-    """Replaces the mean of integers by a sum, divided (rounding towards zero) after the wait.
+    """Replaces the mean of integers by a sum and a division after the wait, towards zero.
 
     Args:
         result: receives the sum; None if another rank receives it.
@@ -194,7 +194,7 @@ def _without_memory(tensor: torch.Tensor) -> CollectiveError:
     elif hasattr(tensor, "to_local"):
         what, help_ = f"a {type(tensor).__name__}", "pass its .to_local()"
     else:
-        what, help_ = f"a {type(tensor).__name__}", "pass the tensors that it is made of"
+        what, help_ = f"a {type(tensor).__name__}", "pass the tensors of which it consists"
     return CollectiveError(
         f"hfreduce needs tensors with strided memory of their own; {what}, {tuple(tensor.shape)}, "
         f"has none: {help_}"
@@ -219,7 +219,7 @@ def writable(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None] | N
 def writable_on_host(
     tensor: torch.Tensor,
 ) -> tuple[torch.Tensor, Callable[[], None] | None]:
-    """Returns writable host memory; without the values if the tensor lies on a device."""
+    """Returns writable host memory; it lacks the values if the tensor lies on a device."""
     address_of(tensor)
     if tensor.is_cpu:
         return writable(tensor)

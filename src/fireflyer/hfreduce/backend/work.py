@@ -15,7 +15,7 @@ from fireflyer.hfreduce.backend.compiler_exclusion import uncompiled
 
 
 class Completer(Protocol):
-    """Methods that a work needs of its process group."""
+    """Methods of the process group that a work needs."""
 
     def settle_later(self, work: "Work") -> None:
         """Completes the work's future from a thread of the group."""
@@ -24,18 +24,18 @@ class Completer(Protocol):
         """Called when an operation has ended with an error."""
 
     def ended(self, work: "Work") -> None:
-        """Releases the memory of a work that was waited for."""
+        """Releases the memory of a work after a wait."""
 
     def withdraw(self, number: int) -> None:
         """Requests cancellation of the operation with this number on all ranks."""
 
 
 class Promise:
-    """A future that ends in an error for torch's C++ code, too.
+    """A future whose error is an error for torch's C++ code, too.
 
-    C++ code sees an exception set by `torch.futures.Future.set_exception` as a value: DDP's reducer
-    takes it for tensors and crashes. An exception raised in a callback is an error everywhere; C++
-    code gets a RuntimeError that names it.
+    C++ code takes an exception set by `torch.futures.Future.set_exception` for a value: DDP's
+    reducer takes it for tensors and crashes. An exception raised in a callback is an error
+    everywhere; C++ code gets a RuntimeError that names it.
     """
 
     def __init__(self) -> None:
@@ -64,12 +64,12 @@ _abandoned: deque["Work"] = deque(maxlen=8)
 """Latest small works (`_is_small`) that were dropped before a wait.
 
 torch's C++ code may still hold such a work and wait for it later: DDP's join does so with a count
-of ranks. Without its Python object that wait never returns.
+of ranks. That wait would never return without the work's Python object.
 """
 
 
 def _is_small(work: "Work", limit: int = _SMALL_BYTES) -> bool:
-    # `nbytes` refuses sparse tensors.
+    # `nbytes` rejects sparse tensors.
     return sum(tensor.numel() * tensor.element_size() for tensor in work._result) <= limit
 
 
@@ -78,7 +78,10 @@ def _keep_if_small(
     is_small: Callable[["Work"], bool] = _is_small,
     keep: Callable[["Work"], None] = _abandoned.append,
 ) -> None:
-    """Uses only its arguments, because globals are gone when the interpreter shuts down."""
+    """Keeps a dropped work if it is small.
+
+    Uses only its arguments, because globals are gone when the interpreter shuts down.
+    """
     if is_small(work):
         keep(work)
 
@@ -88,10 +91,10 @@ class Work(dist.Work):
     """Operations of the engine and their tensors, which stay alive until all operations are over.
 
     Args:
-        settler: completes the future if the work is not over when the future is requested.
+        settler: completes the future if the work is still in flight when the future is requested.
         operations: submitted operations, in order.
         result: tensors of the call; the future and `result()` return them.
-        held: other objects whose addresses the engine has.
+        held: other objects whose addresses the engine holds.
         finish: copies results to their destination; runs once, in the first thread that sees the
             end.
     """
@@ -134,7 +137,8 @@ class Work(dist.Work):
         group stays usable.
 
         Raises:
-            ConfigError: the operation has no priority; rank 0 orders only operations with one.
+            ConfigError: the operation has no priority; rank 0 orders only operations with a
+                priority.
         """
         if any(operation.priority == 0 for operation in self._operations):
             raise ConfigError("only an operation with a priority can be cancelled")
@@ -146,7 +150,7 @@ class Work(dist.Work):
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Any:
-        """Returns the error of a work that is over, or None."""
+        """Returns the error of a work that has ended, or None."""
         try:
             for operation in self._operations:
                 if operation.done():
@@ -200,7 +204,7 @@ class Work(dist.Work):
         self._finish = both
 
     def _after_finish(self) -> None:
-        """Makes later waits include operations that `finish` has put into the current stream."""
+        """Makes later waits include operations that `finish` put into the current stream."""
 
     def result(self) -> list[torch.Tensor]:
         """Waits, then returns the tensors of the call."""
@@ -208,19 +212,19 @@ class Work(dist.Work):
         return self._result
 
     def _source_rank(self) -> int:
-        """Returns the sender's rank of a receive that is over. The name is torch's."""
+        """Returns the sender's rank of a receive that has ended. The name is torch's."""
         return self._operations[0].source
 
     def settle_silently(self) -> None:
-        """Waits until the work is over and raises no error of its operations."""
+        """Waits until the work has ended; raises none of its errors."""
         for operation in self._operations:
             operation.wait()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Returns a future of the tensors, which a thread of the group completes.
 
-        For a device that torch knows, the future is complete at once: waiting for it makes the
-        waiter's current stream wait.
+        If torch knows the device, the future is complete at once: a wait for it makes the waiter's
+        current stream wait.
         """
         if self._future is None and self._future_device is not None:
             self._future = self._settled_on(self._future_device)
@@ -234,7 +238,7 @@ class Work(dist.Work):
         return self._future
 
     def settle(self) -> None:
-        """Waits and completes the future, with the error if there is one."""
+        """Waits, then completes the future with the result or the error."""
         assert self._promise is not None
         self.settle_silently()
         try:
@@ -260,7 +264,7 @@ class Work(dist.Work):
 
 @uncompiled
 class Joined(Work):
-    """Several works as one, with a callback for their end."""
+    """Several works combined into one, with a callback for their end."""
 
     def __init__(
         self,
@@ -300,7 +304,7 @@ class SharedWork(Work):
 
     def __init__(self, work: Work, like: torch.Tensor) -> None:
         super().__init__(work._settler, work._operations, [], work)
-        work._awaited = True  # this object waits for it
+        work._awaited = True  # this object waits for that work
         self._like = like
 
     def wait(self, timeout: datetime.timedelta = datetime.timedelta(0)) -> bool:
@@ -314,7 +318,7 @@ class SharedWork(Work):
 
 @uncompiled
 class Message(Work):
-    """A send or receive. A waiting thread moves the bytes of the message meanwhile."""
+    """A send or receive. A waiting thread moves the message's bytes itself."""
 
     in_order = False
 
@@ -351,4 +355,4 @@ class _Nobody:
 
 
 OVER = Work(_Nobody(), [], [])
-"""Result of a synchronous call that was over before it returned."""
+"""Result of a synchronous call that ended before it returned."""

@@ -32,5 +32,5 @@ def empty(*shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
 
 
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor as `empty` does, with the shape and dtype of `tensor`."""
+    """Returns a tensor like `empty`, with the shape and dtype of `tensor`."""
     return empty(*tensor.shape, dtype=tensor.dtype)

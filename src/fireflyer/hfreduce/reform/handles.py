@@ -1,5 +1,4 @@
-"""Handles of `ProcessGroup.reconfigure`. A manager collects and distributes the members'
-handles."""
+"""Handles of `ProcessGroup.reconfigure`, which a manager collects and distributes."""
 
 import uuid
 from collections.abc import Sequence
@@ -40,11 +39,12 @@ class Member:
         """Finds this member among the members of a new group.
 
         Args:
-            handles: handles of all members, in order of rank.
+            number: number of the group to form; must differ each time.
             number: number of the group to form; differs each time.
 
         Returns:
-            The address of the first member's store, with a prefix; rank; number of ranks.
+            The address of the first member's store with a prefix, this rank, and the number of
+            ranks.
 
         Raises:
             ConfigError: `handles` is not such a list, or this member is not in it.

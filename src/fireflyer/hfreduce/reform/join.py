@@ -18,7 +18,7 @@ Rendezvous = Callable[..., Iterator[tuple[Any, int, int]]]
 
 
 def wanted() -> bool:
-    """Returns whether this process is to join a group."""
+    """Returns True if this process is to join a group."""
     return bool(os.environ.get(VARIABLE))
 
 
@@ -48,12 +48,12 @@ def addresses() -> list[str]:
 def write_members(path: str | os.PathLike[str], addresses: list[str]) -> None:
     """Writes addresses to a file for FIREFLYER_JOIN. Readers see either the old or the new content.
 
-    A link stays: the file behind it is replaced.
+    If the path is a symbolic link, its target is replaced.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    # Not above: torch imports this module for its backend.
+    # A local import, because torch imports this module for its backend.
     from fireflyer.storage.targets import replace_content
 
     try:
@@ -65,11 +65,12 @@ def write_members(path: str | os.PathLike[str], addresses: list[str]) -> None:
 def install_rendezvous_handler(
     handlers: MutableMapping[str, Rendezvous], no_store: Callable[[], Any]
 ) -> None:
-    """Makes torch's `env://` need no RANK, WORLD_SIZE or store if this process is to join a group.
+    """Lets torch's `env://` work without RANK, WORLD_SIZE and a store if this process joins a
+    group.
 
     Args:
         handlers: torch's rendezvous handlers, by scheme.
-        no_store: makes a store that fails at each use, so that only hfreduce can use the result.
+        no_store: makes a store that fails at each use; hfreduce does not use it.
     """
     usual = handlers["env"]
 

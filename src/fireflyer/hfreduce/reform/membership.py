@@ -9,19 +9,19 @@ Paxos for a single value (Lamport 2001); its acceptors are the members of the ol
                                            <-  Vote(ballot, accepted ballot and view, newcomers)
     Propose(ballot, view)                  ->
                                            <-  Accept(ballot)
-    Decided(view)                          ->  all old members, also those that are left out
+    Decided(view)                          ->  all old members, including those that are left out
 
 The lowest rank that is believed alive coordinates. If it does not respond, the next rank takes over
 with a higher ballot. It must propose the view that a vote of its quorum shows as accepted. Any two
-quorums share a member, so two views of one epoch are never both decided, whatever messages are lost
-or delayed and whatever ranks crash. A rank that is wrongly believed dead receives the view without
+quorums share a member, so two different views of one epoch are never both decided, even if messages
+are lost or delayed and ranks crash. A rank that is wrongly believed dead receives the view without
 it and is fenced.
 
 The quorum is more than half of the old members, or exactly half of them with rank 0. Any two such
-sets share a rank, so at most one part of a partitioned network carries on. The caller may give a
+sets share a rank, so at most one part of a partitioned network continues. The caller may give a
 number instead. A smaller quorum survives more deaths (rank 0 of two, for example). However, a
-partitioned network can then leave two live groups of the same name, so use one only if partitions
-are ruled out.
+partitioned network can then leave two live groups of the same name, so use a smaller quorum only if
+partitions are impossible.
 """
 
 from collections import deque
@@ -33,7 +33,7 @@ import msgspec
 from fireflyer.hfreduce.topology import RankInfo
 
 Ballot = tuple[int, int]
-"""Round, and the rank that leads it; ballots are ordered by both."""
+"""Round, and the rank that leads it; ballots are ordered by round, then by rank."""
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ Message = Here | Ask | Vote | Propose | Accept | Outdated | Decided
 
 @dataclass(frozen=True)
 class Start:
-    """This rank takes part from now on; it believes the suspects dead."""
+    """Start of this rank's participation; the rank believes the suspects dead."""
 
     suspects: frozenset[int] = frozenset()
 
@@ -124,19 +124,19 @@ class Received:
 
 @dataclass(frozen=True)
 class Lost:
-    """The rank cannot be reached."""
+    """Loss of a rank: it cannot be reached."""
 
     rank: int
 
 
 @dataclass(frozen=True)
 class Elapsed:
-    """The timer of the last `Wait` has expired."""
+    """Expiry of the timer of the last `Wait`."""
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """A process wants to become a member."""
+    """Arrival of a process that wants to become a member."""
 
     newcomer: RankInfo
 
@@ -152,7 +152,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Wait:
-    """Start a timer that ends in `Elapsed` and replaces the previous one.
+    """Request for a timer that ends in `Elapsed` and replaces the previous timer.
 
     A coordinator waits for slow members (`leading`); another member waits longer, for a
     coordinator.
@@ -163,14 +163,14 @@ class Wait:
 
 @dataclass(frozen=True)
 class Install:
-    """The view is decided, and this rank is in it."""
+    """Decision for a view that contains this rank."""
 
     view: View
 
 
 @dataclass(frozen=True)
 class Fence:
-    """The view is decided, and this rank is not in it."""
+    """Decision for a view without this rank."""
 
     view: View
 
@@ -189,7 +189,7 @@ class _Round:
 
 
 def has_quorum(ranks: Collection[int], world: int) -> bool:
-    """Returns whether these ranks of `world` old members are a quorum if no number was given."""
+    """Returns True if these ranks of `world` old members form the default quorum."""
     return 2 * len(ranks) > world or (2 * len(ranks) == world and 0 in ranks)
 
 
@@ -217,7 +217,7 @@ class Membership:
         self._quorum = quorum
         self.decided: View | None = None
         self._suspects: set[int] = set()
-        self._coordinator = -1  # the coordinator in this rank's belief, once it takes part
+        self._coordinator = -1  # the coordinator that this rank follows, once it takes part
         self._newcomers: list[RankInfo] = []
         self._promised: Ballot = (0, -1)
         self._accepted_in: Ballot | None = None
@@ -228,7 +228,7 @@ class Membership:
 
     @property
     def voters(self) -> int:
-        """Number of votes in this rank's own ballot so far, for a message to the user."""
+        """Number of votes so far in this rank's own ballot, for a message to the user."""
         return len(self._round.votes) if self._round else 0
 
     @property
@@ -286,7 +286,7 @@ class Membership:
         if lowest == self.rank:
             self._lead()
             return
-        if lowest != self._coordinator:  # else it was told already, and may have decided
+        if lowest != self._coordinator:  # else it was already told, and may have decided
             self._coordinator = lowest
             self._send(lowest, Here())
         self._actions.append(Wait(leading=False))
@@ -295,7 +295,7 @@ class Membership:
         self._coordinator = self.rank
         self._round = _Round((self._promised[0] + 1, self.rank))
         self._promised = self._round.ballot
-        self._send_all(Ask(self._round.ballot))  # to suspects, too: they may be alive
+        self._send_all(Ask(self._round.ballot))  # also to suspects: they may be alive
         self._actions.append(Wait(leading=True))
 
     def _suspicion_grew(self) -> None:
@@ -320,7 +320,7 @@ class Membership:
             return
         heard = set(current.votes) if current.proposal is None else current.accepts
         if not self._decides(heard):
-            self._lead()  # a new ballot sends lost messages again
+            self._lead()  # a new ballot repeats messages that were lost
             return
         self._suspects |= self._alive() - heard
         self._suspicion_grew()
@@ -364,7 +364,7 @@ class Membership:
                     self._actions.append(Wait(leading=False))
 
     def _follow(self, sender: int, ballot: Ballot) -> bool:
-        """Returns whether `ballot` is the latest; if so, promises to ignore all earlier ballots."""
+        """Returns True if `ballot` is the latest; if so, promises to ignore all earlier ballots."""
         if ballot < self._promised:
             self._send(sender, Outdated(ballot, self._promised))
             return False

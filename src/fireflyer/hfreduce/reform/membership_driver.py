@@ -1,4 +1,4 @@
-"""I/O driver of `membership`: runs one agreement over connections of the old epoch's line."""
+"""I/O driver of `membership`: runs one agreement over connections of the old epoch's endpoint."""
 
 import contextlib
 import selectors
@@ -51,7 +51,7 @@ def decode(payload: bytes) -> Message:
 
 
 def tell_outcome(line: GroupEndpoint, view: View) -> None:
-    """Sends the view to every later caller of that line who asks about the next membership."""
+    """Sends the view to every later caller of that endpoint that asks about the next membership."""
     told = frame(encode(Decided(view)))
 
     def answer(_rank: int, sock: socket.socket) -> None:
@@ -67,10 +67,10 @@ class MembershipDriver:
     """Driver of one agreement. `agree` runs in the caller's thread; a few other threads dial.
 
     Args:
-        line: line of the old epoch.
+        line: endpoint of the old epoch.
         machine: this member's state machine, not started.
-        dead: returns the ranks known to be dead; polled.
-        newcomers: returns the processes that wait for admission; polled.
+        dead: polled; returns the ranks known to be dead.
+        newcomers: polled; returns the processes that wait for admission.
         grace_s: time to wait for a member that is not known to be dead.
     """
 
@@ -172,7 +172,7 @@ class MembershipDriver:
                     self._outcome = action
 
     def _send(self, rank: int, data: bytes) -> None:
-        """Sends data or loses it: the agreement tolerates losses."""
+        """Sends data, or drops it if the rank is unreachable: the agreement tolerates losses."""
         for sock in reversed(self._sockets[rank]):
             with contextlib.suppress(OSError):
                 if sock.send(data) == len(data):

@@ -1,8 +1,8 @@
 """Forms a group anew, in place, with fewer or more members, over the members' own connections.
 
 No store is needed. After a failure every survivor calls `reform`. The survivors agree on the next
-view (`membership`) and make a new group of its members. A newcomer calls `join` with the address of
-any member and the secret; it is admitted when the members next reform.
+view (`membership`) and make a new group of its members. A newcomer calls `join` with the secret and
+the address of any member; the members admit it when they next call `reform`.
 """
 
 import socket
@@ -38,21 +38,21 @@ GRACE_S = 5.0
 def reform(
     old: Connection, timeout_s: float, *, quorum: int | None = None, grace_s: float = GRACE_S
 ) -> Connection:
-    """Makes a new group of the members of `old` that are alive, and of the waiting newcomers.
+    """Makes a new group of the live members of `old` and the waiting newcomers.
 
     The call is collective among the survivors. They may call it at any time after `old` has failed;
-    otherwise at a point that all have agreed on. Ranks change: survivors keep their order,
-    newcomers follow. Operations of `old` in flight end with an error.
+    otherwise all members must call it at the same point of the program. Ranks change: survivors
+    keep their order, newcomers follow. Operations of `old` in flight end with an error.
 
     Args:
-        old: connection to replace; this call closes it, however it ends.
+        old: connection to replace; this call closes it even on failure.
         timeout_s: limit for this call.
-        quorum: number of old members that must agree; default more than half, or half with rank 0.
-            With a smaller quorum, two parts of a partitioned network may both go on.
-        grace_s: time for a member that is not known to be dead to call `reform`, too.
+        quorum: number of old members that must agree. Default: more than half, or half with rank 0.
+            With a smaller quorum, both parts of a partitioned network may continue.
+        grace_s: how long to wait for members that are not known to be dead to call `reform`, too.
 
     Raises:
-        DeadlineExceeded: the members reached no quorum.
+        DeadlineExceeded: too few members took part for a quorum.
         RankFailed: names this rank itself if the others formed the group without it.
         ConfigError: `old` was closed, or `quorum` is not between 1 and its number of members.
     """
@@ -96,13 +96,13 @@ def join(
         addresses: `join_address` values of members; one member that answers is enough.
         secret: the group's secret: FIREFLYER_SECRET, or the members' `slot.lineage.key`.
         timeout_s: limit for this call, and for the operations of the group.
-        master: address whose route determines which interface to listen on.
-        quorum, grace_s: as for `reform`, if a member dies meanwhile.
+        master: address whose route determines the interface to listen on.
+        quorum, grace_s: as for `reform`, if a member dies during the call.
 
     Raises:
         DeadlineExceeded: the process was not admitted in time.
         PeerLost: none of the addresses answers.
-        ProtocolMismatch: a member did not prove the secret, or does not accept ours.
+        ProtocolMismatch: a member did not prove the secret, or rejects this process's proof.
         ConfigError: an address is invalid, this process lacks the group's transport, or
             FIREFLYER_HFREDUCE_TRANSPORT names another transport.
     """
@@ -144,10 +144,10 @@ def _agree(
     terms: _Terms,
     neighbours: Collection[int] = (),
 ) -> View:
-    """Agrees with the other members of the slot's epoch on the next view, and moves to it.
+    """Agrees with the other members of the slot's epoch on the next view, and moves to that view.
 
     Args:
-        neighbours: ranks that may still wait for this rank; they are told that it gave up.
+        neighbours: ranks that may still wait for this rank; they learn that it gave up.
     """
     line = slot.line
     quorum = None if terms.quorum is None else min(terms.quorum, len(cards))
@@ -162,7 +162,8 @@ def _agree(
 
 
 def _settle(slot: RankSlot, view: View, timeout_s: float, terms: _Terms) -> Connection:
-    """Connects the view's members; if one is lost meanwhile, agrees on a next view and retries."""
+    """Connects the view's members; if a member is lost meanwhile, agrees on a new view and
+    retries."""
     while True:
         cards = transport.spread([member.card for member in view.members])
         patience = min(terms.deadline, time.monotonic() + 2 * terms.grace_s)
@@ -179,7 +180,7 @@ def _settle(slot: RankSlot, view: View, timeout_s: float, terms: _Terms) -> Conn
 
 
 def _parse(address: str) -> tuple[RankInfo, bytes]:
-    """Returns a card to dial, and the name of the lineage."""
+    """Parses a join address; returns an info to dial, and the name of the lineage."""
     where, _, name = address.partition("/")
     host, _, port = where.rpartition(":")
     try:
@@ -191,7 +192,7 @@ def _parse(address: str) -> tuple[RankInfo, bytes]:
 def _knock(
     line: GroupEndpoint, members: Sequence[RankInfo], mine: RankInfo, deadline: float
 ) -> View:
-    """Asks one member after the other for admission; waits for the view with `mine`."""
+    """Asks one member after the other for admission; waits for the view that contains `mine`."""
     refused: WireError = PeerLost("no member of the group can be reached")
     for address in members:
         left = deadline - time.monotonic()

@@ -1,12 +1,13 @@
 """Connection listener of a process, shared by all its groups from the first to the last.
 
-Each member of a group has a `GroupEndpoint` here, under the group's 16-byte number and its rank. A caller
-connects to a listener, names line and purpose, and proves its membership (`handshake`). Then the
-handler of that purpose gets the socket. One daemon thread accepts and admits connections. It never
-waits for a single caller, so unauthenticated peers that send nothing delay no other caller. One
-side alone makes a link: a dial needs only the acceptor of the process that it reaches.
+Each member of a group has a `GroupEndpoint` here, registered under the group's 16-byte number and
+the member's rank. A caller connects to a listener, names an endpoint and a purpose, and proves its
+membership (`handshake`). Then the handler of that purpose receives the socket. One daemon thread,
+the acceptor, accepts and admits connections. It never waits for a single caller, so unauthenticated
+peers that send nothing delay no other caller. A dial needs no call in the process that it reaches,
+only that process's acceptor.
 
-Every socket of ours is guarded against forks, because a child with a copy would hide its parent's
+Every socket of this module is guarded against forks, because a child's copy would hide its parent's
 death.
 """
 
@@ -31,11 +32,11 @@ from fireflyer.hfreduce.topology import RankInfo, boot_id, host_key
 from fireflyer.log import get_logger
 
 Handler = Callable[[int, socket.socket], None]
-"""Takes the caller's rank and the admitted socket, which it owns. Runs in the acceptor's thread."""
+"""Receives the caller's rank and the admitted socket, which it then owns; runs in the acceptor."""
 
 HANDSHAKE_S = 5.0
 MOST_CALLERS = 256
-"""Maximum number of callers in handshake at a time; at the limit the oldest is dropped."""
+"""Maximum number of handshakes at a time; at the limit the oldest caller is dropped."""
 _LOOK_AROUND_S = 0.1
 _BACKLOG = 1024
 _CLOSED_LINES = 1024
@@ -55,13 +56,13 @@ def discard(sock: socket.socket) -> None:
 
 
 def process_of(sock: socket.socket) -> int:
-    """Returns a pidfd of a Unix socket's peer; -1 if it is in none of our namespaces."""
+    """Returns a pidfd of a Unix socket's peer; -1 if the peer is in none of our namespaces."""
     pid = _credentials(sock)[0]
     return os.pidfd_open(pid) if pid > 0 else -1
 
 
 def _credentials(sock: socket.socket) -> tuple[int, int]:
-    """Returns process id and user id of the peer of a Unix socket."""
+    """Returns process id and user id of a Unix socket's peer."""
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
 
@@ -84,7 +85,7 @@ class GroupEndpoint:
         self._closed = False
 
     def serve(self, purpose: Purpose, handler: Handler) -> None:
-        """Passes all connections for `purpose` to `handler`, including those that wait already."""
+        """Passes all connections for `purpose` to `handler`, including those already waiting."""
         with self._changed:
             self._handlers[purpose] = handler
             waiting = self._waiting.pop(purpose, [])
@@ -98,14 +99,14 @@ class GroupEndpoint:
         deadline: float,
         check: Callable[[], None] = lambda: None,
     ) -> tuple[int, socket.socket]:
-        """Waits for a connection from one of `ranks`; for a purpose without a handler.
+        """Waits for a connection from one of `ranks`, for a purpose without a handler.
 
         Args:
-            check: raises if waiting is pointless; called ten times a second.
+            check: called ten times a second; raises if waiting is pointless.
 
         Raises:
             DeadlineExceeded: none of the ranks connected by `deadline` (monotonic).
-            ProtocolMismatch: a caller of this line failed to prove the secret.
+            ProtocolMismatch: a caller of this endpoint failed to prove the secret.
         """
         while True:
             with self._changed:
@@ -123,19 +124,19 @@ class GroupEndpoint:
             check()
 
     def callers(self, purpose: Purpose) -> list[int]:
-        """Returns the ranks whose connections wait for `purpose`, neither served nor taken yet."""
+        """Returns the ranks whose connections wait for `purpose`, not yet served or taken."""
         with self._changed:
             return [rank for rank, _ in self._waiting.get(purpose, [])]
 
     def dial(self, rank: int, card: RankInfo, purpose: Purpose, timeout_s: float) -> socket.socket:
-        """Returns a blocking connection to `rank`, admitted on its line of this number.
+        """Opens a blocking connection to `rank`, admitted by its endpoint of the same number.
 
         Args:
-            rank: rank to reach; -1 for any that answers at the card.
+            rank: rank to reach; -1 for any rank that answers at the card's address.
 
         Raises:
-            PeerLost: the rank's process does not answer there, or has no such line.
-            ProtocolMismatch: the peer failed to prove the secret, or rejects our proof.
+            PeerLost: the rank's process does not answer there, or has no such endpoint.
+            ProtocolMismatch: the peer failed to prove the secret, or rejects this process's proof.
             DeadlineExceeded: the peer did not answer within `timeout_s`.
         """
         who = f"rank {rank} at {card.address}:{card.port}"
@@ -177,14 +178,14 @@ class GroupEndpoint:
         sock.sendall(handshake.proof(self.key, b"caller", hello, challenge))
 
     def close(self) -> None:
-        """Rejects further calls and closes connections that were not taken. Idempotent."""
+        """Rejects later calls and closes connections that were not taken. Idempotent."""
         if not self.board.ours:
             return
         self.board.unplug(self)
         self.retire()
 
     def retire(self, kept: Purpose | None = None) -> None:
-        """Serves only `kept` from now on; other calls are still admitted, then closed."""
+        """Serves only `kept` from now on; other callers are still admitted, then disconnected."""
         with self._changed:
             self._closed = True
             waiting = [sock for calls in self._waiting.values() for _, sock in calls]
@@ -194,7 +195,7 @@ class GroupEndpoint:
             discard(sock)
 
     def arrive(self, hello: Hello, sock: socket.socket) -> None:
-        """Delivers an admitted caller. Called by the connection listener."""
+        """Delivers an admitted caller. The connection listener calls this method."""
         with self._changed:
             handler = self._handlers.get(hello.purpose)
             if handler is None and not self._closed:
@@ -206,12 +207,13 @@ class GroupEndpoint:
             return
         try:
             handler(hello.sender, sock)
-        except Exception:  # noqa: BLE001  # the acceptor serves others too
+        except Exception:  # noqa: BLE001  # the acceptor also serves others
             get_logger("hfreduce").exception("a connection of rank %d was dropped", hello.sender)
             discard(sock)
 
     def note_unproven(self, hello: Hello, how: str) -> None:
-        """Records a caller that knows the number but not the key. Called by the connection listener."""
+        """Records a caller that knows the number but not the key. The connection listener calls
+        it."""
         with self._changed:
             self._unproven = f"rank {hello.sender} {how}"
             self._changed.notify_all()
@@ -231,10 +233,12 @@ class _Caller:
         self._challenge = b""
 
     def advance(self, readable: bool) -> bool:
-        """Reads and answers what has arrived; False if the handshake is over, admitted or not."""
+        """Reads and answers received bytes; returns False once the handshake is over, admitted or
+        not."""
         try:
             if self.line is None and self.hello is not None:
-                # A caller that waits for its line sends nothing: readable means that it has closed.
+                # A caller that waits for its endpoint sends nothing: a readable socket means that
+                # it has closed.
                 return not readable and self._look_up()
             wanted = handshake.PROOF_BYTES if self._challenge else handshake.HELLO_BYTES
             more = self.sock.recv(wanted - len(self._data))
@@ -257,7 +261,7 @@ class _Caller:
             return False
 
     def _look_up(self) -> bool:
-        """Looks up the line; waits until the caller's deadline if the line does not exist yet."""
+        """Looks up the endpoint; if there is none yet, waits for it until the caller's deadline."""
         assert self.hello is not None
         self.line = self.board.find(self.hello.group, self.hello.receiver)
         if self.line is None:
@@ -290,7 +294,7 @@ class _Caller:
 
 
 class ConnectionListener:
-    """The listeners of this process and the thread that admits callers. Made by `open_listener`."""
+    """The listeners of this process and the thread that admits callers; see `open_listener`."""
 
     def __init__(self) -> None:
         self.machine = boot_id()
@@ -319,7 +323,8 @@ class ConnectionListener:
         self._thread.start()
 
     def card(self, address: str) -> RankInfo:
-        """Returns the card that reaches this process over the interface with that IPv4 address."""
+        """Returns the info under which this process is reachable over the interface with that IPv4
+        address."""
         with self._lock:
             if address not in self._listeners:
                 self._listen(address, socket.AF_INET, (address, 0))
@@ -338,11 +343,11 @@ class ConnectionListener:
         )
 
     def line(self, number: bytes, rank: int, key: bytes) -> GroupEndpoint:
-        """Registers a member of a group, and serves callers that have waited for it.
+        """Registers a member of a group, and serves callers that already wait for it.
 
         Args:
-            rank: rank of the member; -1 for a line that several members in this process may have.
-                Callers get the oldest of these.
+            rank: rank of the member; -1 for an endpoint of which this process may have several.
+                Callers reach the oldest of these.
         """
         line = GroupEndpoint(self, number, rank, key)
         with self._lock:
@@ -363,7 +368,7 @@ class ConnectionListener:
                 self._lines.pop(line.number, None)
 
     def find(self, number: bytes, receiver: int) -> GroupEndpoint | None:
-        """Returns the line of that rank; for -1 the oldest line of that number."""
+        """Returns the endpoint of that rank; for -1 the oldest endpoint of that number."""
         with self._lock:
             lines = self._lines.get(number, [])
             return next((line for line in lines if receiver in (-1, line.rank)), None)
@@ -375,7 +380,8 @@ class ConnectionListener:
             )
 
     def release(self) -> None:
-        """Ends one use; the last one ends listeners and thread. A no-op in a forked child."""
+        """Ends one use; the last one closes listeners and ends the thread. A no-op in a forked
+        child."""
         global _board
         if not self.ours:
             return
@@ -391,7 +397,7 @@ class ConnectionListener:
             self._thread.join()
 
     def disown(self) -> None:
-        """Marks a forked child's copy: it has no thread, and its descriptors are of /dev/null."""
+        """Marks a forked child's copy, which has no thread; its descriptors refer to /dev/null."""
         self.ours = False
 
     def let_go(self, caller: _Caller) -> None:
@@ -515,7 +521,8 @@ _fork_hook = False
 
 
 def open_listener() -> ConnectionListener:
-    """Returns this process's connection listener, started if needed. Every call needs one `release`."""
+    """Returns this process's connection listener; starts it if needed. Each call needs one
+    `release`."""
     global _board, _fork_hook
     with _boards:
         if not _fork_hook:

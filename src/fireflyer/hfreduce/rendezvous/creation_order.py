@@ -1,11 +1,13 @@
 """Check that all ranks create their groups in the same order.
 
-torch numbers groups in the order of their creation on each rank. Ranks that create them in another
-order meet under one number with another group in mind, and would reduce other groups' values. Two
-things tell groups apart: their members, and the calls that create them. A *call* is a place in the
-program, the lines of all functions on the stack. The first rank that makes a call publishes the
-group that it made there; a rank for which the same call makes another group has another order.
-Calls at different places prove nothing, because ranks may run different branches.
+torch numbers groups in the order of their creation on each rank. If ranks create groups in
+different orders, they meet under one number with different groups in mind, and would reduce each
+other's values. Two things identify a group: its members, and the call that creates it.
+
+A *call* is a position in the program: the lines of all functions on the stack. The first rank that
+makes a call publishes the number of its new group. If the same call yields another number on
+another rank, the orders differ. Calls at different positions prove nothing, because ranks may run
+different branches.
 """
 
 import hashlib
@@ -41,9 +43,9 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 class CallPlaces:
-    """Numbers this rank's calls: each by its place in the program and how often it ran before.
+    """Numbers this rank's calls: each by its position in the program and its earlier executions.
 
-    A default group begins a new count; see `forget`.
+    A default group restarts the count; see `forget`.
     """
 
     def __init__(self) -> None:
@@ -74,7 +76,7 @@ def _is_library(frame: FrameType) -> bool:
 
 
 places = CallPlaces()
-"""Calls of this process since its default group was created."""
+"""Calls of this process since the creation of its default group."""
 
 
 class CreationOrder:
@@ -82,8 +84,9 @@ class CreationOrder:
 
     Args:
         store: store of the ranks that create a group under this name.
-        job: store of all ranks; a difference under any name reaches the ranks that wait there.
-        name: torch's name of the group, its number.
+        job: store of all ranks; a difference found under any name reaches the ranks that wait
+            there.
+        name: torch's name of the group, which is its number.
         rank: this rank, in the default group.
         members: ranks of the group, in the default group.
     """
@@ -117,6 +120,7 @@ class CreationOrder:
         )
 
     def check(self) -> None:
-        """Raises ConfigError if the ranks' orders differ; called again while the rank waits."""
+        """Raises ConfigError if the ranks' orders differ. Called repeatedly while the rank
+        waits."""
         if self._job.check([_BROKEN]):
             raise ConfigError(self._job.get(_BROKEN).decode())

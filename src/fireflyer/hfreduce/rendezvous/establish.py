@@ -1,9 +1,10 @@
 """Rendezvous: the ranks of a group find each other and connect.
 
-Every rank publishes a card in a store and reads all other cards. A card says where the rank runs
-and how to reach its connection listener. The store is not needed afterwards. Unix sockets join every pair
-of ranks on a host; segments are passed over them. Control links join the ranks of all hosts; the
-watch learns of deaths on them. `Links` makes payload connections when they are first needed.
+Every rank publishes a card in a store and reads all other cards. A card tells where the rank runs
+and how to reach its connection listener. The store is not needed afterwards. Unix sockets connect
+every pair of ranks on a host and transfer the descriptors of shared memory. Control links connect
+the ranks of all hosts; the watch learns of deaths on them. `Links` makes payload connections when
+they are first needed.
 """
 
 import contextlib
@@ -53,11 +54,12 @@ _PING_S = 0.5
 
 @dataclass
 class RankSlot:
-    """Resources of a process that outlive an epoch: its use of the connection listener, and its lines.
+    """Resources of a process that outlive an epoch: its use of the connection listener, its
+    endpoints.
 
     Attributes:
-        card: the card over which other ranks reach this process.
-        line: line of the present epoch. Lines of past epochs tell stragglers the next view.
+        card: the card with which other ranks reach this process.
+        line: endpoint of the present epoch. Endpoints of past epochs tell stragglers the next view.
     """
 
     board: ConnectionListener
@@ -71,7 +73,8 @@ class RankSlot:
     def take(
         cls, board: ConnectionListener, lineage: Lineage, epoch: int, rank: int, card: RankInfo
     ) -> "RankSlot":
-        """Takes over one use of `board`, unless it raises."""
+        """Makes a slot that takes over one use of `board`; on an error the use stays the
+        caller's."""
         line = board.line(lineage.number(epoch), rank, lineage.key)
         try:
             return cls(board, lineage, card, JoinListener(board, lineage), line)
@@ -88,7 +91,7 @@ class RankSlot:
         self.line = line
 
     def leave(self) -> None:
-        """Frees all resources. Called once."""
+        """Frees all resources. Must be called only once."""
         for line in (*self.past, self.line):
             line.close()
         self.join_listener.close()
@@ -101,7 +104,7 @@ class Connection:
     Attributes:
         cards: cards of all ranks.
         group: the engine.
-        watch: detects deaths; fails `group` with them.
+        watch: detects deaths and fails `group` with them.
         links: makes payload connections.
     """
 
@@ -123,7 +126,7 @@ class Connection:
 
     @property
     def join_address(self) -> str:
-        """Address at which a newcomer with the secret asks for admission: see `reform.join`."""
+        """Address at which a newcomer with the secret requests admission: see `reform.join`."""
         return self.join_addresses[self.rank]
 
     @property
@@ -135,13 +138,14 @@ class Connection:
     def close(self) -> None:
         """Tells the other ranks that this rank leaves, and frees the group's resources.
 
-        The engine is freed with its last user. Idempotent; also done when the connection is
-        garbage-collected and at the end of the process.
+        The engine is freed with its last user. Idempotent; garbage collection of the connection and
+        the end of the process also do this.
         """
         self._ended()
 
     def give_up_slot(self) -> RankSlot | None:
-        """Passes the slot to the caller; returns None if it was left already. The watch goes on."""
+        """Passes the slot to the caller; returns None if the slot was already left. The watch
+        continues."""
         return self.slot if self._ended.detach() else None
 
 
@@ -163,7 +167,7 @@ def connect(
     Args:
         store: store that exactly these ranks share, with no keys of an earlier group.
         timeout_s: limit for each operation of the group, and for this call.
-        master: MASTER_ADDR; the route to it determines which interface to listen on.
+        master: MASTER_ADDR; the route to it determines the interface to listen on.
         still_useful: see `PeerExchange`.
 
     Raises:
@@ -191,7 +195,8 @@ def connect(
             with contextlib.suppress(RuntimeError):  # the store itself may have failed
                 roll.refuse(str(error))
             raise
-        # A rank that has read our card may dial: the line must exist before the card is published.
+        # A rank that has read the card may dial, so the endpoint must exist before the card is
+        # published.
         slot = RankSlot.take(board, lineage, 0, rank, card)
         undo.pop_all()
         undo.callback(slot.leave)
@@ -208,7 +213,7 @@ def establish(
 ) -> Connection:
     """Makes one group of the processes with these cards. Collective; needs no store.
 
-    Takes over `slot`, unless it raises; then the call fails on all ranks.
+    Takes over `slot`. On an error the caller keeps the slot, and the call fails on all ranks.
 
     Raises:
         RankFailed: a rank cannot be reached, or died during the call.
@@ -270,7 +275,7 @@ def establish(
 def _meet(
     connection: Connection, purpose: Purpose, peers: Iterable[int], deadline: float
 ) -> Iterator[tuple[int, socket.socket]]:
-    """Yields a connection to each of `peers` as it is made; the higher rank of a pair dials."""
+    """Yields a connection to each of `peers` when it is made; the higher rank of a pair dials."""
     line = connection.slot.line
     for peer in sorted(peer for peer in peers if peer < line.rank):
         left = max(0.001, deadline - time.monotonic())
@@ -300,8 +305,8 @@ class _Check:
         connection = self._connection
         line = connection.slot.line
         connection.watch.rethrow()
-        # The order matters: a rank that has connected is not to blame if it has gone on or left
-        # since.
+        # The order matters: a rank that has connected is not to blame if it has since continued or
+        # left.
         given_up = self._missing.intersection(line.callers(Purpose.REFORM))
         missing = self._missing.difference(line.callers(self._purpose))
         if given_up := given_up & missing:
@@ -317,7 +322,7 @@ class _Check:
 
 
 def _cards(roll: PeerExchange, line: GroupEndpoint, world: int, own: RankInfo) -> list[RankInfo]:
-    """Returns all ranks' cards. Notices a rank that published its card and died, while it waits."""
+    """Returns all ranks' cards; while it waits, it detects the death of ranks whose card it has."""
     known = {line.rank: own}
     turns = itertools.count()
 
@@ -345,7 +350,8 @@ def _ping(line: GroupEndpoint, peer: int, card: RankInfo) -> None:
 
 
 def _member(rank: int, sock: socket.socket | None) -> tuple[int, int, int]:
-    """Returns (rank, socket, pidfd) for the engine, which owns both; -1 for a missing one."""
+    """Returns (rank, socket, pidfd) for the engine, which then owns both descriptors; -1:
+    missing."""
     if sock is None:
         return rank, -1, -1
     process = process_of(sock)
@@ -359,9 +365,9 @@ def _share_control(
     sockets: dict[int, socket.socket],
     deadline: float,
 ) -> int:
-    """Returns the control segment, which the host's first rank makes and passes to the others.
+    """Returns the control segment, which the host's first rank creates and passes to the others.
 
-    Returns -1 if the host has one rank.
+    Returns -1 if the host has only one rank.
     """
     if len(team) == 1:
         return -1
@@ -372,7 +378,9 @@ def _share_control(
                 socket.send_fds(sock, [b"c"], [control])
         except OSError as error:
             os.close(control)
-            raise PeerLost("a rank on this host ended before it shared memory") from error
+            raise PeerLost(
+                "a rank on this host ended before it received the shared memory"
+            ) from error
         return control
     first = sockets[team[0]]
     first.settimeout(max(0.001, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""Mutual authentication of a caller and the process it calls. Bytes in, bytes out.
+"""Mutual authentication of a caller and the process that it calls. Pure: bytes in, bytes out.
 
     caller                                          callee
     hello: group, purpose, from, to, nonce    ->
@@ -8,8 +8,8 @@
                                               <-    one byte: admitted or not
 
 A proof is an HMAC-SHA256 with the group's key and the role of its sender, so neither proof can be
-reflected to its sender. Between processes of one host the kernel authenticates the user: hello and
-the first byte suffice.
+reflected to its sender. Between processes of one host the kernel authenticates the user, so the
+hello and the first byte suffice.
 """
 
 import enum
@@ -24,7 +24,7 @@ from fireflyer.rpc.proof import proven as is_proven
 
 NONCE_BYTES = 32
 ADMITTED = b"+"
-UNKNOWN = b"?"  # the group is not here, or no longer
+UNKNOWN = b"?"  # this process has no such group, or no longer
 REFUSED = b"-"  # the proof was wrong
 
 _HELLO = struct.Struct(f"<4s16sB3xii{NONCE_BYTES}s")
@@ -45,7 +45,7 @@ class Lineage:
     key: bytes
 
     def number(self, what: int | str) -> bytes:
-        """Returns the number of the group's line in an epoch, or for another purpose."""
+        """Returns the number of the group's endpoint in an epoch, or for another purpose."""
         return hashlib.sha256(self.name + str(what).encode()).digest()[:16]
 
 
@@ -65,15 +65,15 @@ class Purpose(enum.IntEnum):
     REFORM = 6
     """Votes on the next membership."""
     PING = 7
-    """Probe: asks only whether the line exists."""
+    """Probe: checks only whether the endpoint exists."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """The first message of a caller.
+    """First message of a caller.
 
     Attributes:
-        group: 16-byte number of the group's line.
+        group: 16-byte number of the group's endpoint.
         sender: the caller's rank; -1 if it has none yet.
         receiver: rank to reach; -1 for any.
         raw: the whole message, which the proofs cover.
@@ -104,10 +104,10 @@ class Hello:
 
 
 def proof(key: bytes, role: bytes, hello: Hello, challenge: bytes) -> bytes:
-    """Returns the proof of the key that the side in `role` (b"caller" or b"callee") sends."""
+    """Returns the proof of the key for the side in `role` (b"caller" or b"callee")."""
     return prove(key, role, hello.raw, challenge)
 
 
 def proven(given: bytes, key: bytes, role: bytes, hello: Hello, challenge: bytes) -> bool:
-    """Returns whether `given` is the proof of that role, in constant time."""
+    """Returns True if `given` is the proof of that role; compares in constant time."""
     return is_proven(given, key, role, hello.raw, challenge)

@@ -20,7 +20,7 @@ class _WaitingMember:
         self._frames = FrameBuffer()
 
     def look(self) -> bool:
-        """Reads the newcomer's card if it has arrived; False if the peer left or is no newcomer."""
+        """Reads the newcomer's info if it has arrived; False if the peer left or is no newcomer."""
         try:
             data = self.sock.recv(1 << 16)
             for payload in self._frames.feed(data):
@@ -35,8 +35,8 @@ class _WaitingMember:
 class JoinListener:
     """Listener for newcomers: one per member and group, open in every epoch. Thread-safe.
 
-    A newcomer proves the secret, sends its card, and waits for the view that contains it. The
-    member that holds its connection adds its card to its own votes.
+    A newcomer proves the secret, sends its info, and waits for the view that contains it. The
+    member that holds the newcomer's connection adds that info to its own votes.
     """
 
     def __init__(self, board: ConnectionListener, lineage: Lineage) -> None:
@@ -46,7 +46,7 @@ class JoinListener:
         self._line.serve(Purpose.JOIN, self._knock)
 
     def waiting(self) -> list[RankInfo]:
-        """Returns the cards of the newcomers that wait now."""
+        """Returns the infos of the newcomers that wait now."""
         with self._lock:
             gone = [visitor for visitor in self._visitors if not visitor.look()]
             self._visitors = [visitor for visitor in self._visitors if visitor not in gone]
@@ -56,7 +56,8 @@ class JoinListener:
         return cards
 
     def admit(self, cards: set[RankInfo], message: bytes) -> None:
-        """Sends a frame to those of `cards` that wait here, and closes their connections."""
+        """Sends a frame to the newcomers in `cards` that wait here, and closes their
+        connections."""
         with self._lock:
             admitted = [visitor for visitor in self._visitors if visitor.card in cards]
             self._visitors = [visitor for visitor in self._visitors if visitor not in admitted]

@@ -12,24 +12,24 @@ from fireflyer.hfreduce.topology import RankInfo
 
 
 class Target(Protocol):
-    """A native engine object that takes the connections of one purpose.
+    """Native engine object that takes the connections of one purpose.
 
     It owns the descriptors, guards them against forks (`fork_guard::add`), and may be called from
     any thread.
     """
 
     def add_outgoing(self, rank: int, fd: int) -> None:
-        """Adds a connection that this rank sends on."""
+        """Adds a connection on which this rank sends."""
 
     def add_incoming(self, rank: int, fd: int) -> None:
-        """Adds a connection that this rank receives on."""
+        """Adds a connection on which this rank receives."""
 
 
 class Links:
-    """The simplex connections of a group. Thread-safe.
+    """Simplex connections of a group. Thread-safe.
 
-    The sender dials, and the peer's acceptor registers the connection as incoming, independently of
-    the peer's own calls. Neither rank waits for a call of the other.
+    The sender dials, and the peer's acceptor registers the connection as incoming. Neither rank
+    waits for a call of the other.
     """
 
     def __init__(self, line: GroupEndpoint, cards: Sequence[RankInfo], timeout_s: float) -> None:
@@ -41,7 +41,8 @@ class Links:
         self._locks: dict[Purpose, threading.Lock] = {}
 
     def attach(self, purpose: Purpose, target: Target) -> None:
-        """Passes all connections of `purpose` to `target`, also earlier ones. Once per purpose."""
+        """Passes all connections of `purpose` to `target`, including earlier ones. Once per
+        purpose."""
         self._targets[purpose] = target
         self._locks[purpose] = threading.Lock()
         self._dialled[purpose] = {self._line.rank}
@@ -52,7 +53,7 @@ class Links:
         self._line.serve(purpose, incoming)
 
     def ensure(self, ranks: Collection[int], purpose: Purpose) -> None:
-        """Makes outgoing connections to those of `ranks` that have none yet. Idempotent.
+        """Makes outgoing connections to those of `ranks` that have none. Idempotent.
 
         Raises:
             RankFailed: one of the ranks cannot be reached.

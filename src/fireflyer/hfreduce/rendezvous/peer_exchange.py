@@ -26,7 +26,7 @@ _ASKED_A_SECOND = 20_000
 
 
 class Store(Protocol):
-    """Methods that the rendezvous needs of a store; `torch.distributed` stores have them."""
+    """Methods of a store that the rendezvous needs; `torch.distributed` stores have them."""
 
     def set(self, key: str, value: str) -> object: ...
 
@@ -63,11 +63,11 @@ class PeerExchange:
         self._store.set(f"card/{self._rank}", msgspec.json.encode(card).decode())
 
     def refuse(self, reason: str) -> None:
-        """Tells the other ranks that this rank does not take part, and why."""
+        """Tells the other ranks that this rank does not take part, and the reason."""
         self.publish(RankInfo("", "", "", "", 0, refusal=reason))
 
     def card_of(self, rank: int, look_around: Callable[[], None] = lambda: None) -> RankInfo:
-        """Waits for a rank's card and returns it. Calls `look_around` every 0.5 s meanwhile.
+        """Waits for a rank's card and returns it. Calls `look_around` every 0.5 s while waiting.
 
         Raises:
             DeadlineExceeded: the rank did not publish its card in time.
@@ -80,11 +80,12 @@ class PeerExchange:
         return card
 
     def key(self, address: str) -> bytes:
-        """Returns the job's secret, or a random key from the store, only as safe as the store.
+        """Returns the job's secret, or a random key from the store, which is only as safe as the
+        store.
 
         Args:
-            address: address of this rank; beyond loopback a warning is logged if the key comes from
-                the store.
+            address: address of this rank; unless it is loopback, a key from the store logs a
+                warning.
 
         Raises:
             DeadlineExceeded: rank 0 published no key in time.
@@ -121,7 +122,8 @@ class PeerExchange:
         raise DeadlineExceeded(late)
 
     def judge(self, lost: RankFailed) -> FireflyerError:
-        """Returns the error to raise if a rank is gone; it may have timed out on another."""
+        """Returns the error to raise for a lost rank, which may itself have timed out on another
+        rank."""
         if self._store.check(["over"]):
             return DeadlineExceeded(self._store.get("over").decode())
         return lost

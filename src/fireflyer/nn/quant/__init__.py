@@ -1,9 +1,9 @@
 """Weights, activations and gradients of few bits.
 
-Training: `quantize_weights`, `quantize_activations`, `quantize_gradients` (DoReFa), `equalize`
-(balanced), and the layers `Linear`, `Conv2d` and `Recurrent` with `Bits`. Inference: `BitLinear` on
-bit planes. `quantize` rounds trained weights to 4-bit groups, and `Shard` and `shards` cut a pair of
-such layers for tensor parallelism.
+For training: `quantize_weights`, `quantize_activations`, `quantize_gradients` (DoReFa), `equalize`
+(balanced), and the layers `Linear`, `Conv2d` and `Recurrent` with `Bits`. For inference:
+`BitLinear` on bit planes. `quantize` rounds trained weights to 4-bit groups. `Shard` and `shards`
+divide a pair of such layers for tensor parallelism.
 """
 
 from fireflyer.nn.quant.dorefa import (

@@ -1,6 +1,7 @@
 """Weights, activations and gradients of few bits in training: DoReFa and Balanced Quantization.
 
-Forward computes with the rounded values; backward treats rounding as the identity (straight through).
+Forward computes with the rounded values; backward treats rounding as the identity
+(straight-through).
 
 Sources: Zhou et al., arXiv 1606.06160 (DoReFa); Zhou et al., arXiv 1706.07145 (balanced).
 """
@@ -16,7 +17,7 @@ By = Literal["median", "mean"]
 Scale = Literal["max", "fit"]
 
 FULL = 32
-"""Number of bits that means: not quantised."""
+"""Number of bits that means "not quantised"."""
 
 
 def levels(bits: int) -> int:
@@ -47,13 +48,13 @@ def _straight(value: Tensor, rounded: Tensor) -> Tensor:
 
 
 def rounded(x: Tensor, bits: int) -> Tensor:
-    """Returns x, which lies between 0 and 1, at the nearest of 2^bits levels; straight through."""
+    """Rounds x, which lies between 0 and 1, to the nearest of 2^bits levels; straight-through."""
     most = levels(bits)
     return _straight(x, (x.detach() * most).round() / most)
 
 
 def quantize_weights(weight: Tensor, bits: int) -> Tensor:
-    """Returns weights at 2^bits levels between -1 and 1, or for one bit at +/- their mean size.
+    """Returns weights at 2^bits levels between -1 and 1; for one bit, at +/- their mean magnitude.
 
     Raises:
         ConfigError: `bits` is neither 1 to 16 nor 32, which returns `weight`.
@@ -70,7 +71,7 @@ def quantize_weights(weight: Tensor, bits: int) -> Tensor:
 
 
 def quantize_activations(x: Tensor, bits: int) -> Tensor:
-    """Returns x, cut to 0 to 1, at 2^bits levels.
+    """Clips x to [0, 1] and rounds it to 2^bits levels.
 
     Raises:
         ConfigError: `bits` is neither 1 to 16 nor 32, which returns `x`.
@@ -90,7 +91,7 @@ class _Gradients(torch.autograd.Function):
 
 
 def quantize_gradients(x: Tensor, bits: int) -> Tensor:
-    """Returns x; its gradient is quantised to `bits` bits with random rounding, row by row.
+    """Returns x; quantises its gradient to `bits` bits with random rounding, row by row.
 
     Raises:
         ConfigError: `bits` is neither 1 to 16 nor 32, which returns `x`.
@@ -103,9 +104,9 @@ def quantize_gradients(x: Tensor, bits: int) -> Tensor:
 
 
 def quantized_gradient(g: Tensor, bits: int) -> Tensor:
-    """Returns a gradient (batch, ...) at 2^bits levels a row; equal to it in the mean.
+    """Rounds a gradient (batch, ...) to 2^bits levels per row; its expected value is the gradient.
 
-    The noise comes from torch's generator. The scale is twice the largest size of a row.
+    The noise comes from torch's generator. The scale is twice the largest magnitude in a row.
     """
     most = levels(bits)
     rows = g.reshape(len(g), -1) if g.dim() > 1 else g.reshape(1, -1)
@@ -118,13 +119,13 @@ def quantized_gradient(g: Tensor, bits: int) -> Tensor:
 
 
 def bins(weight: Tensor, bits: int, by: By = "median") -> Tensor:
-    """Returns the bin, 0 to 2^bits - 1, of each weight: halves, halved `bits` times.
+    """Returns the bin, 0 to 2^bits - 1, of each weight, by halving the weights `bits` times.
 
     Args:
         by: "median" makes bins of equal counts; "mean" splits at means, without a sort.
 
     Raises:
-        ConfigError: `bits` is not 1 to 16, or `by` is neither.
+        ConfigError: `bits` is not 1 to 16, or `by` is unknown.
     """
     most = levels(bits)
     flat = weight.detach().flatten()
@@ -146,16 +147,17 @@ def bins(weight: Tensor, bits: int, by: By = "median") -> Tensor:
 
 
 def equalize(weight: Tensor, bits: int, by: By = "median", scale: Scale = "max") -> Tensor:
-    """Returns balanced weights: bins of equal counts at 2^bits evenly spaced levels; straight through.
+    """Returns balanced weights: bins of equal counts at 2^bits evenly spaced levels;
+    straight-through.
 
     Args:
-        by: as of `bins`.
-        scale: size of the outermost level. "max": of the largest weight, as published; "fit": the
-            one of least squared error.
+        by: as for `bins`.
+        scale: size of the outermost level. "max": size of the largest weight, as published; "fit":
+        the size with the least squared error.
 
     Raises:
-        ConfigError: `bits` is neither 1 to 16 nor 32, which returns `weight`; or an unknown `by` or
-            `scale`.
+        ConfigError: `bits` is neither 1 to 16 nor 32 (which returns `weight`), or `by` or `scale`
+            is unknown.
     """
     if bits == FULL:
         return weight

@@ -1,6 +1,6 @@
-"""Quantisation of a weight in groups of 4-bit integers, rounded to nearest.
+"""Quantisation of a weight to 4-bit integers in groups, with rounding to the nearest.
 
-Columns are stored in `order`, so that each group is contiguous: with act-order, columns whose
+Columns are stored in `order`, so that each group is contiguous. With act-order, columns whose
 activations are of similar size share a scale.
 """
 
@@ -17,7 +17,7 @@ LEVELS = 15
 
 @dataclass(frozen=True)
 class Quantized:
-    """A weight (out, in) in 4 bits: column `order[j]` is `(q[:, j] - zero) * scale`, stored at j.
+    """Weight (out, in) in 4 bits: column `order[j]` is `(q[:, j] - zero) * scale`, stored at j.
 
     Attributes:
         packed: (out, in / 2) uint8; byte j holds stored column 2j in its low four bits and 2j + 1
@@ -38,7 +38,7 @@ class Quantized:
         return 2 * self.packed.shape[1] // self.scales.shape[1]
 
     def stored(self) -> torch.Tensor:
-        """Returns the weight with its columns in stored order: no column moves."""
+        """Returns the weight with its columns in stored order, so no column moves."""
         numbers = torch.stack((self.packed & 15, self.packed >> 4), -1)
         numbers = numbers.view(*self.scales.shape, self.group).to(self.scales.dtype)
         zeros = self.zeros.to(self.scales.dtype)
@@ -56,14 +56,15 @@ class Quantized:
         return functional.linear(x[..., self.order], self.stored(), bias)
 
     def rows(self, index: torch.Tensor) -> "Quantized":
-        """Returns the weight of some outputs."""
+        """Returns the weight's part for some outputs."""
         return Quantized(self.packed[index], self.scales[index], self.zeros[index], self.order)
 
     def places(self, first: int, count: int) -> "Quantized":
-        """Returns the weight of stored places; its order numbers the whole weight's columns.
+        """Returns the weight's part at a range of stored places; `order` keeps the whole weight's
+        numbers.
 
         Raises:
-            ConfigError: the places cut a group.
+            ConfigError: the range cuts a group.
         """
         if first % self.group or count % self.group:
             raise ConfigError(
@@ -87,9 +88,9 @@ def quantize(
 
     Args:
         weight: (out, in), floating.
-        group: columns a group; even, divides `in`.
+        group: number of columns per group; even, and divides `in`.
         activations: (in,) size of each input, for example its mean square. Groups take columns by
-            falling size (act-order). None keeps the order of the columns.
+            decreasing size (act-order). None keeps the order of the columns.
 
     Raises:
         ConfigError: `group` does not divide a row or is odd, or a value is NaN or infinite.

@@ -26,14 +26,14 @@ from fireflyer.nn.quant.dorefa import (
 
 @dataclass(frozen=True)
 class Bits:
-    """Numbers of bits of a layer; 32 leaves values as they are.
+    """Numbers of bits of a layer; 32 leaves values unchanged.
 
     Attributes:
-        weights: 1 to 16.
-        activations: of the layer's input; of a recurrent layer also of its state.
-        gradients: of the gradient of the layer's output.
-        balanced: split of `equalize` for the weights; None quantises them by DoReFa.
-        scale: as of `equalize`.
+        weights: bits of the weights, 1 to 16.
+        activations: bits of the layer's input, and of a recurrent layer's state.
+        gradients: bits of the gradient of the layer's output.
+        balanced: the argument `by` of `equalize` for the weights; None quantises them by DoReFa.
+        scale: as for `equalize`.
 
     Raises:
         ConfigError: a number is neither 1 to 16 nor 32.
@@ -58,7 +58,7 @@ class Bits:
 
 
 class Linear(nn.Linear):
-    """A linear layer of few bits; its input is cut to 0 to 1."""
+    """Linear layer of few bits; clips its input to [0, 1]."""
 
     def __init__(self, inside: int, outside: int, bits: Bits, bias: bool = True) -> None:
         super().__init__(inside, outside, bias)
@@ -71,7 +71,7 @@ class Linear(nn.Linear):
 
 
 class Conv2d(nn.Conv2d):
-    """A convolution of few bits, zero-padded; its input is cut to 0 to 1."""
+    """Convolution of few bits, zero-padded; clips its input to [0, 1]."""
 
     def __init__(
         self, inside: int, outside: int, kernel: int, bits: Bits, *, stride: int = 1,
@@ -90,7 +90,7 @@ class Conv2d(nn.Conv2d):
 class Recurrent(nn.Module):
     """One layer of LSTM or GRU, time first, with weights and states of few bits.
 
-    States, which lie between -1 and 1, are quantised on that range. The state dict is that of
+    States lie between -1 and 1 and are quantised on that range. The state dict is that of
     `torch.nn.LSTM(inside, width)` or `GRU`.
 
     Raises:
@@ -111,7 +111,7 @@ class Recurrent(nn.Module):
             nn.init.uniform_(parameter, -(width**-0.5), width**-0.5)
 
     def forward(self, input: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Runs over time.
+        """Runs the layer over time.
 
         Args:
             input: (time, batch, inside).

@@ -1,10 +1,10 @@
-"""Cuts of a column and a row layer for tensor parallelism, with act-order in both.
+"""Division of a column and a row layer for tensor parallelism, with act-order in both.
 
-The row layer stores its inputs in act-order, so rank r holds the weights of *some* features, not of
-the r-th piece. The naive form gives rank r the r-th piece of the column layer's outputs: between the
-layers all outputs are gathered and reordered. The aware form permutes the column layer's outputs
-offline in the row layer's order: each rank computes just the features whose weights it holds.
-(arXiv 2402.04925)
+The row layer stores its inputs in act-order, so rank r holds the weights of features that are not
+the r-th contiguous piece. The naive form gives rank r the r-th piece of the column layer's outputs.
+Then all outputs must be gathered and reordered between the layers. The aware form permutes the
+column layer's outputs offline into the row layer's order, so each rank computes just the features
+whose weights it holds (arXiv 2402.04925).
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ class Shard:
     """One rank's part of a pair of layers.
 
     Attributes:
-        columns: column layers with one input, for example gate and up.
-        row: the row layer behind them.
+        columns: column layers with one common input, for example gate and up.
+        row: the row layer that follows them.
         outputs: (features / ranks,) outputs of the whole column layers that this rank computes.
-        aware: these are the inputs of `row`, in its stored order.
+        aware: True if these outputs are the inputs of `row`, in its stored order.
     """
 
     columns: tuple[Quantized, ...]
@@ -36,9 +36,9 @@ class Shard:
 def shards(
     columns: Sequence[Quantized], row: Quantized, ranks: int, aware: bool = True
 ) -> list[Shard]:
-    """Cuts column layers and the row layer behind them among ranks.
+    """Divides column layers and the row layer that follows them among ranks.
 
-    Only functions of single features may stand between the layers.
+    Between the layers, only functions that act on each feature alone are allowed.
 
     Raises:
         ConfigError: shapes do not fit, or ranks or groups do not divide the features.

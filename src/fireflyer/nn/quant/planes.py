@@ -1,7 +1,8 @@
-"""Integers of few bits as bit planes, and products of them by counting ones (native).
+"""Integers of few bits as bit planes, and their products by counting ones (native).
 
-Layout: plane i holds bit i of each integer. A row of a plane is 64-bit words; column k is bit k % 64
-of word k // 64; columns past the end are 0. `Panels` has eight rows side by side, word by word.
+Layout: plane i holds bit i of each integer. A row of a plane consists of 64-bit words; column k is
+    bit k % 64 of word k // 64; columns past the end are 0. `Panels` holds eight rows side by side,
+    word by word.
 """
 
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ def pack(integers: Tensor, bits: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Panels:
-    """The right side of a product.
+    """Right operand of a product.
 
     Attributes:
         words: (planes, panels, words, 8) int64.
@@ -54,7 +55,7 @@ class Panels:
 
     @classmethod
     def of(cls, planes: Tensor) -> "Panels":
-        """Returns planes of `pack` in panels of eight rows."""
+        """Converts planes from `pack` to panels of eight rows."""
         count, rows, words = planes.shape
         padded = torch.zeros(count, -(-rows // _PANEL) * _PANEL, words, dtype=torch.int64)
         padded[:, :rows] = planes
@@ -63,9 +64,9 @@ class Panels:
 
 
 def bit_product(a: Tensor, b: Panels) -> Tensor:
-    """Returns the product (rows of a, rows of b) int32 of packed integers, each row with each row.
+    """Returns the int32 product (rows of a, rows of b) of packed integers: each row with each row.
 
-    Exact while sums stay below 2^31.
+    The product is exact while sums stay below 2^31.
 
     Raises:
         ConfigError: the rows have different numbers of words.
@@ -78,7 +79,7 @@ def bit_product(a: Tensor, b: Panels) -> Tensor:
 class BitLinear(nn.Module):
     """Inference of a trained `Linear` of few bits on bit planes.
 
-    Values are those of the layer in training up to rounding in float32; sums are exact.
+    Values equal those of the layer in training up to rounding in float32; sums are exact.
 
     Raises:
         ConfigError: the layer's weights or activations have more than 8 bits.
@@ -104,7 +105,7 @@ class BitLinear(nn.Module):
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the layer's output (..., out) for x (..., in), cut to 0 to 1."""
+        """Returns the layer's output (..., out) for x (..., in), which is clipped to [0, 1]."""
         most, weights = levels(self.bits.activations), levels(self.bits.weights)
         flat = x.detach().reshape(-1, x.shape[-1])
         integers = (flat.clamp(0, 1) * most).round().to(torch.uint8)

@@ -27,11 +27,11 @@ BLOCK = bytes(1 << 16)
 LOAD_S = 1.0
 
 QUOTA_PERCENT = 1.0
-"""Share of time in which the kernel may hold the CPUs back before the check fails."""
+"""Percentage of time for which quotas may hold the CPUs back before the check fails."""
 
 
 def run(settings: Settings) -> Iterator[Measured]:
-    """Loads all CPUs for a second and looks at the counters before and after it."""
+    """Loads all CPUs for a second and reads the counters before and after it."""
     del settings
     sys_, proc, groups = Path("/sys"), Path("/proc"), cgroups(Path("/proc/self/cgroup"))
     hot, held = thermal_events(sys_), throttled_s(groups)
@@ -68,7 +68,7 @@ def _quota(groups: list[Path], held: float | None, wall: float, cpus: int) -> Me
 
 
 def _hash_for(cpu: int) -> float:
-    """Returns MB hashed per second of CPU time; other processes on the CPU do not count."""
+    """Returns MB hashed per second of this process's CPU time, so other processes do not count."""
     del cpu
     begin, count = time.process_time(), 0
     while time.process_time() - begin < LOAD_S / 2:
@@ -83,8 +83,8 @@ def on_each_cpu(
     """Calls a function at the same time in a process on each CPU that this process may use.
 
     Args:
-        function: gets the number of the CPU that its process is bound to.
-        meanwhile: called once in this process after the start of the others.
+        function: receives the number of the CPU to which its process is bound.
+        meanwhile: called once in this process after those processes have started.
 
     Raises:
         RuntimeError: a process ended without a result.
@@ -116,7 +116,7 @@ def on_each_cpu(
 
 
 def frequency_mhz(sys_: Path, proc: Path) -> list[float]:
-    """Returns the present frequency of each CPU, in MHz; [] if the kernel does not tell."""
+    """Returns the present frequency of each CPU, in MHz; [] if the kernel does not report it."""
     files = sorted(sys_.glob("devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq"))
     found = [text for text in map(read_text, files) if text and text.isdecimal()]
     if found:
@@ -126,14 +126,15 @@ def frequency_mhz(sys_: Path, proc: Path) -> list[float]:
 
 
 def thermal_events(sys_: Path) -> int | None:
-    """Returns the sum of thermal throttling events of all cores; None: not counted."""
+    """Returns the sum of thermal throttling events of all cores; None: the kernel has no
+    counter."""
     files = sys_.glob("devices/system/cpu/cpu[0-9]*/thermal_throttle/core_throttle_count")
     found = [int(text) for text in map(read_text, files) if text and text.isdecimal()]
     return sum(found) if found else None
 
 
 def cgroups(membership: Path, root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
-    """Returns the CPU control groups of a process and all above them, of version 1 or 2."""
+    """Returns the CPU control groups (version 1 or 2) of a process, and all their ancestors."""
     found: list[Path] = []
     for line in (read_text(membership) or "").splitlines():
         _, _, rest = line.partition(":")
@@ -151,7 +152,7 @@ def cgroups(membership: Path, root: Path = Path("/sys/fs/cgroup")) -> list[Path]
 
 
 def quota_cpus(groups: list[Path]) -> float | None:
-    """Returns the CPUs that the tightest quota of these groups leaves; None: there is no quota."""
+    """Returns the CPUs that the tightest quota of these groups allows; None: there is no quota."""
     found: list[float] = []
     for group in groups:
         texts = (read_text(group / "cpu.max") or "").split()
@@ -164,8 +165,10 @@ def quota_cpus(groups: list[Path]) -> float | None:
 
 
 def throttled_s(groups: list[Path]) -> float | None:
-    """Returns the seconds for which quotas held these groups back, over all CPUs; the largest of
-    the groups. None: there is no counter."""
+    """Returns the largest throttled time of these groups, in seconds summed over all CPUs.
+
+    Returns None if there is no counter.
+    """
     found: list[float] = []
     for group in groups:
         fields = dict(

@@ -37,11 +37,11 @@ SYS = Path("/sys")
 TOOL_S = 20.0
 
 COUNTERS = {"link_downed": 10, "symbol_error": 1000, "port_rcv_errors": 1000}
-"""Counters of an InfiniBand port, and the value from which the port is bad."""
+"""Counters of an InfiniBand port, each with the value from which the port counts as bad."""
 
 
 def run_pcie(settings: Settings) -> Iterator[Measured]:
-    """Compares the speed and width of each link with what both of its ends can do."""
+    """Compares the speed and width of each link with the most that both of its ends support."""
     del settings
     yield pcie(SYS)
 
@@ -49,8 +49,9 @@ def run_pcie(settings: Settings) -> Iterator[Measured]:
 def pcie(sys_: Path) -> Measured:
     """Judges the links under a tree like /sys.
 
-    A device may save power by a slower link while it idles; a narrow link never comes back by
-    itself. Speed therefore counts only for network cards, which do not idle.
+    An idle device may lower the speed of its link to save power, so speed counts only for network
+    cards, which do not idle. Width counts for all devices, because a link never regains lost lanes
+    by itself.
     """
     bad, seen = [], 0
     for device in sorted(sys_.glob("bus/pci/devices/*")):
@@ -104,7 +105,7 @@ def infiniband(sys_: Path) -> Measured:
 
 
 def run_smart(settings: Settings) -> Iterator[Measured]:
-    """Asks each disk for its health, by smartctl."""
+    """Reads each disk's own health report with smartctl."""
     del settings
     tool = shutil.which("smartctl")
     if tool is None:
@@ -125,7 +126,7 @@ def _is_disk(path: Path) -> bool:
 
 
 def smart(reports: dict[str, str]) -> Measured:
-    """Judges the JSON of smartctl of each disk.
+    """Judges the JSON that smartctl printed for each disk.
 
     Raises:
         NotRun: no report has a verdict.

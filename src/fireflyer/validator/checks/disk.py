@@ -1,4 +1,4 @@
-"""Disk: sequential and random transfers past the page cache, and the latency of fsync."""
+"""Disk: sequential and random transfers that bypass the page cache, and the latency of fsync."""
 
 import errno
 import itertools
@@ -36,15 +36,16 @@ FULL_BYTES = 2048 * MIB
 BLOCK = MIB
 PAGE = 4096
 WINDOW_S = 0.15
-"""Time of one measurement. Throttles of the kernel work in slices of up to 0.1 s."""
+"""Duration of one measurement. Kernel throttles work in slices of up to 0.1 s."""
 
 BEST_OF = 10
-"""Windows of which the best is a sample, as with STREAM: stalls only slow a disk down."""
+"""Windows per sample. A sample is the fastest window, as in STREAM: stalls only slow a disk
+down."""
 
 FULL_BESTS = 20
 
 MOST_S = 4.0
-"""Time for the random reads, and for the fsyncs, of a sample on a disk that is slower than usual."""
+"""Time limit, on a slow disk, for a sample's random reads; the same limit holds for its fsyncs."""
 
 LEAST_WINDOWS = 3
 
@@ -78,7 +79,7 @@ def run(settings: Settings) -> Iterator[Measured]:
 
 
 def open_direct(path: Path, flags: int) -> int:
-    """Opens a file past the page cache where the file system allows it."""
+    """Opens a file with O_DIRECT if the file system allows it."""
     try:
         return os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -95,16 +96,16 @@ def windows(
     least: int = 0,
     most_s: float = math.inf,
 ) -> list[float]:
-    """Repeats a step and returns its rate in windows of WINDOW_S.
+    """Repeats a step and returns its rate in each window of WINDOW_S seconds.
 
-    The first window is left out: throttles let a burst pass in it.
+    The first window is left out, because throttles let a burst pass in it.
 
     Args:
-        count: windows to return, at least.
-        step: returns the amount that it moved.
-        finish: called at the end of each window, in its time.
+        count: number of windows to return, at least.
+        step: returns the amount that it transferred.
+        finish: called at the end of each window; its time counts.
         least: number of steps, at least.
-        most_s: time after which LEAST_WINDOWS are enough.
+        most_s: time after which LEAST_WINDOWS windows are enough.
     """
     found: list[float] = []
     steps, amount = 0, 0.0
@@ -124,8 +125,8 @@ def windows(
 
 
 def _sequential(path: Path, size: int, count: int, *, write: bool) -> list[float]:
-    """Returns the bytes per second of windows in which the file is transferred over and over, at
-    least once."""
+    """Transfers the whole file repeatedly, at least once; returns each window's bytes per
+    second."""
     file = open_direct(path, os.O_CREAT | os.O_WRONLY if write else os.O_RDONLY)
     at = itertools.cycle(range(0, size, BLOCK))
     try:
@@ -147,7 +148,7 @@ def _transfer(file: int, block: mmap.mmap, at: int, *, write: bool) -> float:
 
 
 def _random_reads(path: Path, size: int, count: int, most_s: float) -> list[float]:
-    """Returns the reads of a page per second in windows, one read in flight."""
+    """Returns each window's reads of one page per second, with one read in flight."""
     file = open_direct(path, os.O_RDONLY)
     draw = random.Random(1)
     try:
@@ -163,7 +164,7 @@ def _random_reads(path: Path, size: int, count: int, most_s: float) -> list[floa
 
 
 def _fsyncs(path: Path, count: int, most_s: float) -> list[float]:
-    """Returns the appends of a page, each with its fsync, per second in windows."""
+    """Returns each window's appends of one page per second, each followed by an fsync."""
     file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
 
     def append() -> float:

@@ -1,4 +1,4 @@
-"""fs3: write and read of a file, with its bytes compared."""
+"""fs3: write a file, read it and compare its bytes."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ BLOCK = 4 << 20
 
 
 def run(settings: Settings) -> Iterator[Measured]:
-    """Writes a file of random bytes, reads it and removes it."""
+    """Writes a file of random bytes, reads it, compares the bytes and removes the file."""
     where = settings.fs3 or os.environ.get("FIREFLYER_FS", "")
     if not where:
         raise NotRun("no file system is given (--fs3, or FIREFLYER_FS)")

@@ -28,19 +28,20 @@ QUICK_S = 1.0
 FULL_S = 60.0
 
 DTYPES: tuple[tuple[type[np.floating], int], ...] = ((np.float64, 1 << 20), (np.float32, 127))
-"""Types, and the largest element: products of `SIZE` terms stay below 2^53 and 2^24."""
+"""Element types, each with its largest element: sums of `SIZE` products stay below 2^53 and
+2^24."""
 
 Array = NDArray[np.floating]
 Disturb = Callable[[Array, int], None]
-"""Called with each product and its number; tests and drills flip a bit in it."""
+"""Callback with each product and its number; tests and drills flip a bit in the product."""
 
 
 class Wrong(Exception):
-    """A product differs from the known answer."""
+    """A product differs from the known answer; the text is the number of wrong elements."""
 
 
 def run(settings: Settings) -> Iterator[Measured]:
-    """Multiplies on each core at once, for a second or a minute of CPU time."""
+    """Multiplies on all cores at once: for a second of CPU time if quick, else for a minute."""
     disturb = flip_one_bit if settings.drill == "gemm" else _leave
     seconds = QUICK_S if settings.quick else FULL_S
 
@@ -60,7 +61,7 @@ def run(settings: Settings) -> Iterator[Measured]:
 
 
 def multiply(seconds: float, disturb: Disturb, seed: int = 0, size: int = SIZE) -> float:
-    """Multiplies until so much CPU time is used, at least once a type, and checks each product.
+    """Multiplies for this much CPU time, at least once per type, and checks each product.
 
     Returns:
         GFLOP per second of CPU time, without the comparisons.
@@ -89,12 +90,12 @@ def multiply(seconds: float, disturb: Disturb, seed: int = 0, size: int = SIZE) 
 def _case(
     draw: np.random.Generator, dtype: type[np.floating], largest: int, size: int
 ) -> tuple[Array, Array, NDArray[np.integer]]:
-    """Returns two matrices and the bits of their product."""
+    """Returns two matrices and the bits of their exact product."""
     bound = largest if size * largest**2 < 2 ** (np.finfo(dtype).nmant + 1) else 127
     left, right = draw.integers(-bound, bound + 1, (2, size, size))
     exact = (left @ right).astype(dtype)
     bits = np.int64 if dtype is np.float64 else np.int32
-    # A sum of 0 may be -0.0 in floating point and is +0.0 in integers: both are right.
+    # A sum of 0 may be -0.0 in floating point but is +0.0 in integers: both are right.
     return left.astype(dtype), right.astype(dtype), exact.view(bits)
 
 

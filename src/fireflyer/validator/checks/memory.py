@@ -30,29 +30,29 @@ CHECKS = (
 
 MIB = 1 << 20
 ARRAY_BYTES = 64 * MIB
-"""Size of each of the three arrays of a thread, at most; larger than its share of a cache."""
+"""Largest size of each of a thread's three arrays; each exceeds the thread's share of a cache."""
 
 ROUNDS = 12
 FULL_ROUNDS = 100
 
 BEST_OF = 4
-"""Rounds of which the best is a sample."""
+"""Rounds per sample. A sample is the fastest of them."""
 
 QUICK_PATTERN_MIB = 256
 CHUNK_BYTES = 4 * MIB
-"""Memory is tested in pieces larger than a cache of the second level."""
+"""Size of the pieces in which memory is tested; larger than a second-level cache."""
 
 PATTERNS = (0x0000000000000000, 0x5555555555555555, 0x0F0F0F0F0F0F0F0F, 0x00FF00FF00FF00FF)
 WALKING = tuple(1 << bit for bit in range(64))
 
 Words = NDArray[np.uint64]
 Disturb = Callable[[Words, int], None]
-"""Called with the memory and the number of the pass before each verification."""
+"""Callback with the memory and the number of the pass, before each verification."""
 
 
 def run_bandwidth(settings: Settings) -> Iterator[Measured]:
-    """Adds two arrays into a third on all CPUs of each NUMA node: STREAM's Add, three words of
-    traffic an element. The figure is the slowest node's, by the best of several rounds."""
+    """Adds two arrays into a third on all CPUs of each NUMA node (STREAM's Add: three words of
+    traffic an element). The figure is that of the slowest node, each by its best round."""
     best: dict[str, list[float]] = {}
     for node, cpus in numa_nodes(Path("/sys"), os.sched_getaffinity(0)).items():
         best[node] = bandwidth(cpus, ROUNDS if settings.quick else FULL_ROUNDS)
@@ -62,7 +62,7 @@ def run_bandwidth(settings: Settings) -> Iterator[Measured]:
 
 
 def numa_nodes(sys_: Path, allowed: set[int]) -> dict[str, set[int]]:
-    """Returns the allowed CPUs of each NUMA node that has any."""
+    """Returns the allowed CPUs of each NUMA node that has such CPUs."""
     found = {}
     for folder in sorted(sys_.glob("devices/system/node/node[0-9]*")):
         cpus = parse_list(read_text(folder / "cpulist") or "") & allowed
@@ -72,7 +72,7 @@ def numa_nodes(sys_: Path, allowed: set[int]) -> dict[str, set[int]]:
 
 
 def parse_list(text: str) -> set[int]:
-    """Parses a list of the kernel's, such as 0-3,8."""
+    """Parses a CPU list in the kernel's form, such as 0-3,8."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -81,9 +81,9 @@ def parse_list(text: str) -> set[int]:
 
 
 def bandwidth(cpus: set[int], rounds: int, array_bytes: int = ARRAY_BYTES) -> list[float]:
-    """Returns the GB/s of each round, of a thread on each of these CPUs.
+    """Returns the GB/s of each round, with one thread on each of these CPUs.
 
-    The memory is touched first by the thread that uses it, so it lies on the thread's NUMA node.
+    Each thread touches its own memory first, so the memory lies on the thread's NUMA node.
 
     Raises:
         NotRun: too little memory is free.
@@ -119,7 +119,7 @@ def bandwidth(cpus: set[int], rounds: int, array_bytes: int = ARRAY_BYTES) -> li
             barrier.wait()
             found.append(moved / (time.perf_counter() - begin) / 1e9)
     except threading.BrokenBarrierError:
-        raise NotRun(f"a thread could not work: {failed[0]}") from None
+        raise NotRun(f"a thread failed: {failed[0]}") from None
     for thread in threads:
         thread.join()
     return found
@@ -132,7 +132,7 @@ def run_pattern(settings: Settings) -> Iterator[Measured]:
     if not wanted:
         wanted = min(QUICK_PATTERN_MIB, available // 4) if settings.quick else available * 3 // 4
     if wanted > available * 9 // 10 or wanted < 1:
-        raise NotRun(f"asked for {wanted} MiB; {available} MiB of memory are available")
+        raise NotRun(f"{wanted} MiB are needed; {available} MiB of memory are available")
     disturb = flip_one_bit if settings.drill == "memory pattern" else _leave
     words = np.empty(wanted * MIB // 8, np.uint64)
     wrong = verify_pattern(words, disturb, PATTERNS if settings.quick else PATTERNS + WALKING)
@@ -143,8 +143,8 @@ def run_pattern(settings: Settings) -> Iterator[Measured]:
 def verify_pattern(words: Words, disturb: Disturb, patterns: tuple[int, ...] = PATTERNS) -> int:
     """Returns the number of words that did not keep a pattern.
 
-    Each pattern is written upwards; then each piece is verified and inverted upwards; then each
-    inverted piece is verified and restored downwards, and verified once more.
+    The first pass writes the pattern upwards. The second verifies and inverts each piece upwards.
+    The third verifies and restores each piece downwards. The last verifies all pieces again.
     """
     wrong = 0
     step = CHUNK_BYTES // 8

@@ -19,7 +19,7 @@ CHECKS = (
     Check(
         name="network",
         figures=(Figure("network bandwidth", "MB/s"), Figure("network latency", "us", "less")),
-        needs="a listener on another node: `fireflyer validate listen` there, --peer here",
+        needs="`fireflyer validate listen` on another node, and --peer with its address here",
         duration_s=3.0,
         function="fireflyer.validator.checks.network:run_pairs",
     ),
@@ -27,21 +27,21 @@ CHECKS = (
 
 LOOPBACK_BYTES = 16 << 20
 PAIR_S = 0.1
-"""Time for each transfer between nodes, about."""
+"""Approximate time for each transfer between nodes."""
 
 SAMPLES = 5
 FULL_SAMPLES = 20
 
 BEST_OF = 4
-"""Transfers of which the best is a sample: other processes only slow a transfer down."""
+"""Transfers per sample. A sample is the fastest: other processes only slow a transfer down."""
 
 ECHOES = 200
 BEST_OF_ECHOES = 10
-"""Round trips of which the shortest is a sample."""
+"""Round trips per sample. A sample is the shortest of them."""
 
 
 def run_loopback(settings: Settings) -> Iterator[Measured]:
-    """Sends to a thread of this process by TCP."""
+    """Sends to a thread of this process over TCP."""
     with pairs.listen(("127.0.0.1", 0), b"loopback") as listener:
         thread = threading.Thread(target=pairs.serve_one, args=(listener, b"loopback"), daemon=True)
         thread.start()
@@ -55,8 +55,9 @@ def run_loopback(settings: Settings) -> Iterator[Measured]:
 def run_pairs(settings: Settings) -> Iterator[Measured]:
     """Sends to each peer.
 
-    The figures are those of the worst peer, and the reason names the peers that cannot be reached.
-    With `any_peer` they are those of the best one: the fault of one peer is not the node's.
+    The figures are those of the worst peer, and the reason names the unreachable peers. With
+    `any_peer` the figures are those of the best peer, because one bad peer is no fault of this
+    node.
     """
     if not settings.peers:
         raise NotRun("no peer is given (--peer HOST:PORT)")

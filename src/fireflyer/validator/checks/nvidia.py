@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: health by NVML; memory and matrix products by torch, in `validator/gpu.py`."""
+"""NVIDIA GPUs: health by NVML; memory and matrix products by torch (`validator/gpu.py`)."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -54,7 +54,7 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Nvml(Protocol):
-    """Part of pynvml that is used; tests give recorded answers."""
+    """Functions of pynvml that this module uses; tests substitute recorded answers."""
 
     def __getattr__(self, name: str) -> Any: ...
 
@@ -90,7 +90,7 @@ def _state(nvml: Nvml, index: int) -> GpuState:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
 
     def ask(name: str, *arguments: Any) -> Any:
-        """Returns an answer; None if this GPU has none."""
+        """Calls a function of NVML; returns None if this GPU does not support it."""
         try:
             return getattr(nvml, name)(handle, *arguments)
         except nvml.NVMLError:
@@ -123,7 +123,7 @@ def _state(nvml: Nvml, index: int) -> GpuState:
 
 
 def health(found: list[GpuState]) -> Measured:
-    """Judges the states."""
+    """Judges the states of all GPUs."""
     bad = {state.name: reasons for state in found if (reasons := _reasons(state))}
     text = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in bad.items())
     return Measured("gpu health", float(len(bad)), text)
@@ -138,10 +138,10 @@ def _reasons(state: GpuState) -> list[str]:
     if state.remap_pending or state.retired_pending:
         found.append("memory is to be remapped: reset the GPU")
     if state.celsius is not None and state.celsius >= HOT_C:
-        found.append(f"{state.celsius} degrees Celsius")
+        found.append(f"the temperature is {state.celsius} degrees Celsius")
     width, most = state.link_width, state.link_width_max
     if width and most and width < most:
-        found.append(f"{width} of {most} PCIe lanes")
+        found.append(f"{width} of {most} PCIe lanes are in use")
     if state.nvlink_errors:
         found.append(f"{state.nvlink_errors} NVLink replays")
     return found

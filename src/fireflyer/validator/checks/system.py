@@ -12,7 +12,7 @@ CHECKS = (
     Check(
         name="clock",
         figures=(Figure("clock skew", "ms", "less"),),
-        needs="a clock that NTP or PTP keeps",
+        needs="a clock synchronized by NTP or PTP",
         duration_s=0.2,
         function="fireflyer.validator.checks.system:run_clock",
     ),
@@ -28,7 +28,7 @@ CHECKS = (
 MOST_SKEW_MS = 100.0
 UNSYNCHRONISED = 0x40
 FAILED_CUTS = 3
-"""Link losses since the start of the node from which the check fails."""
+"""Number of link losses since the node's start from which the check fails."""
 
 RECORD_BYTES = 8192
 
@@ -60,7 +60,7 @@ class _Timex(ctypes.Structure):
 
 
 def run_clock(settings: Settings) -> Iterator[Measured]:
-    """Reads the error of the clock that the kernel estimates."""
+    """Reads the kernel's estimate of the clock's error."""
     del settings
     timex = _Timex()
     if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex)) < 0:
@@ -72,7 +72,7 @@ def skew(status: int, most_ms: float) -> Measured:
     """Judges the status and the largest possible error of a clock."""
     if status & UNSYNCHRONISED:
         return Measured(
-            "clock skew", skipped="no NTP or PTP keeps the clock, so its error is unknown"
+            "clock skew", skipped="no NTP or PTP synchronizes the clock, so its error is unknown"
         )
     failed = ""
     if most_ms > MOST_SKEW_MS:
@@ -101,7 +101,7 @@ def _records(file: int) -> Iterator[str]:
             record = os.read(file, RECORD_BYTES)
         except BlockingIOError:
             return
-        except BrokenPipeError:  # overtaken: the oldest remaining record comes next
+        except BrokenPipeError:  # the log overwrote records; the next read has the oldest one left
             continue
         if not record:
             return
@@ -109,7 +109,7 @@ def _records(file: int) -> Iterator[str]:
 
 
 def kernel_log(lines: Iterable[str]) -> Measured:
-    """Counts messages of failed hardware in the lines of a kernel log."""
+    """Counts the lines of a kernel log that report failed hardware."""
     found: Counter[str] = Counter()
     cuts = 0
     for line in lines:

@@ -1,6 +1,7 @@
-"""Contradictions: between tables of one site, and between the paper's tables and its text. Pure.
+"""Contradictions between tables of one site, and between the paper's tables and its text. Pure.
 
-The first kind is looked for in any data. The second kind needs the paper's own three tables.
+Contradictions between tables are searched for in the data of any site. Those with the text need the
+paper's own three tables.
 """
 
 from collections.abc import Iterable
@@ -24,7 +25,7 @@ class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
 def between_tables(
     sources: Iterable[Source], xids: Table | None, months: Table | None, days: Table | None
 ) -> list[Contradiction]:
-    """Compares the tables of one site with each other and with sums that the files state."""
+    """Compares the tables of one site with each other and with the sums that its files state."""
     found = []
     for source in sources:
         found += _stated_totals(source, months)
@@ -56,7 +57,7 @@ def _empty_days(source: Source) -> list[Contradiction]:
     return [
         Contradiction(
             subject=day,
-            text=f"{source.name} lists days with failures, and lists {day} with 0",
+            text=f"{source.name} lists only days with failures, yet lists {day} with 0",
         )
         for day, count in counts.items()
         if not count
@@ -76,7 +77,7 @@ def _months_against_days(months: Table, days: Table) -> list[Contradiction]:
             found.append(
                 Contradiction(
                     subject=f"network failures of {month}",
-                    text=f"{by_month} in the table by month (VII), {by_day} in the table by day "
+                    text=f"{by_month} in the table by month (VII), but {by_day} in the table by day "
                     "(VIII)",
                 )
             )
@@ -84,12 +85,12 @@ def _months_against_days(months: Table, days: Table) -> list[Contradiction]:
 
 
 def _part_above_whole(months: Table, xids: Table) -> list[Contradiction]:
-    """Finds codes that some months count more often than the whole year."""
+    """Finds Xid codes with more failures in some months than in the whole year."""
     year = {f"xid{row['xid']}": row["count"] for row in xids["rows"]}
     return [
         Contradiction(
             subject=name,
-            text=f"{count} in {len(months['rows'])} months (VII), {year.get(name, 0)} in the year "
+            text=f"{count} in {len(months['rows'])} months (VII), but {year.get(name, 0)} in the year "
             "(VI)",
         )
         for name, count in months["sums"].items()
@@ -100,7 +101,7 @@ def _part_above_whole(months: Table, xids: Table) -> list[Contradiction]:
 def against_text(
     xids: Table | None, months: Table | None, days: Table | None
 ) -> list[Contradiction]:
-    """Compares the paper's tables with statements of its text; [] for the data of other sites."""
+    """Compares the paper's tables with statements of its text; returns [] for other sites' data."""
     if xids is None or months is None or days is None:
         return []
     if (xids["total"], months["sums"]["total"], days["total"]) != PAPER_TOTALS:
@@ -113,19 +114,19 @@ def against_text(
     return [
         Contradiction(
             subject="share of network failures, 30 %",
-            text=f"{sums[NETWORK]} of {sums['total']} are {sums[NETWORK] / sums['total']:.1%} by "
-            f"Table VII; with the counts of Table VIII {corrected[0]} of {corrected[1]}, "
+            text=f"Table VII: {sums[NETWORK]} of {sums['total']}, {sums[NETWORK] / sums['total']:.1%}; "
+            f"with the counts of Table VIII: {corrected[0]} of {corrected[1]}, "
             f"{corrected[0] / corrected[1]:.1%}",
         ),
         Contradiction(
             subject="Xid 74 several orders of magnitude above other faults",
-            text=f"{nvlink} are {nvlink / of_class['gpu_ecc']:.0f} times the ECC errors and "
-            f"{nvlink / of_class['uncorrectable']:.0f} times the uncorrectable ones",
+            text=f"its {nvlink} errors are {nvlink / of_class['gpu_ecc']:.0f} times the ECC errors and "
+            f"{nvlink / of_class['uncorrectable']:.0f} times the uncorrectable errors",
         ),
         Contradiction(
             subject="NVLink, 42.57 % here against 52.42 % elsewhere",
-            text=f"42.57 % is the share in all log messages, software included; among hardware's "
-            f"messages it is {nvlink / hardware:.1%}. 52.42 % (54 of 103, NSDI 2024) counts "
-            "failures: the figures cannot be compared",
+            text=f"42.57 % is NVLink's share of all log messages, software's included; of hardware's "
+            f"messages it is {nvlink / hardware:.1%}. 52.42 % (54 of 103, NSDI 2024) is a share of "
+            "failures: the two figures cannot be compared",
         ),
     ]

@@ -13,19 +13,19 @@ from fireflyer.validator.failures.records import Failure, class_of_xid
 from fireflyer.validator.failures.report import DAY_S
 
 MOST_EVENTS = 20_000_000
-"""Expected number of failures from which a trace is refused."""
+"""Expected number of failures above which a trace is refused."""
 
 
 class ClassRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rate of one class."""
+    """Failure rate of one class."""
 
     events: float
     days: float
     of: str = msgspec.field(default="", name="class")
     xid: int | None = None
     bursts: tuple[tuple[int, int], ...] = ()
-    """Pairs of events in a day and number of such days: whole days are drawn, because the failures
-    of a day are not independent."""
+    """Pairs (events in a day, number of such days). Whole days are drawn, because the failures of a
+    day are not independent."""
 
     @property
     def name(self) -> str:
@@ -33,7 +33,7 @@ class ClassRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rates of one site."""
+    """Failure rates of one site."""
 
     source: str
     nodes: int
@@ -62,10 +62,10 @@ def generate(of: Preset, nodes: int, days: float, seed: int, begin: float) -> li
     """Draws the failures of a fleet, in order of time.
 
     Args:
-        of: the rates; a fleet of another size fails in proportion.
+        of: the rates; for a fleet of another size the number of failures scales in proportion.
         nodes: size of the fleet; nodes are named n1, n2, ...
         days: length of the trace.
-        begin: start of the trace, UTC seconds since 1970.
+        begin: start of the trace, in UTC seconds since 1970.
 
     Raises:
         ValidatorError: the trace would be too large.
@@ -88,7 +88,7 @@ def generate(of: Preset, nodes: int, days: float, seed: int, begin: float) -> li
 
 
 def _poisson(draw: random.Random, each: ClassRate, share: float) -> Iterator[float]:
-    """Yields times in days, without end."""
+    """Yields the times of failures, in days, without end."""
     at = 0.0
     while True:
         at += draw.expovariate(each.events / each.days * share)
@@ -96,7 +96,7 @@ def _poisson(draw: random.Random, each: ClassRate, share: float) -> Iterator[flo
 
 
 def _bursts(draw: random.Random, each: ClassRate, days: float, share: float) -> Iterator[float]:
-    """Draws each day from the table; each event hits this fleet with its share of the preset's."""
+    """Draws each day from the table; keeps each event with probability `share`."""
     counts = [count for count, _ in each.bursts]
     weights = [weight for _, weight in each.bursts]
     whole, rest = divmod(share, 1.0)

@@ -1,7 +1,7 @@
-"""Failures of a site as records, whatever file they come from. Pure.
+"""Failures of a site as records, independent of the file format. Pure.
 
-A record is one failure, or a count of failures of one class on one day, in one month or in one
-year. The forms of files: docs/guide/validator.md.
+A record is one failure, or a count of failures of one class in one day, month or year.
+docs/guide/validator.md describes the file formats.
 """
 
 import csv
@@ -33,29 +33,29 @@ NETWORK = "network"
 SOFTWARE = "software"
 
 KINDS = {"silence": "node_lost", "hang": "hang", "oom": "out_of_memory"}
-"""Classes of the platform's observations that need no look at their fields."""
+"""Classes of the platform's observations whose kind alone decides."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """One failure, or `count` failures of one class within a period."""
 
     when: float
-    """Begin of the period, UTC seconds since 1970; 0: not known."""
+    """Start of the period, in UTC seconds since 1970; 0: unknown."""
     period: Period = "moment"
     of: str
-    """Class: one of XID_CLASSES, main_memory_ecc, network, disk, or a site's own."""
+    """Class: one of XID_CLASSES, main_memory_ecc, network, disk, or a class of the site."""
     xid: int | None = None
     node: str = ""
     count: int = 1
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """Failures of one file, and what the file itself states about them."""
+    """Failures of one file, and the totals and classes that the file states."""
 
     name: str
     failures: tuple[Failure, ...]
     days: tuple[str, ...] = ()
-    """Dates that the file lists, also those with 0 failures."""
+    """Dates that the file lists, including those with 0 failures."""
     totals: dict[str, int] = {}
     """Sums that the file states, by month."""
     classes: dict[int, str] = {}
@@ -68,7 +68,7 @@ def class_of_xid(code: int) -> str:
 
 
 def class_of(detail: Mapping[str, Any]) -> str | None:
-    """Returns the class of one of the platform's observations; None: it is no failure of hardware.
+    """Returns the class of one of the platform's observations; None: not a hardware failure.
 
     Args:
         detail: fields of an event `observed`, as `fireflyer events --json` prints them.
@@ -87,7 +87,7 @@ def class_of(detail: Mapping[str, Any]) -> str | None:
 
 
 def from_events(events: Iterable[Mapping[str, Any]], name: str) -> Source:
-    """Converts the platform's events; all but `observed` are left out.
+    """Converts the platform's `observed` events; skips all other events.
 
     Raises:
         ValidatorError: an event lacks a field.
@@ -111,10 +111,10 @@ def from_events(events: Iterable[Mapping[str, Any]], name: str) -> Source:
 
 
 def parse(text: str, name: str) -> Source:
-    """Reads the text of a file, whose header or first character tells its form.
+    """Parses the text of a file; its header or first character tells the format.
 
     Raises:
-        ValidatorError: the form is unknown, or a line is damaged; names the line.
+        ValidatorError: the format is unknown, or a line is damaged; the error names the line.
     """
     if text.lstrip()[:1] in ("[", "{"):
         return from_events(_json_events(text, name), name)
@@ -171,13 +171,15 @@ class _Rows:
         return ValidatorError(f"{self.name}, line {line}: {what}")
 
     def count(self, line: int, text: str) -> int:
-        """Returns a count, a whole number from 0 on."""
+        """Parses a count: a whole number that is not negative."""
         if not text.isdecimal() or len(text) > 12:
-            raise self.wrong(line, f"invalid count {text[:40]!r}: expected a whole number")
+            raise self.wrong(
+                line, f"invalid count {text[:40]!r}: expected a whole number of at least 0"
+            )
         return int(text)
 
     def moment(self, line: int, text: str, form: str) -> float:
-        """Returns the UTC seconds of a date in this form of `strptime`."""
+        """Parses a date in this form of `strptime`; returns UTC seconds."""
         try:
             found = datetime.datetime.strptime(text, form)
         except ValueError:
@@ -191,7 +193,7 @@ def _xid_counts(rows: _Rows) -> Source:
     for line, row in rows:
         code = rows.count(line, row["xid"])
         if code in classes:
-            raise rows.wrong(line, f"Xid {code} stands twice")
+            raise rows.wrong(line, f"Xid {code} is listed twice")
         classes[code] = row.get("class") or class_of_xid(code)
         count = rows.count(line, row["count"])
         found.append(Failure(when=0, period="year", of=classes[code], xid=code, count=count))
@@ -219,7 +221,7 @@ def _days(rows: _Rows) -> Source:
     for line, row in rows:
         when = rows.moment(line, row["date"], "%Y-%m-%d")
         if row["date"] in days:
-            raise rows.wrong(line, f"the date {row['date']} stands twice")
+            raise rows.wrong(line, f"the date {row['date']} is listed twice")
         days.append(row["date"])
         of = row.get("class") or NETWORK
         count = rows.count(line, row["events"])

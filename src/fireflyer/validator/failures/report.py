@@ -16,7 +16,7 @@ DAY_S = 86_400.0
 
 PAPER = ("xid_year.csv", "failures_by_month.csv", "flash_cuts.csv")
 PAPER_NODES = 1250
-"""Nodes of the paper's cluster: 10,000 GPUs, 8 a node."""
+"""Number of nodes in the paper's cluster: 10,000 GPUs, 8 a node."""
 
 YEAR_DAYS = 365.0
 
@@ -34,9 +34,9 @@ def report(
 
     Args:
         sources: failures of one site.
-        nodes: size of the fleet; None: no rate a node and no lemons.
-        days: length of the observation of single failures; None: from the first to the last one,
-            which is a little too short.
+        nodes: size of the fleet; None: unknown, so there are no rates per node and no lemons.
+        days: length of the observation of single failures; None: the time from the first failure to
+            the last, which is slightly too short.
 
     Returns:
         `table_vi`, `table_vii`, `table_viii` (None without such data), `rates`, `lemons`,
@@ -47,7 +47,7 @@ def report(
     """
     if not any(source.failures for source in sources):
         names = ", ".join(source.name for source in sources)
-        raise ValidatorError(f"{names}: no failure; nothing to report")
+        raise ValidatorError(f"{names}: the files contain no failures")
     six = tables.xid_table(sources)
     seven = tables.month_table(sources)
     eight = tables.day_table(sources, NETWORK)
@@ -100,7 +100,8 @@ def _table_rates(
     six: tables.Table | None, seven: tables.Table | None, eight: tables.Table | None,
     nodes: int | None,
 ) -> list[Rate]:  # fmt: skip
-    """Computes rates from counts: of the year for Xid classes, of the months for hardware."""
+    """Computes rates from counts: yearly counts for Xid classes, monthly ones for other
+    hardware."""
     found: list[Rate] = []
     if six is not None:
         for of, entry in six["classes"].items():

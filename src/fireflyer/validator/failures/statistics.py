@@ -9,7 +9,7 @@ import numpy as np
 CONFIDENCE = 0.95
 
 LEMON = 0.01
-"""Chance that any healthy node of the fleet is called a lemon."""
+"""Probability that any healthy node of the fleet is called a lemon."""
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,27 +20,27 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     days: float
     """Length of the observation."""
     mtbf_h: float | None
-    """Mean time between failures of the fleet, hours; None without a failure."""
+    """Mean time between failures of the fleet, in hours; None if there was no failure."""
     low_h: float
-    """Lower end of the interval of the mean time between failures, at 95 %."""
+    """Lower end of the 95 % confidence interval of the mean time between failures, in hours."""
     high_h: float | None
-    """Upper end; None without a failure."""
+    """Upper end; None if there was no failure."""
     dispersion: float | None
-    """Variance of the daily counts over their mean: about 1 if failures are independent. Above 1
-    they come in bursts and the interval is wider. None: days are not known."""
+    """Variance of the daily counts divided by their mean; about 1 if failures are independent.
+    Above 1, failures come in bursts and the interval is wider. None: daily counts are unknown."""
     per_1000_node_days: float | None
-    """None: the number of nodes is not known."""
+    """Failures per 1000 node-days; None: the number of nodes is unknown."""
 
 
 class Lemon(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that failed more often than chance explains."""
+    """Node that failed more often than chance explains."""
 
     node: str
     failures: int
     expected: float
-    """Failures that a node of the fleet has, by the rate of all other nodes."""
+    """Failures to expect of this node, by the rate of all other nodes."""
     chance: float
-    """Chance that any of the nodes reaches this number."""
+    """Probability that any node of the fleet reaches this number of failures."""
 
 
 def rate(
@@ -49,12 +49,12 @@ def rate(
     """Computes a rate and its interval.
 
     Args:
-        failures: number in the observation.
+        failures: number of failures in the observation.
         days: length of the observation, above 0.
-        nodes: size of the fleet; None: not known.
-        daily: counts of each day, also of days without any; None: not known.
+        nodes: size of the fleet; None: unknown.
+        daily: count of each day, including days without failures; None: unknown.
 
-    The interval is the exact one of a Poisson process (Garwood, 1936). Failures that come in bursts
+    The interval is the exact interval of a Poisson process (Garwood, 1936). Failures in bursts
     carry less information: they count as failures / dispersion.
     """
     from scipy import stats
@@ -83,11 +83,11 @@ def lemons(failures: Mapping[str, int], nodes: int) -> list[Lemon]:
     """Returns the nodes that failed too often, worst first.
 
     Args:
-        failures: number of failures of each node that had any.
+        failures: number of failures of each node that had failures.
         nodes: size of the fleet.
 
-    The expectation is the mean of all other nodes, without the lemons found before. The chance of a
-    Poisson variable is multiplied by the number of nodes, so that a large fleet names no more
+    The expected number is the mean of all other nodes, without the lemons already found. The chance
+    of a Poisson variable is multiplied by the number of nodes, so a large fleet names no more
     healthy nodes than a small one.
     """
     from scipy import stats
@@ -100,7 +100,7 @@ def lemons(failures: Mapping[str, int], nodes: int) -> list[Lemon]:
         if others < 1:
             break
         expected = (total - count) / others
-        # Without a failure elsewhere the mean is not 0; half a failure is the usual stand-in.
+        # The mean is not 0 even if no other node failed; half a failure is the usual stand-in.
         chance = float(stats.poisson.sf(count - 1, expected or 0.5 / others)) * nodes
         if chance > LEMON:
             break

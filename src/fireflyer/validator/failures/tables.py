@@ -21,14 +21,14 @@ def day_of(when: float) -> str:
 
 
 def percent(part: int, whole: int) -> float:
-    """Returns a share in per cent with the two decimals of the paper."""
+    """Returns a percentage, with the two decimals of the paper."""
     return round(100 * part / whole, 2) if whole else 0.0
 
 
 def xid_table(sources: Iterable[Source]) -> Table | None:
     """Counts Xid errors by code (Table VI); None: the sources have none.
 
-    Counts of months are left out, because Table VII counts failures and Table VI log messages.
+    Monthly counts are left out, because Table VII counts failures and Table VI counts log messages.
     """
     counts: Counter[int] = Counter()
     classes: dict[int, str] = {}
@@ -57,10 +57,10 @@ def xid_table(sources: Iterable[Source]) -> Table | None:
 
 
 def month_table(sources: Iterable[Source]) -> Table | None:
-    """Counts failures of hardware by month (Table VII); None: the sources have none.
+    """Counts hardware failures by month (Table VII); None: the sources have none.
 
-    Columns are the classes; Xid errors have a column a code. Software and NVLink errors are left
-    out, as in the paper.
+    Each class has a column, and so has each Xid code. Software and NVLink errors are left out, as
+    in the paper.
     """
     counts: Counter[tuple[str, str]] = Counter()
     for source in sources:
@@ -121,13 +121,13 @@ def day_table(sources: Iterable[Source], of: str) -> Table | None:
 
 
 def span(table: Table) -> int:
-    """Returns the days from the first to the last date of a day table, both included."""
+    """Returns the number of days from a day table's first date to its last, both included."""
     days = [datetime.date.fromisoformat(row["date"]) for row in table["rows"]]
     return (days[-1] - days[0]).days + 1
 
 
 def daily(table: Table, days: int) -> list[int]:
-    """Returns the counts of each of `days` days from the table's first date on."""
+    """Returns the count of each of `days` days, beginning with the table's first date."""
     counts = {row["date"]: row["events"] for row in table["rows"]}
     first = datetime.date.fromisoformat(table["rows"][0]["date"])
     dates = (first + datetime.timedelta(days=day) for day in range(days))
@@ -135,7 +135,7 @@ def daily(table: Table, days: int) -> list[int]:
 
 
 def days_of_months(months: Sequence[str]) -> int:
-    """Returns the days from the first month to the last, both included."""
+    """Returns the number of days in these months and all months between them."""
     first = datetime.date.fromisoformat(f"{months[0]}-01")
     last = datetime.date.fromisoformat(f"{months[-1]}-01")
     following = (last.replace(day=28) + datetime.timedelta(days=4)).replace(day=1)
