@@ -261,6 +261,28 @@ def test_no_cgroup_is_left_by_a_kill(stage: Stage, base: Base, doomed: str, *, a
     stage.play(scene)
 
 
+@pytest.mark.full
+def test_no_cgroup_is_left_when_a_task_ends_without_a_server(stage: Stage, base: Base) -> None:
+    async def scene(s: Stage) -> None:
+        engine = s.engine()
+        gang = s.gang(ENTERED, nodes=1, start="exec", memory_mib=500, cpus=1)
+        await engine.launch(gang)
+        await s.reports(1)
+        folders = left(s)
+        (rank,) = (int(pid) for pid in Path(folders[0], "cgroup.procs").read_text().split())
+        await s.close(engine)
+        s.open_gate(1)
+        await s.gone(rank)
+        engine = s.engine()
+        await engine.recover(gang)
+        _, end = await s.ended(engine)
+        assert end.outcome == "finished"
+        assert not left(s)
+        assert not any(map(os.path.exists, folders))
+
+    stage.play(scene)
+
+
 def test_a_cgroup_that_cannot_be_made_fails_the_attempt(stage: Stage, tmp_path: Path) -> None:
     async def scene(s: Stage) -> None:
         nowhere = tmp_path / "file"

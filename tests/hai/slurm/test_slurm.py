@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.hai.conformance.conftest import SlurmStage
 from tests.hai.engine.conftest import SECRET
 from tests.hai.slurm.cluster import NODES, Cluster
@@ -88,6 +89,27 @@ def test_ranks_see_the_gpus_of_the_node(stage: SlurmStage) -> None:
         await engine.launch(s.gang(script, nodes=1, attempt=2, env=own))
         assert await s.reports(1) == [["0", "3", "SLURM_CONF"]]
         await s.ended(engine)
+
+    stage.play(scene)
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_a_job_has_the_limits_of_its_task(stage: SlurmStage, gpus: int) -> None:
+    if gpus and not stage.cluster.gpus:
+        pytest.skip("device files cannot be made here, so there are no GPUs to pretend")
+
+    async def scene(s: Any) -> None:
+        engine = s.engine()
+        gang = s.gang("report('runs')\nawait_gate()", nodes=1, memory_mib=900, cpus=3)
+        await engine.launch(replace(gang, gpus=gpus))
+        assert await s.reports(1) == [["0", "runs"]]
+        jobs = s.cluster.command("scontrol", "show", "job").split("\n\n")
+        (job,) = (job for job in jobs if s.task in job)
+        assert "MinMemoryNode=900M" in job
+        assert "CPUs/Task=3" in job
+        s.open_gate(1)
+        _, end = await s.ended(engine)
+        assert end.outcome == "finished"
 
     stage.play(scene)
 
