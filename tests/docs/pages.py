@@ -35,6 +35,16 @@ def blocks(page: str) -> list[Block]:
     return [Block(*found.groups("")) for found in _BLOCK.finditer((ROOT / page).read_text())]
 
 
+def command_lines(page: str) -> Iterator[str]:
+    """Yields the lines of `fireflyer` in a page's blocks, without the prose that follows some."""
+    for block in blocks(page):
+        if block.kind in ("", "bash") and not block.title:
+            for line in block.text.replace("\\\n", "").splitlines():
+                command = re.split(r"\s{2,}", line)[0]
+                if command.startswith("fireflyer ") and not command.endswith("..."):
+                    yield command
+
+
 def commands(text: str) -> Iterator[list[str]]:
     """Splits shell text into simple commands, without comments, redirections and control words."""
     for line in text.splitlines():
