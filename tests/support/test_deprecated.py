@@ -25,6 +25,22 @@ STARTED = {
 }
 
 
+IMPORTED = {
+    ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): found[1]
+    for path in sorted(SOURCE.rglob("*.py"))
+    if (found := re.match(r'"""Old path of `([\w.]+)`: [\w ]+ import it\.', path.read_text()))
+}
+
+
+@pytest.mark.parametrize("old", IMPORTED)
+def test_an_old_path_has_the_names_of_the_new_one(old: str) -> None:
+    """Ranks of an earlier release's fork server look names up when a script first uses them."""
+    new = importlib.import_module(IMPORTED[old])
+    public = getattr(new, "__all__", [name for name in vars(new) if not name.startswith("_")])
+    module = importlib.import_module(old)
+    assert all(getattr(module, name) is getattr(new, name) for name in public)
+
+
 @pytest.mark.parametrize("old", STARTED)
 def test_an_old_path_is_started_as_the_new_one(old: str) -> None:
     """Without arguments: both end with the same complaint of the same program."""
