@@ -1,10 +1,12 @@
-"""What the pages cost with 2,000 nodes and 5,000 tasks: `python -m tests.hai.dashboard.measure`.
+"""What the pages cost with 2,000 nodes and 5,000 tasks (`--nodes`, `--tasks`): `python -m
+tests.hai.dashboard.measure`.
 
 The database has a year of samples of 200 of the nodes, of 40 users and of the cluster, and of 20,000 tasks
 of that year (`--plain`: neither). The median CPU time of the process for a page, and the longest time in
 which nobody else of the server's thread had a turn.
 """
 
+import argparse
 import asyncio
 import random
 import statistics
@@ -46,7 +48,7 @@ from fireflyer.hai.sampling.series import (
     point,
 )
 
-NODES, TASKS, ROUNDS = 2000, 5000, 5
+ROUNDS = 5
 
 PAGES = (
     "", "/map", "/queue", "/tasks", "/tasks?state=over", "/tasks?state=failed&user=user1", "/nodes",
@@ -61,15 +63,18 @@ PAST_TASKS, PAST_FAULTS, PAST_RANKS = 20_000, 100, 8
 
 
 class Nodes(NoEngine):
+    def __init__(self, count: int) -> None:
+        self._count = count
+
     def nodes(self) -> list[Any]:
-        return [Node(name=f"n{i}", gpus=8, leaf=f"leaf{i // 32}") for i in range(NODES)]
+        return [Node(name=f"n{i}", gpus=8, leaf=f"leaf{i // 32}") for i in range(self._count)]
 
 
-def fill(controller: Controller, store: Store) -> int:
+def fill(controller: Controller, store: Store, count: int) -> int:
     """Tasks in the queue, as many started as there is room for; how many those are."""
     chance = random.Random(1)
     wanted = []
-    for number in range(TASKS):
+    for number in range(count):
         nodes, user = chance.choice([1, 1, 1, 2, 2, 4, 8]), f"user{number % 40}"
         spec = TaskSpec(script="/train.py", cwd="/", nodes=nodes, gpus=8, name=f"job-{number}")
         task = Task(id="", order=0, user=user, nodes=nodes, world=nodes, max_restarts=0)
@@ -225,17 +230,22 @@ async def measure(app: FastAPI, mine: str) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", type=int, default=2000)
+    parser.add_argument("--tasks", type=int, default=5000)
+    parser.add_argument("--plain", action="store_true")
+    options = parser.parse_args()
+    nodes, tasks, plain = options.nodes, options.tasks, options.plain
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     with tempfile.TemporaryDirectory() as folder:
         home = Home(Path(folder))
         home.create()
         store = Store(home.database)
-        plain = "--plain" in sys.argv
         if not plain:
             sys.stdout.write(f"{fill_history(store.database)} events of {PAST_TASKS} tasks\n")
-        controller = Controller(home, store, Nodes(), "timeshare")
-        started = fill(controller, store)
-        sys.stdout.write(f"{NODES} nodes; {started} tasks run, {TASKS - started} wait\n")
+        controller = Controller(home, store, Nodes(nodes), "timeshare")
+        started = fill(controller, store, tasks)
+        sys.stdout.write(f"{nodes} nodes; {started} tasks run, {tasks - started} wait\n")
         if not plain:
             sys.stdout.write(f"{fill_year(store.database)} chunks of samples\n")
         accounts = Accounts(store.database)
