@@ -21,7 +21,9 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 COMPLETE = os.environ.get("SITE_REFERENCE", "true") == "true"
-ROOT_PAGES = {name: name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")}
+ROOT_PAGES = {
+    f"{name}.md": f"{name}.md" for name in ("ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "SECURITY")
+}
 ROOT_PAGES["README.md"] = "project/README.md"  # at the top it would be the index
 MODULES = {
     "hfreduce": ["hfreduce"],

@@ -90,7 +90,7 @@ def run(page: str, folder: Path, most: int | None = None) -> Transcript:
         ) as shell,
     ):  # fmt: skip
         try:
-            code = shell.wait(timeout=LIMIT_S)
+            code = shell.wait(timeout=3 * LIMIT_S)  # many commands, some of them trainings
         except subprocess.TimeoutExpired:
             code = -1
         finally:

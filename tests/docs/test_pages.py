@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import typer
 from tests.docs import pages
+from tests.waiting import LIMIT_S
 
 from fireflyer.cli.app import app
 from fireflyer.cli.passthrough import PASS_THROUGH
@@ -76,6 +77,7 @@ def test_the_first_commands_of_the_tutorial_of_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.deadline(4 * LIMIT_S)
 @pytest.mark.parametrize("page", RUN)
 def test_a_page_as_a_reader_follows_it(page: str, tmp_path: Path) -> None:
     done = pages.run(page, tmp_path)
