@@ -86,15 +86,15 @@ def quota(root: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")) -
     return least
 
 
-def may_spin(cards: Sequence[HasCores]) -> bool:
+def may_spin(infos: Sequence[HasCores]) -> bool:
     """Returns True if each rank of a machine has a core to itself; the same on all its ranks.
 
     Args:
-        cards: infos of all ranks on the machine, in order of rank; `spin` of the first overrides
+        infos: infos of all ranks on the machine, in order of rank; `spin` of the first overrides
             the result.
     """
-    if cards[0].spin is not None:
-        return cards[0].spin
-    cpus = {cpu for card in cards for cpu in card.cpus}
-    quotas = [card.quota for card in cards if card.quota]
-    return len(cards) <= min([len(cpus), *quotas])
+    if infos[0].spin is not None:
+        return infos[0].spin
+    cpus = {cpu for info in infos for cpu in info.cpus}
+    quotas = [info.quota for info in infos if info.quota]
+    return len(infos) <= min([len(cpus), *quotas])

@@ -136,32 +136,32 @@ def dump(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def publish(card: RankInfo) -> RankInfo:
-    """Returns rank 0's card with the rules of the file that FIREFLYER_HFREDUCE_TABLE names.
+def publish(info: RankInfo) -> RankInfo:
+    """Returns rank 0's info with the rules of the file that FIREFLYER_HFREDUCE_TABLE names.
 
     Raises:
         ConfigError: the variable names no valid table.
     """
     path = os.environ.get(VARIABLE)
     if not path:
-        return card
+        return info
     try:
         rules = load(path).rules
     except ConfigError as error:
         raise ConfigError(f"{VARIABLE}={error}") from error
-    return msgspec.structs.replace(card, rules=tuple(_packed(rule) for rule in rules))
+    return msgspec.structs.replace(info, rules=tuple(_packed(rule) for rule in rules))
 
 
-def spread(cards: Sequence[RankInfo]) -> list[RankInfo]:
-    """Returns the cards with rank 0's rules in all of them.
+def spread(infos: Sequence[RankInfo]) -> list[RankInfo]:
+    """Returns the infos with rank 0's rules in all of them.
 
     So any rank can pass the rules on when the group is formed anew.
     """
-    return [msgspec.structs.replace(card, rules=cards[0].rules) for card in cards]
+    return [msgspec.structs.replace(info, rules=infos[0].rules) for info in infos]
 
 
-def rules_of(card: RankInfo) -> list[native.Rule]:
-    """Returns the rules in a card."""
+def rules_of(info: RankInfo) -> list[native.Rule]:
+    """Returns the rules in an info."""
     return [
         native.Rule(
             kind=native.Kind(kind),
@@ -170,7 +170,7 @@ def rules_of(card: RankInfo) -> list[native.Rule]:
             algorithm=native.Algorithm(algorithm),
             lanes=lanes,
         )
-        for kind, hosts, size, algorithm, lanes in card.rules
+        for kind, hosts, size, algorithm, lanes in info.rules
     ]
 
 

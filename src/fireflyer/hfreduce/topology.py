@@ -29,7 +29,7 @@ class RankInfo(msgspec.Struct, frozen=True):
     quota: float = 0.0
     spin: bool | None = None
     group: str = ""
-    """Random number of the group, in hexadecimal; only in rank 0's card at the rendezvous."""
+    """Random number of the group, in hexadecimal; only in rank 0's info at the rendezvous."""
     rules: tuple[tuple[int, int, int, int, int], ...] = ()
     """Rules that choose algorithms; only those of rank 0 count. See `rules`."""
     refusal: str = ""
@@ -47,7 +47,7 @@ class RankInfo(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Topology:
-    """Hosts and zones of a group. Every rank computes the same result from all cards.
+    """Hosts and zones of a group. Every rank computes the same result from all infos.
 
     Attributes:
         hosts: ranks of each host; hosts and ranks are in order of rank.
@@ -58,12 +58,12 @@ class Topology:
     zones: tuple[int, ...]
 
     @classmethod
-    def of(cls, cards: list[RankInfo]) -> "Topology":
+    def of(cls, infos: list[RankInfo]) -> "Topology":
         by_host: dict[str, list[int]] = {}
-        for rank, card in enumerate(cards):
-            by_host.setdefault(card.host, []).append(rank)
+        for rank, info in enumerate(infos):
+            by_host.setdefault(info.host, []).append(rank)
         hosts = tuple(tuple(ranks) for ranks in by_host.values())
-        labels = [cards[ranks[0]].zone for ranks in hosts]
+        labels = [infos[ranks[0]].zone for ranks in hosts]
         return cls(hosts, tuple(labels.index(label) for label in labels))
 
     def place(self, rank: int) -> tuple[int, int]:

@@ -19,13 +19,13 @@ VARIABLE = "FIREFLYER_HFREDUCE_TRANSPORT"
 _KINDS = {"tcp": native.Transport.TCP, "ucx": native.Transport.UCX}
 
 
-def publish(card: RankInfo) -> RankInfo:
-    """Returns a founding rank's card with its chosen transport, which `agree` checks."""
+def publish(info: RankInfo) -> RankInfo:
+    """Returns a founding rank's info with its chosen transport, which `agree` checks."""
     chosen = os.environ.get(VARIABLE) or "tcp"
-    return msgspec.structs.replace(card, transport=chosen, lack=_lack(chosen))
+    return msgspec.structs.replace(info, transport=chosen, lack=_lack(chosen))
 
 
-def agree(cards: Sequence[RankInfo]) -> None:
+def agree(infos: Sequence[RankInfo]) -> None:
     """Checks that all ranks chose the same transport, and can use it if there are several hosts.
 
     Raises the same error on every rank.
@@ -33,23 +33,23 @@ def agree(cards: Sequence[RankInfo]) -> None:
     Raises:
         ConfigError: the choices differ, a choice is unknown, or a rank lacks the chosen transport.
     """
-    first = cards[0].transport
-    for rank, card in enumerate(cards):
-        if card.transport not in _KINDS:
+    first = infos[0].transport
+    for rank, info in enumerate(infos):
+        if info.transport not in _KINDS:
             known = " or ".join(_KINDS)
             raise ConfigError(
-                f"invalid {VARIABLE} '{card.transport}' on rank {rank}: expected {known}"
+                f"invalid {VARIABLE} '{info.transport}' on rank {rank}: expected {known}"
             )
-        if card.transport != first:
+        if info.transport != first:
             raise ConfigError(
                 f"{VARIABLE} must be equal on all ranks: {first} on rank 0, "
-                f"{card.transport} on rank {rank}"
+                f"{info.transport} on rank {rank}"
             )
-    if len({card.host for card in cards}) == 1:
+    if len({info.host for info in infos}) == 1:
         return
-    for rank, card in enumerate(cards):
-        if card.lack:
-            raise ConfigError(f"{VARIABLE}={first} on rank {rank}: {card.lack}")
+    for rank, info in enumerate(infos):
+        if info.lack:
+            raise ConfigError(f"{VARIABLE}={first} on rank {rank}: {info.lack}")
 
 
 def _lack(chosen: str) -> str:
@@ -61,29 +61,29 @@ def _lack(chosen: str) -> str:
     return ""
 
 
-def unsettled(card: RankInfo) -> RankInfo:
-    """Returns the card of a newcomer, which has chosen no transport."""
-    return msgspec.structs.replace(card, transport="")
+def unsettled(info: RankInfo) -> RankInfo:
+    """Returns the info of a newcomer, which has chosen no transport."""
+    return msgspec.structs.replace(info, transport="")
 
 
-def spread(cards: Sequence[RankInfo]) -> list[RankInfo]:
-    """Returns the cards of a group formed anew, with the group's transport also in newcomers'
-    cards.
+def spread(infos: Sequence[RankInfo]) -> list[RankInfo]:
+    """Returns the infos of a group formed anew, with the group's transport also in newcomers'
+    infos.
 
     This matters because a newcomer may become the first rank later.
     """
-    ours = next(card.transport for card in cards if card.transport)
-    return [msgspec.structs.replace(card, transport=card.transport or ours) for card in cards]
+    ours = next(info.transport for info in infos if info.transport)
+    return [msgspec.structs.replace(info, transport=info.transport or ours) for info in infos]
 
 
-def follow(cards: Sequence[RankInfo]) -> None:
+def follow(infos: Sequence[RankInfo]) -> None:
     """Checks a newcomer's settings against the group that it joined.
 
     Raises:
         ConfigError: this process is set to another transport than the group's, or cannot use the
         group's transport.
     """
-    wanted, theirs = os.environ.get(VARIABLE), spread(cards)[0].transport
+    wanted, theirs = os.environ.get(VARIABLE), spread(infos)[0].transport
     if wanted and wanted != theirs:
         raise ConfigError(
             f"{VARIABLE} is {wanted!r}, but the group to join uses {theirs!r}: unset it or set {theirs}"
@@ -92,6 +92,6 @@ def follow(cards: Sequence[RankInfo]) -> None:
         raise ConfigError(f"the group to join uses {theirs}: {lack}")
 
 
-def kind_of(card: RankInfo) -> native.Transport:
-    """Returns the transport of the group to which the card's rank belongs."""
-    return _KINDS[card.transport]
+def kind_of(info: RankInfo) -> native.Transport:
+    """Returns the transport of the group to which the info's rank belongs."""
+    return _KINDS[info.transport]

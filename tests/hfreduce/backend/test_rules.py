@@ -103,8 +103,8 @@ def tables(draw: st.DrawFn) -> rules.Table:
 def test_files_and_cards_keep_tables(table: rules.Table) -> None:
     text = rules.dump(table)
     assert rules.parse(text, "file") == table
-    card = RankInfo("m", "h", "u", "a", 1, rules=tuple(map(rules._packed, table.rules)))
-    assert rules.rules_of(card) == list(table.rules)
+    info = RankInfo("m", "h", "u", "a", 1, rules=tuple(map(rules._packed, table.rules)))
+    assert rules.rules_of(info) == list(table.rules)
 
 
 GOOD = '[[rules]]\nkind = "allreduce"\nhosts = 2\nalgorithm = "ring"\n'

@@ -32,39 +32,39 @@ KEY = b"right"
 
 
 @pytest.fixture
-def board() -> Iterator[ConnectionListener]:
-    board = open_listener()
-    yield board
-    board.release()
+def listener() -> Iterator[ConnectionListener]:
+    listener = open_listener()
+    yield listener
+    listener.release()
 
 
-def far(card: RankInfo) -> RankInfo:
+def far(info: RankInfo) -> RankInfo:
     """The same process as seen from another host: reached by TCP."""
-    return RankInfo("elsewhere", "elsewhere", card.unix, card.address, card.port)
+    return RankInfo("elsewhere", "elsewhere", info.unix, info.address, info.port)
 
 
-def seen(board: ConnectionListener, remote: bool) -> RankInfo:
-    card = board.card("127.0.0.1")
-    return far(card) if remote else card
+def seen(listener: ConnectionListener, remote: bool) -> RankInfo:
+    info = listener.info("127.0.0.1")
+    return far(info) if remote else info
 
 
 def soon() -> float:
     return time.monotonic() + 30
 
 
-def taken(line: GroupEndpoint) -> socket.socket:
+def taken(endpoint: GroupEndpoint) -> socket.socket:
     """The payload connection of rank 0."""
-    rank, sock = line.take(Purpose.DATA, [0], soon())
+    rank, sock = endpoint.take(Purpose.DATA, [0], soon())
     assert rank == 0
     return sock
 
 
 @pytest.fixture
-def lines(board: ConnectionListener) -> Iterator[tuple[GroupEndpoint, GroupEndpoint]]:
-    """Rank 0's line, which dials, and rank 1's, which is dialled; on one board, so under two
+def endpoints(listener: ConnectionListener) -> Iterator[tuple[GroupEndpoint, GroupEndpoint]]:
+    """Rank 0's endpoint, which dials, and rank 1's, which is dialled; on one listener, so under two
     numbers."""
-    caller = GroupEndpoint(board, GROUP, 0, KEY)
-    callee = board.line(GROUP, 1, KEY)
+    caller = GroupEndpoint(listener, GROUP, 0, KEY)
+    callee = listener.endpoint(GROUP, 1, KEY)
     yield caller, callee
     caller.close()
     callee.close()
@@ -72,10 +72,10 @@ def lines(board: ConnectionListener) -> Iterator[tuple[GroupEndpoint, GroupEndpo
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_dial_needs_nobody_but_the_acceptor(
-    board: ConnectionListener, lines: tuple[GroupEndpoint, GroupEndpoint], remote: bool
+    listener: ConnectionListener, endpoints: tuple[GroupEndpoint, GroupEndpoint], remote: bool
 ) -> None:
-    caller, callee = lines
-    there = caller.dial(1, seen(board, remote), Purpose.DATA, 10)
+    caller, callee = endpoints
+    there = caller.dial(1, seen(listener, remote), Purpose.DATA, 10)
     here = taken(callee)
     assert there.family == (socket.AF_INET if remote else socket.AF_UNIX)
     there.sendall(b"payload")
@@ -86,11 +86,11 @@ def test_a_dial_needs_nobody_but_the_acceptor(
 
 
 def test_purposes_are_kept_apart_and_a_handler_gets_what_came_before(
-    board: ConnectionListener, lines: tuple[GroupEndpoint, GroupEndpoint]
+    listener: ConnectionListener, endpoints: tuple[GroupEndpoint, GroupEndpoint]
 ) -> None:
-    caller, callee = lines
-    card = seen(board, True)
-    sockets = [caller.dial(1, card, purpose, 10) for purpose in (Purpose.DATA, Purpose.POST)]
+    caller, callee = endpoints
+    info = seen(listener, True)
+    sockets = [caller.dial(1, info, purpose, 10) for purpose in (Purpose.DATA, Purpose.POST)]
     got: list[int] = []
 
     def handler(rank: int, sock: socket.socket) -> None:
@@ -101,29 +101,29 @@ def test_purposes_are_kept_apart_and_a_handler_gets_what_came_before(
         os.sched_yield()
     callee.serve(Purpose.POST, handler)
     assert got == [0]
-    sockets.append(caller.dial(1, card, Purpose.POST, 10))
+    sockets.append(caller.dial(1, info, Purpose.POST, 10))
     assert sockets[2].recv(1) == b""
     assert got == [0, 0]
     for sock in (*sockets, taken(callee)):
         discard(sock)
 
 
-def test_another_secret_is_noticed_on_both_sides(board: ConnectionListener) -> None:
-    callee = board.line(GROUP, 1, KEY)
-    stranger = GroupEndpoint(board, GROUP, 0, b"wrong")
+def test_another_secret_is_noticed_on_both_sides(listener: ConnectionListener) -> None:
+    callee = listener.endpoint(GROUP, 1, KEY)
+    stranger = GroupEndpoint(listener, GROUP, 0, b"wrong")
     with pytest.raises(ProtocolMismatch, match="rank 1"):
-        stranger.dial(1, seen(board, True), Purpose.DATA, 10)
+        stranger.dial(1, seen(listener, True), Purpose.DATA, 10)
     with pytest.raises(ProtocolMismatch, match="rank 0"):
         callee.take(Purpose.DATA, [0], soon())
     callee.close()
 
 
 def test_a_caller_with_a_false_proof_is_refused(
-    board: ConnectionListener, lines: tuple[GroupEndpoint, GroupEndpoint]
+    listener: ConnectionListener, endpoints: tuple[GroupEndpoint, GroupEndpoint]
 ) -> None:
-    card = seen(board, True)
+    info = seen(listener, True)
     hello = Hello.make(GROUP, Purpose.DATA, 0, 1)
-    with socket.create_connection((card.address, card.port)) as sock:
+    with socket.create_connection((info.address, info.port)) as sock:
         sock.sendall(hello.raw)
         answer = sock.recv(1 + handshake.NONCE_BYTES + handshake.PROOF_BYTES, socket.MSG_WAITALL)
         challenge, theirs = answer[1:33], answer[33:]
@@ -131,35 +131,35 @@ def test_a_caller_with_a_false_proof_is_refused(
         sock.sendall(theirs)  # its own proof, sent back
         assert sock.recv(1) == handshake.REFUSED
     with pytest.raises(ProtocolMismatch, match="did not prove"):
-        lines[1].take(Purpose.DATA, [0], soon())
+        endpoints[1].take(Purpose.DATA, [0], soon())
 
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_call_for_a_closed_line_is_turned_away(
-    board: ConnectionListener, lines: tuple[GroupEndpoint, GroupEndpoint], remote: bool
+    listener: ConnectionListener, endpoints: tuple[GroupEndpoint, GroupEndpoint], remote: bool
 ) -> None:
-    caller, callee = lines
-    card = seen(board, remote)
-    other = board.line(GROUP, 2, KEY)
+    caller, callee = endpoints
+    info = seen(listener, remote)
+    other = listener.endpoint(GROUP, 2, KEY)
     other.close()
     with pytest.raises(PeerLost, match="not in this group"):
-        caller.dial(2, card, Purpose.DATA, 10)
+        caller.dial(2, info, Purpose.DATA, 10)
     callee.close()
     with pytest.raises(PeerLost, match="not in this group"):
-        caller.dial(1, card, Purpose.DATA, 10)
+        caller.dial(1, info, Purpose.DATA, 10)
 
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_two_members_of_a_group_in_one_process_are_called_by_their_ranks(
-    board: ConnectionListener, lines: tuple[GroupEndpoint, GroupEndpoint], remote: bool
+    listener: ConnectionListener, endpoints: tuple[GroupEndpoint, GroupEndpoint], remote: bool
 ) -> None:
-    caller, first = lines
-    card = seen(board, remote)
+    caller, first = endpoints
+    info = seen(listener, remote)
     with pytest.raises(ValueError, match="number and rank"):
-        board.line(GROUP, 1, KEY)
-    second = board.line(GROUP, 2, KEY)
-    sockets = [caller.dial(rank, card, Purpose.DATA, 10) for rank in (2, 1)]
-    sockets += [line.take(Purpose.DATA, [0], soon())[1] for line in (first, second)]
+        listener.endpoint(GROUP, 1, KEY)
+    second = listener.endpoint(GROUP, 2, KEY)
+    sockets = [caller.dial(rank, info, Purpose.DATA, 10) for rank in (2, 1)]
+    sockets += [endpoint.take(Purpose.DATA, [0], soon())[1] for endpoint in (first, second)]
     sockets[0].sendall(b"2")
     assert sockets[3].recv(1) == b"2"
     for sock in sockets:
@@ -168,18 +168,18 @@ def test_two_members_of_a_group_in_one_process_are_called_by_their_ranks(
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_call_before_the_line_is_there_waits_for_it(
-    board: ConnectionListener, remote: bool
+    listener: ConnectionListener, remote: bool
 ) -> None:
-    caller = GroupEndpoint(board, GROUP, 0, KEY)
-    card = seen(board, remote)
+    caller = GroupEndpoint(listener, GROUP, 0, KEY)
+    info = seen(listener, remote)
     with pytest.raises(DeadlineExceeded, match="rank 1"):
-        caller.dial(1, card, Purpose.DATA, 0.05)
+        caller.dial(1, info, Purpose.DATA, 0.05)
     result: list[Any] = []
-    dialler = threading.Thread(target=lambda: result.append(caller.dial(1, card, Purpose.DATA, 30)))
+    dialler = threading.Thread(target=lambda: result.append(caller.dial(1, info, Purpose.DATA, 30)))
     dialler.start()
-    while not any(c.hello is not None for c in board._callers.values()):
+    while not any(c.hello is not None for c in listener._callers.values()):
         os.sched_yield()
-    callee = board.line(GROUP, 1, KEY)
+    callee = listener.endpoint(GROUP, 1, KEY)
     dialler.join()
     for sock in (*result, taken(callee)):
         discard(sock)
@@ -187,15 +187,15 @@ def test_a_call_before_the_line_is_there_waits_for_it(
 
 
 def test_strangers_delay_nobody(
-    board: ConnectionListener,
-    lines: tuple[GroupEndpoint, GroupEndpoint],
+    listener: ConnectionListener,
+    endpoints: tuple[GroupEndpoint, GroupEndpoint],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection_listener, "HANDSHAKE_S", 1000.0)  # none of them expires
-    caller, callee = lines
-    card = seen(board, True)
+    caller, callee = endpoints
+    info = seen(listener, True)
     with contextlib.ExitStack() as stack:
-        where = (card.address, card.port)
+        where = (info.address, info.port)
         for noise in (b"", b"GET / HTTP/1.1\r\n\r\n" * 8, b"ffr2", os.urandom(4000)):
             for _ in range(20):
                 stranger = stack.enter_context(socket.create_connection(where))
@@ -203,27 +203,27 @@ def test_strangers_delay_nobody(
                     stranger.sendall(noise)
         for _ in range(connection_listener.MOST_CALLERS + 20):  # more than may wait at a time
             stack.enter_context(socket.create_connection(where))
-        there = caller.dial(1, card, Purpose.DATA, 60)
+        there = caller.dial(1, info, Purpose.DATA, 60)
         for sock in (there, taken(callee)):
             discard(sock)
-    assert len(board._callers) <= connection_listener.MOST_CALLERS
+    assert len(listener._callers) <= connection_listener.MOST_CALLERS
 
 
 def test_who_says_nothing_is_turned_away_in_time(
-    board: ConnectionListener, monkeypatch: pytest.MonkeyPatch
+    listener: ConnectionListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_listener, "HANDSHAKE_S", 0.05)
-    card = seen(board, True)
-    with socket.create_connection((card.address, card.port)) as stranger:
+    info = seen(listener, True)
+    with socket.create_connection((info.address, info.port)) as stranger:
         stranger.settimeout(LIMIT_S)
         assert stranger.recv(1) == b""
 
 
 def test_take_says_who_is_missing_and_asks_whether_to_go_on(
-    board: ConnectionListener, lines: tuple[GroupEndpoint, GroupEndpoint]
+    listener: ConnectionListener, endpoints: tuple[GroupEndpoint, GroupEndpoint]
 ) -> None:
-    caller, callee = lines
-    there = caller.dial(1, seen(board, False), Purpose.TEAM, 10)
+    caller, callee = endpoints
+    there = caller.dial(1, seen(listener, False), Purpose.TEAM, 10)
     with pytest.raises(DeadlineExceeded, match=r"\[2, 3\]"):
         callee.take(Purpose.TEAM, {2, 3}, time.monotonic() + 0.01)
     rank, here = callee.take(Purpose.TEAM, {0, 2}, soon())
@@ -244,38 +244,40 @@ def test_listeners_and_thread_go_with_the_last_user() -> None:
 
     open_listener().release()  # /dev/null of the fork guard stays open
     before = resources()
-    board = open_listener()
-    assert open_listener() is board
-    card = board.card("127.0.0.1")
-    line = board.line(GROUP, 1, KEY)
-    caller = GroupEndpoint(board, GROUP, 0, KEY)
-    held = [caller.dial(1, c, Purpose.DATA, 10) for c in (card, far(card))]
-    stranger = socket.create_connection((card.address, card.port))
-    board.release()
+    listener = open_listener()
+    assert open_listener() is listener
+    info = listener.info("127.0.0.1")
+    endpoint = listener.endpoint(GROUP, 1, KEY)
+    caller = GroupEndpoint(listener, GROUP, 0, KEY)
+    held = [caller.dial(1, c, Purpose.DATA, 10) for c in (info, far(info))]
+    stranger = socket.create_connection((info.address, info.port))
+    listener.release()
     assert threading.active_count() == before[1] + 1
-    line.close()
+    endpoint.close()
     for sock in held:
         assert sock.recv(1) == b"", "nobody took it"
         discard(sock)
-    board.release()
+    listener.release()
     with contextlib.suppress(ConnectionResetError):  # where it was still in the backlog
         assert stranger.recv(1) == b""
     stranger.close()
     assert resources() == before
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((card.address, card.port))
+        socket.create_connection((info.address, info.port))
 
 
-def test_a_group_may_be_dropped_by_a_thread_that_holds_the_board(board: ConnectionListener) -> None:
+def test_a_group_may_be_dropped_by_a_thread_that_holds_the_board(
+    listener: ConnectionListener,
+) -> None:
     """Wherever the garbage collector finds it."""
     connection: Connection = connect(HashStore(), 0, 1, 10.0)
-    line = connection.slot.line
-    with board._lock:
+    endpoint = connection.slot.endpoint
+    with listener._lock:
         del connection
     left = threading.Event()
     finalizer.later(left.set)
     assert left.wait(LIMIT_S)
-    assert board.find(line.number, 0) is None
+    assert listener.find(endpoint.number, 0) is None
 
 
 class _Hasty(ConnectionListener):
@@ -290,35 +292,35 @@ class _Hasty(ConnectionListener):
 
 
 def test_a_thread_that_ends_early_is_no_trouble_to_the_last_user() -> None:
-    board = _Hasty()
-    board.users += 1
-    board.release()
-    assert board._button.fileno() == -1
+    listener = _Hasty()
+    listener.users += 1
+    listener.release()
+    assert listener._wake_sender.fileno() == -1
 
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_forked_child_holds_no_connection_and_disturbs_none(
-    board: ConnectionListener, lines: tuple[GroupEndpoint, GroupEndpoint], remote: bool
+    listener: ConnectionListener, endpoints: tuple[GroupEndpoint, GroupEndpoint], remote: bool
 ) -> None:
-    caller, callee = lines
-    there = caller.dial(1, seen(board, remote), Purpose.DATA, 10)
+    caller, callee = endpoints
+    there = caller.dial(1, seen(listener, remote), Purpose.DATA, 10)
     here = taken(callee)
     report, reporter = os.pipe()
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
             callee.close()
-            board.release()
+            listener.release()
             discard(here)
             other = open_listener()  # the child may have groups of its own
-            assert other is not board
+            assert other is not listener
             other.release()
             os.write(reporter, b"well")
         signal.pause()
     assert os.read(report, 4) == b"well"
     there.sendall(b"still here")
     assert here.recv(100) == b"still here"
-    again = caller.dial(1, seen(board, remote), Purpose.DATA, 10)
+    again = caller.dial(1, seen(listener, remote), Purpose.DATA, 10)
     discard(here)
     assert there.recv(1) == b"", "the child holds a copy"
     os.kill(child, signal.SIGKILL)
@@ -349,28 +351,28 @@ class Taken:
             os.close(fd)
 
 
-def test_links_are_dialled_once_by_whoever_needs_them_first(board: ConnectionListener) -> None:
-    card = seen(board, True)
-    peers = [board.line(bytes([rank]) * 16, rank, KEY) for rank in range(1, 4)]
-    mine = Links(GroupEndpoint(board, GROUP, 0, KEY), [card] * 4, 10)
+def test_links_are_dialled_once_by_whoever_needs_them_first(listener: ConnectionListener) -> None:
+    info = seen(listener, True)
+    peers = [listener.endpoint(bytes([rank]) * 16, rank, KEY) for rank in range(1, 4)]
+    mine = Links(GroupEndpoint(listener, GROUP, 0, KEY), [info] * 4, 10)
     targets = []
     for peer in peers:
-        links, target = Links(peer, [card] * 4, 10), Taken()
+        links, target = Links(peer, [info] * 4, 10), Taken()
         links.attach(Purpose.DATA, target)
         targets.append((peer, target))
     sender = Taken()
     mine.attach(Purpose.DATA, sender)
 
     class ByRank(GroupEndpoint):
-        """Each peer has a line of its own here, as its process would."""
+        """Each peer has a endpoint of its own here, as its process would."""
 
         def dial(
-            self, rank: int, card: RankInfo, purpose: Purpose, timeout_s: float
+            self, rank: int, info: RankInfo, purpose: Purpose, timeout_s: float
         ) -> socket.socket:
-            line = GroupEndpoint(board, bytes([rank]) * 16, 0, KEY)
-            return line.dial(rank, card, purpose, timeout_s)
+            endpoint = GroupEndpoint(listener, bytes([rank]) * 16, 0, KEY)
+            return endpoint.dial(rank, info, purpose, timeout_s)
 
-    mine._line = ByRank(board, GROUP, 0, KEY)
+    mine._endpoint = ByRank(listener, GROUP, 0, KEY)
     threads = [
         threading.Thread(target=mine.ensure, args=([0, 1, 2, 3], Purpose.DATA)) for _ in range(8)
     ]
@@ -389,11 +391,11 @@ def test_links_are_dialled_once_by_whoever_needs_them_first(board: ConnectionLis
     sender.close()
 
 
-def test_a_peer_that_cannot_be_reached_is_named(board: ConnectionListener) -> None:
+def test_a_peer_that_cannot_be_reached_is_named(listener: ConnectionListener) -> None:
     with socket.socket() as vacant:
         vacant.bind(("127.0.0.1", 0))
         nobody = RankInfo("elsewhere", "elsewhere", "", "127.0.0.1", vacant.getsockname()[1])
-        links = Links(GroupEndpoint(board, GROUP, 0, KEY), [nobody, nobody], 10)
+        links = Links(GroupEndpoint(listener, GROUP, 0, KEY), [nobody, nobody], 10)
         links.attach(Purpose.DATA, Taken())
         with pytest.raises(RankFailed) as caught:
             links.ensure([1], Purpose.DATA)

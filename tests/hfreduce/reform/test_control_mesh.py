@@ -32,10 +32,10 @@ def failure(connection: Connection) -> BaseException | None:
 
 
 def topology(*sizes: int) -> Topology:
-    cards = [
+    infos = [
         RankInfo("m", f"h{host}", "", "", 0) for host, size in enumerate(sizes) for _ in range(size)
     ]
-    return Topology.of(cards)
+    return Topology.of(infos)
 
 
 def reached(links: set[tuple[int, int]], ranks: set[int]) -> set[int]:
@@ -202,9 +202,9 @@ def test_a_rank_that_dies_while_others_connect_is_named(
 ) -> None:
     def body(rank: int, world: int) -> Any:
         if rank == 2:
-            card = establish.RankInfo("m", "elsewhere", "", "127.0.0.1", 1)  # nobody listens there
+            info = establish.RankInfo("m", "elsewhere", "", "127.0.0.1", 1)  # nobody listens there
             store = dist.FileStore(store_path, world)
-            PeerExchange(store, rank, world, 60.0).publish(card)
+            PeerExchange(store, rank, world, 60.0).publish(info)
             return None
         with pytest.raises(RankFailed) as caught:
             connect(store_path, rank, world, timeout_s=5.0 if rank == 0 else 60.0)
@@ -219,9 +219,9 @@ def test_a_rank_that_is_gone_is_noticed_by_those_who_wait_for_its_call(
 ) -> None:
     def body(rank: int, world: int) -> Any:
         store = dist.FileStore(store_path, world)
-        if rank == 1:  # shows its card and is never heard of again
-            card = establish.RankInfo("m", "elsewhere", "", "127.0.0.1", 1)
-            PeerExchange(store, rank, world, 60.0).publish(card)
+        if rank == 1:  # shows its info and is never heard of again
+            info = establish.RankInfo("m", "elsewhere", "", "127.0.0.1", 1)
+            PeerExchange(store, rank, world, 60.0).publish(info)
             return None
         with pytest.raises(RankFailed) as caught:
             connect(store_path, rank, world)
@@ -240,8 +240,8 @@ def test_a_rank_that_is_frozen_is_waited_for_until_the_timeout(
                 listener.bind(("127.0.0.1", 0))
                 listener.listen()
                 port = listener.getsockname()[1]
-                card = establish.RankInfo("m", "elsewhere", "", "127.0.0.1", port)
-                PeerExchange(store, rank, world, 60.0).publish(card)
+                info = establish.RankInfo("m", "elsewhere", "", "127.0.0.1", port)
+                PeerExchange(store, rank, world, 60.0).publish(info)
                 store.get("over")
                 return None
             with pytest.raises(DeadlineExceeded, match=r"\[1\]"):

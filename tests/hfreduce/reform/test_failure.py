@@ -175,16 +175,16 @@ def test_connections_that_say_nothing_do_not_block_the_ring(
     start_gang: Callable[..., Any], store_path: str
 ) -> None:
     def body(rank: int, world: int) -> Any:
-        original = establish._cards
+        original = establish._infos
 
         def with_noise(*arguments: Any) -> list[establish.RankInfo]:
-            cards = original(*arguments)
-            for card in cards:
-                with socket.create_connection((card.address, card.port)) as stranger:
+            infos = original(*arguments)
+            for info in infos:
+                with socket.create_connection((info.address, info.port)) as stranger:
                     stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 4)
-            return cards
+            return infos
 
-        setattr(establish, "_cards", with_noise)  # noqa: B010  # mypy knows its type
+        setattr(establish, "_infos", with_noise)  # noqa: B010  # mypy knows its type
         init(store_path, rank, world)
         tensor = torch.ones(10)
         dist.all_reduce(tensor)

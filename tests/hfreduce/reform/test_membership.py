@@ -39,7 +39,7 @@ SCHEDULES = int(os.environ.get("FIREFLYER_SCHEDULES") or draws.cases(2000))
 EPOCHS = 3
 
 
-def card(number: int) -> RankInfo:
+def info(number: int) -> RankInfo:
     return RankInfo("m", "h", f"u{number}", "127.0.0.1", number)
 
 
@@ -70,7 +70,7 @@ class World:
 
     def start(self, epoch: Epoch, process: int) -> None:
         machine = Membership(
-            epoch.members.index(process), [card(p) for p in epoch.members], len(self.epochs)
+            epoch.members.index(process), [info(p) for p in epoch.members], len(self.epochs)
         )
         epoch.machines[process] = machine
         ranks = range(len(epoch.members))
@@ -137,7 +137,7 @@ class World:
                 for rank in victims:
                     self.apply(epoch, process, Lost(rank))
             elif 0.44 < dice < 0.45:
-                self.apply(epoch, process, Arrived(card(self.next_process)))
+                self.apply(epoch, process, Arrived(info(self.next_process)))
                 self.next_process += 1
             elif epoch.flying:
                 if self.random.random() < self.loss:
@@ -176,8 +176,8 @@ def check_view(epoch: Epoch, view: View, number: int) -> None:
     assert has_quorum(survivors, len(epoch.members))
     assert survivors == sorted(set(survivors)), "in the order of their old ranks"
     assert list(view.members[len(survivors) :]) == newcomers, "newcomers come last"
-    assert all(view.members[i].card == card(epoch.members[r]) for i, r in enumerate(survivors))
-    assert len({m.card for m in view.members}) == len(view.members)
+    assert all(view.members[i].info == info(epoch.members[r]) for i, r in enumerate(survivors))
+    assert len({m.info for m in view.members}) == len(view.members)
 
 
 def run(seed: int) -> int:
@@ -197,8 +197,8 @@ def run(seed: int) -> int:
         assert all(p in epoch.outcomes for p in alive), f"seed {seed}: no progress"
         view = views.pop()
         check_view(epoch, view, number)
-        world.epochs.append(Epoch([member.card.port for member in view.members]))
-        if all(member.card.port in world.dead for member in view.members):
+        world.epochs.append(Epoch([member.info.port for member in view.members]))
+        if all(member.info.port in world.dead for member in view.members):
             return number
     return EPOCHS
 
@@ -220,13 +220,13 @@ def test_any_two_quorums_share_a_rank(world: int) -> None:
 
 @pytest.mark.parametrize(("half", "goes_on"), [((0, 1), True), ((0, 3), True), ((2, 3), False)])
 def test_half_goes_on_where_it_has_the_lowest_rank(half: tuple[int, int], goes_on: bool) -> None:
-    cards = [card(i) for i in range(4)]
+    infos = [info(i) for i in range(4)]
     lost = frozenset(range(4)) - set(half)
-    low, high = (Membership(rank, cards, 1) for rank in half)
+    low, high = (Membership(rank, infos, 1) for rank in half)
     low.step(Start(lost))
     high.step(Start(lost))
     proposed = low.step(Received(half[1], Vote((1, half[0]), None, None, ())))
-    view = View(1, tuple(Member(cards[r], r) for r in half))
+    view = View(1, tuple(Member(infos[r], r) for r in half))
     assert (Send(half[1], Propose((1, half[0]), view)) in proposed) == goes_on
     if goes_on:
         assert outcome(low.step(Received(half[1], Accept((1, half[0]))))) == Install(view)
@@ -235,8 +235,8 @@ def test_half_goes_on_where_it_has_the_lowest_rank(half: tuple[int, int], goes_o
 
 
 def two() -> tuple[Membership, Membership]:
-    cards = [card(0), card(1)]
-    return Membership(0, cards, 1, quorum=1), Membership(1, cards, 1, quorum=1)
+    infos = [info(0), info(1)]
+    return Membership(0, infos, 1, quorum=1), Membership(1, infos, 1, quorum=1)
 
 
 def outcome(actions: Sequence[object]) -> object:
@@ -244,11 +244,11 @@ def outcome(actions: Sequence[object]) -> object:
 
 
 def test_one_of_two_carries_on_only_with_a_relaxed_quorum() -> None:
-    strict = Membership(1, [card(0), card(1)], 1)
+    strict = Membership(1, [info(0), info(1)], 1)
     assert outcome([*strict.step(Start(frozenset({0}))), *strict.step(Elapsed())]) is None
     assert strict.voters == 1
     relaxed = two()[1]
-    alone = View(1, (Member(card(1), 1),))
+    alone = View(1, (Member(info(1), 1),))
     assert outcome([*relaxed.step(Start(frozenset({0})))]) == Install(alone)
 
 
@@ -266,19 +266,19 @@ def test_a_relaxed_quorum_lets_both_sides_of_a_cut_go_on() -> None:
 @pytest.mark.parametrize("quorum", [0, 4])
 def test_a_quorum_is_a_number_of_members(quorum: int) -> None:
     with pytest.raises(ValueError, match="quorum"):
-        Membership(0, [card(0), card(1), card(2)], 1, quorum)
+        Membership(0, [info(0), info(1), info(2)], 1, quorum)
 
 
 def test_a_rank_believed_dead_is_told_by_whoever_knows() -> None:
-    cards = [card(i) for i in range(3)]
-    coordinator = Membership(0, cards, 1)
+    infos = [info(i) for i in range(3)]
+    coordinator = Membership(0, infos, 1)
     coordinator.step(Start(frozenset({2})))
     coordinator.step(Received(1, Vote((1, 0), None, None, ())))
     done = coordinator.step(Received(1, Accept((1, 0))))
     view = coordinator.decided
     assert view is not None
     assert Send(2, Decided(view)) in done
-    late = Membership(2, cards, 1)
+    late = Membership(2, infos, 1)
     assert late.step(Start()) == [Send(0, Here()), Wait(leading=False)]
     assert coordinator.step(Received(2, Here())) == [Send(2, Decided(view))]
     assert coordinator.step(Received(2, Ask((9, 2)))) == [Send(2, Decided(view))]
@@ -287,19 +287,19 @@ def test_a_rank_believed_dead_is_told_by_whoever_knows() -> None:
 
 
 def test_a_later_coordinator_proposes_what_may_have_been_decided() -> None:
-    cards = [card(i) for i in range(3)]
-    member = Membership(1, cards, 1)
-    old = View(1, tuple(Member(cards[r], r) for r in range(3)))
+    infos = [info(i) for i in range(3)]
+    member = Membership(1, infos, 1)
+    old = View(1, tuple(Member(infos[r], r) for r in range(3)))
     member.step(Received(0, Propose((1, 0), old)))
     member.step(Start(frozenset({0})))
-    actions = member.step(Received(2, Vote((2, 1), None, None, (card(9),))))
+    actions = member.step(Received(2, Vote((2, 1), None, None, (info(9),))))
     assert Send(2, Propose((2, 1), old)) in actions
 
 
 def test_of_two_accepted_views_the_later_counts() -> None:
-    cards = [card(i) for i in range(5)]
-    member = Membership(1, cards, 1)
-    first, second = (View(1, tuple(Member(cards[r], r) for r in range(size))) for size in (3, 4))
+    infos = [info(i) for i in range(5)]
+    member = Membership(1, infos, 1)
+    first, second = (View(1, tuple(Member(infos[r], r) for r in range(size))) for size in (3, 4))
     member.step(Start(frozenset({0, 4})))
     member.step(Received(2, Vote((1, 1), (4, 0), second, ())))
     actions = member.step(Received(3, Vote((1, 1), (3, 2), first, ())))
@@ -311,11 +311,11 @@ def test_of_two_accepted_views_the_later_counts() -> None:
     [
         Here(),
         Ask((1, 2)),
-        Vote((1, 2), (1, 1), View(3, (Member(card(1), -1),)), (card(2),)),
+        Vote((1, 2), (1, 1), View(3, (Member(info(1), -1),)), (info(2),)),
         Propose((1, 2), View(3, ())),
         Accept((1, 2)),
         Outdated((1, 2), (3, 4)),
-        Decided(View(1, (Member(card(0), 0),))),
+        Decided(View(1, (Member(info(0), 0),))),
     ],
 )
 def test_messages_cross_the_wire(message: Message) -> None:
@@ -323,16 +323,16 @@ def test_messages_cross_the_wire(message: Message) -> None:
 
 
 def test_a_late_member_is_asked_again() -> None:
-    cards = [card(i) for i in range(3)]
-    coordinator = Membership(0, cards, 1)
+    infos = [info(i) for i in range(3)]
+    coordinator = Membership(0, infos, 1)
     coordinator.step(Start(frozenset({1, 2})))
     assert coordinator.step(Received(2, Here())) == [Send(2, Ask((1, 0)))]
     assert coordinator.step(Lost(2)) == []
 
 
 def test_an_outdated_coordinator_gives_up_its_ballot() -> None:
-    cards = [card(i) for i in range(3)]
-    first = Membership(0, cards, 1)
+    infos = [info(i) for i in range(3)]
+    first = Membership(0, infos, 1)
     first.step(Start())
     assert first.step(Received(1, Outdated((1, 0), (7, 1)))) == [Wait(leading=False)]
     again = first.step(Elapsed())

@@ -179,7 +179,7 @@ def test_a_rank_that_is_late_fills_no_log(capfd: pytest.CaptureFixture[str]) -> 
     server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     client = dist.TCPStore("127.0.0.1", server.port, None, False)
     with pytest.raises(DeadlineExceeded, match="rank 1 did not arrive within"):
-        PeerExchange(client, 0, 2, 0.6).card_of(1)
+        PeerExchange(client, 0, 2, 0.6).info_of(1)
     assert "waitForInput" not in capfd.readouterr().err
 
 

@@ -55,7 +55,7 @@ class GroupFactory:
         self._limit = datetime.timedelta(seconds=self._known[0]._timeout_s)
         where: list[Any] = []
         if first:
-            mine = self._known[0]._connection.cards[0].address
+            mine = self._known[0]._connection.infos[0].address
             self._store = dist.TCPStore(mine, 0, None, True, MEETING, wait_for_workers=False)
             where = [mine, self._store.port, self._token]
         for group in self._known:

@@ -70,12 +70,12 @@ def context_of(tensor: torch.Tensor) -> DeviceContext | None:
     if tensor.is_cpu:
         return None
     if tensor.is_cuda:
-        return _cuda_seat(tensor.device.index)
+        return _cuda_context(tensor.device.index)
     raise CollectiveError(f"hfreduce does not support tensors on {tensor.device}")
 
 
 @functools.cache
-def _cuda_seat(index: int) -> DeviceContext:
+def _cuda_context(index: int) -> DeviceContext:
     device = torch.device("cuda", index)
     return DeviceContext(
         native.cuda_device(index), lambda: torch.cuda.current_stream(device).cuda_stream, device

@@ -190,7 +190,7 @@ class EngineGroup(ProcessGroup):
         self._recorded = True  # a deliberate abort needs no flight record
         self._engine.abort()
         self._connection.watch.announce("the group was aborted")
-        self._connection.post.fail("the group was aborted")
+        self._connection.p2p.fail("the group was aborted")
 
     def errored(self) -> Exception | None:
         """Returns the group's error, or None. torchft's process groups have the same method."""
@@ -341,13 +341,13 @@ class EngineGroup(ProcessGroup):
                 group.
         """
         self._let_go()
-        before = self._connection.cards
+        before = self._connection.infos
         grace_s = GRACE_S if grace is None else grace.total_seconds()
         seconds = timeout.total_seconds()
         self._use(reform(self._connection, seconds, quorum=quorum, grace_s=grace_s))
         self._engine.set_timeout(self._timeout_s)
         self._tell_torch()
-        return [before.index(card) if card in before else -1 for card in self._connection.cards]
+        return [before.index(info) if info in before else -1 for info in self._connection.infos]
 
     def _tell_torch(self) -> None:
         """Updates torch's map of group ranks if this group is registered there."""
@@ -545,7 +545,7 @@ class EngineGroup(ProcessGroup):
         flat: torch.Tensor,
         finish: Callable[[], None] | None,
     ) -> Work:
-        work = Message(self, self._connection.post, operation, [tensor], flat, finish)
+        work = Message(self, self._connection.p2p, operation, [tensor], flat, finish)
         self._messages.add(work)
         return work
 

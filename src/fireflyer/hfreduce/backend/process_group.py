@@ -509,7 +509,7 @@ class ProcessGroupHFReduce(EngineGroup):
         (tensor,) = listed(tensors)
         flat = readable(tensor).cpu()  # waits for the device if the tensor lies on one
         self._connection.links.ensure([dst], Purpose.POST)
-        operation = self._connection.post.send(
+        operation = self._connection.p2p.send(
             to=dst,
             tag=tag,
             data=flat.data_ptr(),
@@ -523,8 +523,8 @@ class ProcessGroupHFReduce(EngineGroup):
         (tensor,) = listed(tensors)
         flat, finish = writable_on_host(tensor)
         others = [src] if src >= 0 else [r for r in range(self._size) if r != self._rank]
-        self._link_to_hear_from(others)
-        operation = self._connection.post.receive(
+        self._connect_to(others)
+        operation = self._connection.p2p.receive(
             source=src,
             tag=tag,
             data=flat.data_ptr(),
@@ -534,7 +534,7 @@ class ProcessGroupHFReduce(EngineGroup):
         )
         return self._message(operation, tensor, flat, finish)
 
-    def _link_to_hear_from(self, ranks: list[int]) -> None:
+    def _connect_to(self, ranks: list[int]) -> None:
         """Connects to `ranks`, so that this rank detects the failure of any of them.
 
         A rank that has sent and then left is accepted, because its messages may still be queued
@@ -547,7 +547,7 @@ class ProcessGroupHFReduce(EngineGroup):
             try:
                 self._connection.links.ensure([rank], Purpose.POST)
             except RankFailed:
-                if not self._connection.post.heard_from(rank):
+                if not self._connection.p2p.heard_from(rank):
                     raise
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:

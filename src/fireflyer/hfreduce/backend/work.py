@@ -325,22 +325,22 @@ class Message(Work):
     def __init__(
         self,
         settler: Completer,
-        post: native.P2PEngine,
+        p2p: native.P2PEngine,
         operation: native.Operation,
         result: list[torch.Tensor],
         held: object,
         finish: Callable[[], None] | None,
     ) -> None:
         super().__init__(settler, [operation], result, held, finish)
-        self._post = post
+        self._p2p = p2p
 
     def wait(self, timeout: datetime.timedelta = datetime.timedelta(0)) -> bool:
         seconds = timeout.total_seconds() if timeout else 0.0
-        self._post.wait(self._operations[0], seconds if seconds > 0 else -1.0)
+        self._p2p.wait(self._operations[0], seconds if seconds > 0 else -1.0)
         return super().wait(timeout)
 
 
-class _Nobody:
+class _NoGroup:
     def settle_later(self, work: Work) -> None:
         work.settle()
 
@@ -354,5 +354,5 @@ class _Nobody:
         pass
 
 
-OVER = Work(_Nobody(), [], [])
+OVER = Work(_NoGroup(), [], [])
 """Result of a synchronous call that ended before it returned."""

@@ -43,7 +43,7 @@ class Member(msgspec.Struct, frozen=True):
         previous: rank in the previous view; -1 for a newcomer.
     """
 
-    card: RankInfo
+    info: RankInfo = msgspec.field(name="card")
     previous: int
 
 
@@ -198,7 +198,7 @@ class Membership:
 
     Args:
         rank: rank of this member in the old view.
-        members: cards of the old view, by rank.
+        members: infos of the old view, by rank.
         epoch: epoch of the view to agree on.
         quorum: number of votes that decide; default `has_quorum`.
 
@@ -268,8 +268,8 @@ class Membership:
     def _alive(self) -> set[int]:
         return set(range(len(self.members))) - self._suspects
 
-    def _add_newcomers(self, cards: Iterable[RankInfo]) -> None:
-        self._newcomers += [card for card in cards if card not in self._newcomers]
+    def _add_newcomers(self, infos: Iterable[RankInfo]) -> None:
+        self._newcomers += [info for info in infos if info not in self._newcomers]
 
     def _send(self, rank: int, message: Message) -> None:
         if rank == self.rank:
@@ -389,8 +389,8 @@ class Membership:
             for rank in sorted(votes):
                 self._add_newcomers(votes[rank].newcomers)
             survivors = [Member(self.members[rank], rank) for rank in sorted(votes)]
-            kept = {member.card for member in survivors}
-            new = [Member(card, -1) for card in self._newcomers if card not in kept]
+            kept = {member.info for member in survivors}
+            new = [Member(info, -1) for info in self._newcomers if info not in kept]
             view = View(self.epoch, (*survivors, *new))
         current.proposal = view
         for rank in votes:

@@ -50,7 +50,7 @@ def decode(payload: bytes) -> Message:
     return message
 
 
-def tell_outcome(line: GroupEndpoint, view: View) -> None:
+def tell_outcome(endpoint: GroupEndpoint, view: View) -> None:
     """Sends the view to every later caller of that endpoint that asks about the next membership."""
     told = frame(encode(Decided(view)))
 
@@ -59,15 +59,15 @@ def tell_outcome(line: GroupEndpoint, view: View) -> None:
             sock.send(told, socket.MSG_DONTWAIT)
         discard(sock)
 
-    line.serve(Purpose.REFORM, answer)
-    line.retire(Purpose.REFORM)
+    endpoint.serve(Purpose.REFORM, answer)
+    endpoint.retire(Purpose.REFORM)
 
 
 class MembershipDriver:
     """Driver of one agreement. `agree` runs in the caller's thread; a few other threads dial.
 
     Args:
-        line: endpoint of the old epoch.
+        endpoint: endpoint of the old epoch.
         machine: this member's state machine, not started.
         dead: polled; returns the ranks known to be dead.
         newcomers: polled; returns the processes that wait for admission.
@@ -76,13 +76,13 @@ class MembershipDriver:
 
     def __init__(
         self,
-        line: GroupEndpoint,
+        endpoint: GroupEndpoint,
         machine: Membership,
         dead: Callable[[], set[int]],
         newcomers: Callable[[], list[RankInfo]],
         grace_s: float,
     ) -> None:
-        self._line = line
+        self._endpoint = endpoint
         self._machine = machine
         self._dead = dead
         self._newcomers = newcomers
@@ -96,12 +96,12 @@ class MembershipDriver:
         self._lock = threading.Lock()  # guards the next two
         self._closed = False
         self._made: deque[tuple[int, socket.socket | None]] = deque()
-        self._bell, self._button = socket.socketpair()
-        for sock in (self._bell, self._button):
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        for sock in (self._wake_receiver, self._wake_sender):
             sock.setblocking(False)
             native.guard_descriptor(sock.fileno())
         native.guard_descriptor(self._selector.fileno())
-        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
 
     def agree(self, deadline: float, neighbours: Collection[int] = ()) -> View:
         """Agrees on the next view, which contains this rank, and returns it.
@@ -115,9 +115,9 @@ class MembershipDriver:
             DeadlineExceeded: no quorum was reached by `deadline`.
         """
         try:
-            self._line.serve(Purpose.REFORM, self._made_link)
-            for card in self._newcomers():
-                self._step(Arrived(card))
+            self._endpoint.serve(Purpose.REFORM, self._made_link)
+            for info in self._newcomers():
+                self._step(Arrived(info))
             self._step(Start(frozenset(self._dead())))
             for rank in neighbours:
                 self._send(rank, frame(encode(Here())))
@@ -126,7 +126,7 @@ class MembershipDriver:
         finally:
             self._close()
         view, me = self._outcome.view, self._machine.rank
-        tell_outcome(self._line, view)
+        tell_outcome(self._endpoint, view)
         if isinstance(self._outcome, Fence):
             raise RankFailed(
                 f"rank {me} (this rank) was declared dead: the group formed epoch {view.epoch} "
@@ -150,14 +150,14 @@ class MembershipDriver:
         for key, _ in self._selector.select(min(self._alarm - now, deadline - now, _LOOK_AROUND_S)):
             sock = key.fileobj
             assert isinstance(sock, socket.socket)
-            if sock is self._bell:
-                self._hear_bell()
+            if sock is self._wake_receiver:
+                self._drain_wakeups()
             elif self._outcome is None:
                 self._read(sock, *key.data)
         for rank in self._dead() & set(range(len(self._machine.members))):
             self._step(Lost(rank))
-        for card in self._newcomers():
-            self._step(Arrived(card))
+        for info in self._newcomers():
+            self._step(Arrived(info))
 
     def _step(self, event: Event) -> None:
         if self._outcome is not None:
@@ -184,10 +184,10 @@ class MembershipDriver:
             self._diallers.submit(self._dial, rank)
 
     def _dial(self, rank: int) -> None:
-        card = self._machine.members[rank]
+        info = self._machine.members[rank]
         sock = None
         with contextlib.suppress(WireError):
-            sock = self._line.dial(rank, card, Purpose.REFORM, self._grace_s)
+            sock = self._endpoint.dial(rank, info, Purpose.REFORM, self._grace_s)
         self._made_link(rank, sock)
 
     def _made_link(self, rank: int, sock: socket.socket | None) -> None:
@@ -196,14 +196,14 @@ class MembershipDriver:
             if not self._closed:
                 self._made.append((rank, sock))
                 with contextlib.suppress(BlockingIOError):  # a wake-up is pending already
-                    self._button.send(b"!")
+                    self._wake_sender.send(b"!")
                 return
         if sock is not None:
             discard(sock)
 
-    def _hear_bell(self) -> None:
+    def _drain_wakeups(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while self._bell.recv(64):
+            while self._wake_receiver.recv(64):
                 pass
         while True:
             with self._lock:
@@ -244,7 +244,7 @@ class MembershipDriver:
         self._diallers.shutdown(wait=False, cancel_futures=True)
         for links in self._sockets.values():
             made += links
-        for sock in (*made, self._bell, self._button):
+        for sock in (*made, self._wake_receiver, self._wake_sender):
             discard(sock)
         native.unguard_descriptor(self._selector.fileno())
         self._selector.close()

@@ -72,7 +72,7 @@ def reform(
             old.watch.rethrow()
         except FireflyerError:
             old.group.abort()  # releases operations that still wait
-        view = _agree(slot, old.cards, old.epoch + 1, old.watch.failed_ranks, terms)
+        view = _agree(slot, old.infos, old.epoch + 1, old.watch.failed_ranks, terms)
         old.watch.leave(0.0)
         return _settle(slot, view, old.timeout_s, terms)
     except BaseException:
@@ -111,16 +111,16 @@ def join(
     if len({name for _, name in members}) != 1:
         raise ConfigError("the addresses to join must belong to one group")
     lineage = Lineage(members[0][1], secret)
-    board = open_listener()
+    listener = open_listener()
     try:
-        mine = transport.unsettled(board.card(interface_address(master)))
-        line = GroupEndpoint(board, lineage.number("join"), -1, secret)
-        view = _knock(line, [card for card, _ in members], mine, deadline)
-        transport.follow([member.card for member in view.members])
-        rank = [member.card for member in view.members].index(mine)
-        slot = RankSlot.take(board, lineage, view.epoch, rank, mine)
+        mine = transport.unsettled(listener.info(interface_address(master)))
+        endpoint = GroupEndpoint(listener, lineage.number("join"), -1, secret)
+        view = _request_admission(endpoint, [info for info, _ in members], mine, deadline)
+        transport.follow([member.info for member in view.members])
+        rank = [member.info for member in view.members].index(mine)
+        slot = RankSlot.take(listener, lineage, view.epoch, rank, mine)
     except BaseException:
-        board.release()
+        listener.release()
         raise
     try:
         return _settle(slot, view, timeout_s, _Terms(deadline, quorum, grace_s))
@@ -138,7 +138,7 @@ class _Terms:
 
 def _agree(
     slot: RankSlot,
-    cards: Sequence[RankInfo],
+    infos: Sequence[RankInfo],
     epoch: int,
     dead: Callable[[], set[int]],
     terms: _Terms,
@@ -149,15 +149,15 @@ def _agree(
     Args:
         neighbours: ranks that may still wait for this rank; they learn that it gave up.
     """
-    line = slot.line
-    quorum = None if terms.quorum is None else min(terms.quorum, len(cards))
-    machine = Membership(line.rank, cards, epoch, quorum)
-    driver = MembershipDriver(line, machine, dead, slot.join_listener.waiting, terms.grace_s)
+    endpoint = slot.endpoint
+    quorum = None if terms.quorum is None else min(terms.quorum, len(infos))
+    machine = Membership(endpoint.rank, infos, epoch, quorum)
+    driver = MembershipDriver(endpoint, machine, dead, slot.join_listener.waiting, terms.grace_s)
     view = driver.agree(terms.deadline, neighbours)
-    rank = view.rank_of(line.rank)
+    rank = view.rank_of(endpoint.rank)
     assert rank is not None
     slot.move(epoch, rank)
-    slot.join_listener.admit({member.card for member in view.members}, encode(Decided(view)))
+    slot.join_listener.admit({member.info for member in view.members}, encode(Decided(view)))
     return view
 
 
@@ -165,18 +165,18 @@ def _settle(slot: RankSlot, view: View, timeout_s: float, terms: _Terms) -> Conn
     """Connects the view's members; if a member is lost meanwhile, agrees on a new view and
     retries."""
     while True:
-        cards = transport.spread([member.card for member in view.members])
+        infos = transport.spread([member.info for member in view.members])
         patience = min(terms.deadline, time.monotonic() + 2 * terms.grace_s)
         try:
-            return establish(slot, view.epoch, cards, timeout_s, patience)
+            return establish(slot, view.epoch, infos, timeout_s, patience)
         except (WireError, CollectiveError) as error:
             if time.monotonic() >= terms.deadline or isinstance(error, ProtocolMismatch):
                 raise
             lost = {error.rank} if isinstance(error, RankFailed) else set()
-        links = Topology.of(cards).control_links()
-        me = slot.line.rank
+        links = Topology.of(infos).control_links()
+        me = slot.endpoint.rank
         neighbours = {a + b - me for a, b in links if me in (a, b)}
-        view = _agree(slot, cards, view.epoch + 1, lost.copy, terms, neighbours)
+        view = _agree(slot, infos, view.epoch + 1, lost.copy, terms, neighbours)
 
 
 def _parse(address: str) -> tuple[RankInfo, bytes]:
@@ -189,8 +189,8 @@ def _parse(address: str) -> tuple[RankInfo, bytes]:
         raise ConfigError(f"invalid join address {address!r}: expected HOST:PORT/NAME") from error
 
 
-def _knock(
-    line: GroupEndpoint, members: Sequence[RankInfo], mine: RankInfo, deadline: float
+def _request_admission(
+    endpoint: GroupEndpoint, members: Sequence[RankInfo], mine: RankInfo, deadline: float
 ) -> View:
     """Asks one member after the other for admission; waits for the view that contains `mine`."""
     refused: WireError = PeerLost("no member of the group can be reached")
@@ -199,7 +199,7 @@ def _knock(
         if left <= 0:
             break
         try:
-            sock = line.dial(-1, address, Purpose.JOIN, left)
+            sock = endpoint.dial(-1, address, Purpose.JOIN, left)
         except (PeerLost, DeadlineExceeded) as error:
             refused = error
             continue

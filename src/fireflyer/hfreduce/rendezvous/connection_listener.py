@@ -39,7 +39,7 @@ MOST_CALLERS = 256
 """Maximum number of handshakes at a time; at the limit the oldest caller is dropped."""
 _LOOK_AROUND_S = 0.1
 _BACKLOG = 1024
-_CLOSED_LINES = 1024
+_CLOSED_ENDPOINTS = 1024
 
 
 def give_away(sock: socket.socket) -> int:
@@ -70,11 +70,13 @@ def _credentials(sock: socket.socket) -> tuple[int, int]:
 class GroupEndpoint:
     """A member's endpoint in a group: dials peers and receives their connections. Thread-safe.
 
-    `ConnectionListener.line` creates it.
+    `ConnectionListener.endpoint` creates it.
     """
 
-    def __init__(self, board: "ConnectionListener", number: bytes, rank: int, key: bytes) -> None:
-        self.board = board
+    def __init__(
+        self, listener: "ConnectionListener", number: bytes, rank: int, key: bytes
+    ) -> None:
+        self.listener = listener
         self.number = number
         self.rank = rank
         self.key = key
@@ -128,27 +130,27 @@ class GroupEndpoint:
         with self._changed:
             return [rank for rank, _ in self._waiting.get(purpose, [])]
 
-    def dial(self, rank: int, card: RankInfo, purpose: Purpose, timeout_s: float) -> socket.socket:
+    def dial(self, rank: int, info: RankInfo, purpose: Purpose, timeout_s: float) -> socket.socket:
         """Opens a blocking connection to `rank`, admitted by its endpoint of the same number.
 
         Args:
-            rank: rank to reach; -1 for any rank that answers at the card's address.
+            rank: rank to reach; -1 for any rank that answers at the info's address.
 
         Raises:
             PeerLost: the rank's process does not answer there, or has no such endpoint.
             ProtocolMismatch: the peer failed to prove the secret, or rejects this process's proof.
             DeadlineExceeded: the peer did not answer within `timeout_s`.
         """
-        who = f"rank {rank} at {card.address}:{card.port}"
+        who = f"rank {rank} at {info.address}:{info.port}"
         hello = Hello.make(self.number, purpose, self.rank, rank)
-        local = card.host == self.board.host
+        local = info.host == self.listener.host
         family = socket.AF_UNIX if local else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
         native.guard_descriptor(sock.fileno())
         try:
             deadline = time.monotonic() + timeout_s
             sock.settimeout(timeout_s)
-            sock.connect("\0" + card.unix if local else (card.address, card.port))
+            sock.connect("\0" + info.unix if local else (info.address, info.port))
             if local and _credentials(sock)[1] != os.getuid():
                 raise ProtocolMismatch(f"{who} runs as another user")
             sock.sendall(hello.raw)
@@ -179,9 +181,9 @@ class GroupEndpoint:
 
     def close(self) -> None:
         """Rejects later calls and closes connections that were not taken. Idempotent."""
-        if not self.board.ours:
+        if not self.listener.ours:
             return
-        self.board.unplug(self)
+        self.listener.unregister(self)
         self.retire()
 
     def retire(self, kept: Purpose | None = None) -> None:
@@ -222,13 +224,13 @@ class GroupEndpoint:
 class _Caller:
     """A connection in handshake: a small state machine that arriving bytes drive."""
 
-    def __init__(self, board: "ConnectionListener", sock: socket.socket, local: bool) -> None:
-        self.board = board
+    def __init__(self, listener: "ConnectionListener", sock: socket.socket, local: bool) -> None:
+        self.listener = listener
         self.sock = sock
         self.local = local
         self.deadline = time.monotonic() + HANDSHAKE_S
         self.hello: Hello | None = None
-        self.line: GroupEndpoint | None = None
+        self.endpoint: GroupEndpoint | None = None
         self._data = b""
         self._challenge = b""
 
@@ -236,16 +238,16 @@ class _Caller:
         """Reads and answers received bytes; returns False once the handshake is over, admitted or
         not."""
         try:
-            if self.line is None and self.hello is not None:
+            if self.endpoint is None and self.hello is not None:
                 # A caller that waits for its endpoint sends nothing: a readable socket means that
                 # it has closed.
                 return not readable and self._look_up()
             wanted = handshake.PROOF_BYTES if self._challenge else handshake.HELLO_BYTES
             more = self.sock.recv(wanted - len(self._data))
             if not more:
-                if self.line is not None and self.hello is not None:
+                if self.endpoint is not None and self.hello is not None:
                     broke = "aborted the proof of the secret: it died or has another secret"
-                    self.line.note_unproven(self.hello, broke)
+                    self.endpoint.note_unproven(self.hello, broke)
                 return False
             self._data += more
             if len(self._data) < wanted:
@@ -263,33 +265,33 @@ class _Caller:
     def _look_up(self) -> bool:
         """Looks up the endpoint; if there is none yet, waits for it until the caller's deadline."""
         assert self.hello is not None
-        self.line = self.board.find(self.hello.group, self.hello.receiver)
-        if self.line is None:
-            if self.board.was_closed(self.hello.group, self.hello.receiver):
+        self.endpoint = self.listener.find(self.hello.group, self.hello.receiver)
+        if self.endpoint is None:
+            if self.listener.was_closed(self.hello.group, self.hello.receiver):
                 self.sock.send(handshake.UNKNOWN)
                 return False
             return True
         if self.local:
-            return self._admit(self.line, self.hello)
+            return self._admit(self.endpoint, self.hello)
         self._challenge = secrets.token_bytes(handshake.NONCE_BYTES)
-        mine = handshake.proof(self.line.key, b"callee", self.hello, self._challenge)
+        mine = handshake.proof(self.endpoint.key, b"callee", self.hello, self._challenge)
         self.sock.send(handshake.ADMITTED + self._challenge + mine)
         return True
 
     def _check(self, hello: Hello, theirs: bytes) -> bool:
-        assert self.line is not None
-        if not handshake.proven(theirs, self.line.key, b"caller", hello, self._challenge):
+        assert self.endpoint is not None
+        if not handshake.proven(theirs, self.endpoint.key, b"caller", hello, self._challenge):
             self.sock.send(handshake.REFUSED)
-            self.line.note_unproven(hello, "did not prove the secret")
+            self.endpoint.note_unproven(hello, "did not prove the secret")
             return False
-        return self._admit(self.line, hello)
+        return self._admit(self.endpoint, hello)
 
-    def _admit(self, line: GroupEndpoint, hello: Hello) -> bool:
+    def _admit(self, endpoint: GroupEndpoint, hello: Hello) -> bool:
         sock = self.sock
         sock.send(handshake.ADMITTED)
         sock.setblocking(True)
-        self.board.let_go(self)
-        line.arrive(hello, sock)
+        self.listener.remove(self)
+        endpoint.arrive(hello, sock)
         return False
 
 
@@ -302,10 +304,10 @@ class ConnectionListener:
         self.users = 0
         self.unix = f"fireflyer-{os.getpid()}-{secrets.token_hex(12)}"
         self._lock = threading.Lock()
-        self._lines: dict[
+        self._endpoints: dict[
             bytes, list[GroupEndpoint]
         ] = {}  # by group number, one per member in this process
-        self._closed_lines: deque[tuple[bytes, int]] = deque(maxlen=_CLOSED_LINES)
+        self._closed_endpoints: deque[tuple[bytes, int]] = deque(maxlen=_CLOSED_ENDPOINTS)
         self._members = itertools.count()
         self._callers: dict[int, _Caller] = {}  # only the acceptor uses it; in order of age
         self._listeners: dict[str, socket.socket] = {}
@@ -313,16 +315,16 @@ class ConnectionListener:
         self._closing = False
         self._selector = selectors.EpollSelector()
         native.guard_descriptor(self._selector.fileno())
-        self._bell, self._button = socket.socketpair()
-        for sock in (self._bell, self._button):
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        for sock in (self._wake_receiver, self._wake_sender):
             sock.setblocking(False)
             native.guard_descriptor(sock.fileno())
-        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
         self._listen("", socket.AF_UNIX, "\0" + self.unix)
         self._thread = threading.Thread(target=self._run, name="hfreduce-acceptor", daemon=True)
         self._thread.start()
 
-    def card(self, address: str) -> RankInfo:
+    def info(self, address: str) -> RankInfo:
         """Returns the info under which this process is reachable over the interface with that IPv4
         address."""
         with self._lock:
@@ -342,57 +344,60 @@ class ConnectionListener:
             member=next(self._members),
         )
 
-    def line(self, number: bytes, rank: int, key: bytes) -> GroupEndpoint:
+    def endpoint(self, number: bytes, rank: int, key: bytes) -> GroupEndpoint:
         """Registers a member of a group, and serves callers that already wait for it.
 
         Args:
             rank: rank of the member; -1 for an endpoint of which this process may have several.
                 Callers reach the oldest of these.
         """
-        line = GroupEndpoint(self, number, rank, key)
+        endpoint = GroupEndpoint(self, number, rank, key)
         with self._lock:
-            lines = self._lines.setdefault(number, [])
-            if rank >= 0 and any(other.rank == rank for other in lines):
-                raise ValueError("this process already has a line of that number and rank")
-            lines.append(line)
-        self._ring()
-        return line
+            endpoints = self._endpoints.setdefault(number, [])
+            if rank >= 0 and any(other.rank == rank for other in endpoints):
+                raise ValueError("this process already has an endpoint of that number and rank")
+            endpoints.append(endpoint)
+        self._wake()
+        return endpoint
 
-    def unplug(self, line: GroupEndpoint) -> None:
+    def unregister(self, endpoint: GroupEndpoint) -> None:
         with self._lock:
-            lines = self._lines.get(line.number, [])
-            if line in lines:
-                lines.remove(line)
-                self._closed_lines.append((line.number, line.rank))
-            if not lines:
-                self._lines.pop(line.number, None)
+            endpoints = self._endpoints.get(endpoint.number, [])
+            if endpoint in endpoints:
+                endpoints.remove(endpoint)
+                self._closed_endpoints.append((endpoint.number, endpoint.rank))
+            if not endpoints:
+                self._endpoints.pop(endpoint.number, None)
 
     def find(self, number: bytes, receiver: int) -> GroupEndpoint | None:
         """Returns the endpoint of that rank; for -1 the oldest endpoint of that number."""
         with self._lock:
-            lines = self._lines.get(number, [])
-            return next((line for line in lines if receiver in (-1, line.rank)), None)
+            endpoints = self._endpoints.get(number, [])
+            return next(
+                (endpoint for endpoint in endpoints if receiver in (-1, endpoint.rank)), None
+            )
 
     def was_closed(self, number: bytes, receiver: int) -> bool:
         with self._lock:
             return any(
-                closed == number and receiver in (-1, rank) for closed, rank in self._closed_lines
+                closed == number and receiver in (-1, rank)
+                for closed, rank in self._closed_endpoints
             )
 
     def release(self) -> None:
         """Ends one use; the last one closes listeners and ends the thread. A no-op in a forked
         child."""
-        global _board
+        global _listener
         if not self.ours:
             return
-        with _boards:
+        with _listener_lock:
             self.users -= 1
             if self.users > 0:
                 return
-            if _board is self:
-                _board = None
+            if _listener is self:
+                _listener = None
         self._closing = True  # the thread may see this at once and close its resources
-        discard(self._button)  # wakes the thread
+        discard(self._wake_sender)  # wakes the thread
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -400,7 +405,7 @@ class ConnectionListener:
         """Marks a forked child's copy, which has no thread; its descriptors refer to /dev/null."""
         self.ours = False
 
-    def let_go(self, caller: _Caller) -> None:
+    def remove(self, caller: _Caller) -> None:
         """Removes an admitted caller's socket from the acceptor."""
         self._selector.unregister(caller.sock)
         del self._callers[caller.sock.fileno()]
@@ -420,9 +425,9 @@ class ConnectionListener:
         self._listeners[name] = listener
         self._selector.register(listener, selectors.EVENT_READ)
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # a wake-up is pending already
-            self._button.send(b"!")
+            self._wake_sender.send(b"!")
 
     def _run(self) -> None:
         while not self._closing:
@@ -431,8 +436,8 @@ class ConnectionListener:
             for key, _ in self._selector.select(timeout):
                 sock = key.fileobj
                 assert isinstance(sock, socket.socket)
-                if sock is self._bell:
-                    self._hear_bell()
+                if sock is self._wake_receiver:
+                    self._drain_wakeups()
                 elif (caller := self._callers.get(sock.fileno())) is not None:
                     self._advance(caller, readable=True)
                 else:
@@ -440,12 +445,12 @@ class ConnectionListener:
             self._expire()
         self._close()
 
-    def _hear_bell(self) -> None:
+    def _drain_wakeups(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while self._bell.recv(64):
+            while self._wake_receiver.recv(64):
                 pass
         for caller in list(self._callers.values()):
-            if caller.hello is not None and caller.line is None:
+            if caller.hello is not None and caller.endpoint is None:
                 self._advance(caller, readable=False)
 
     def _accept(self, listener: socket.socket) -> None:
@@ -455,7 +460,7 @@ class ConnectionListener:
             return
         except OSError as error:  # out of descriptors
             get_logger("hfreduce").warning("cannot accept a connection: %s", error)
-            if not self._turn_away_oldest():
+            if not self._drop_oldest():
                 time.sleep(0.1)  # the listener stays readable: without a pause this loop spins
             return
         native.guard_descriptor(sock.fileno())
@@ -465,7 +470,7 @@ class ConnectionListener:
             return
         sock.setblocking(False)
         if len(self._callers) >= MOST_CALLERS:
-            self._turn_away_oldest()
+            self._drop_oldest()
         caller = _Caller(self, sock, local)
         self._callers[sock.fileno()] = caller
         self._selector.register(sock, selectors.EVENT_READ)
@@ -473,29 +478,29 @@ class ConnectionListener:
 
     def _advance(self, caller: _Caller, readable: bool) -> None:
         if not caller.advance(readable):
-            self._turn_away(caller)
+            self._reject(caller)
 
-    def _turn_away(self, caller: _Caller) -> None:
+    def _reject(self, caller: _Caller) -> None:
         if self._callers.get(caller.sock.fileno()) is not caller:
             return  # admitted
-        self.let_go(caller)
+        self.remove(caller)
         discard(caller.sock)
 
-    def _turn_away_oldest(self) -> bool:
+    def _drop_oldest(self) -> bool:
         if not self._callers:
             return False
-        self._turn_away(next(iter(self._callers.values())))
+        self._reject(next(iter(self._callers.values())))
         return True
 
     def _expire(self) -> None:
         now = time.monotonic()
         while self._callers and next(iter(self._callers.values())).deadline <= now:
-            self._turn_away_oldest()
+            self._drop_oldest()
 
     def _close(self) -> None:
-        while self._turn_away_oldest():
+        while self._drop_oldest():
             pass
-        for sock in (*self._listeners.values(), self._bell):
+        for sock in (*self._listeners.values(), self._wake_receiver):
             discard(sock)
         native.unguard_descriptor(self._selector.fileno())
         self._selector.close()
@@ -515,28 +520,28 @@ def _receive(sock: socket.socket, size: int, deadline: float) -> bytes:
     return data
 
 
-_boards = threading.Lock()
-_board: ConnectionListener | None = None
+_listener_lock = threading.Lock()
+_listener: ConnectionListener | None = None
 _fork_hook = False
 
 
 def open_listener() -> ConnectionListener:
     """Returns this process's connection listener; starts it if needed. Each call needs one
     `release`."""
-    global _board, _fork_hook
-    with _boards:
+    global _listener, _fork_hook
+    with _listener_lock:
         if not _fork_hook:
             os.register_at_fork(after_in_child=_forget)
             _fork_hook = True
-        if _board is None:
-            _board = ConnectionListener()
-        _board.users += 1
-        return _board
+        if _listener is None:
+            _listener = ConnectionListener()
+        _listener.users += 1
+        return _listener
 
 
 def _forget() -> None:
-    global _board, _boards
-    _boards = threading.Lock()  # another thread of the parent may have held it
-    if _board is not None:
-        _board.disown()
-    _board = None
+    global _listener, _listener_lock
+    _listener_lock = threading.Lock()  # another thread of the parent may have held it
+    if _listener is not None:
+        _listener.disown()
+    _listener = None

@@ -1,6 +1,6 @@
 """Rendezvous: the ranks of a group find each other and connect.
 
-Every rank publishes a card in a store and reads all other cards. A card tells where the rank runs
+Every rank publishes an info in a store and reads all other infos. An info tells where the rank runs
 and how to reach its connection listener. The store is not needed afterwards. Unix sockets connect
 every pair of ranks on a host and transfer the descriptors of shared memory. Control links connect
 the ranks of all hosts; the watch learns of deaths on them. `Links` makes payload connections when
@@ -58,70 +58,70 @@ class RankSlot:
     endpoints.
 
     Attributes:
-        card: the card with which other ranks reach this process.
-        line: endpoint of the present epoch. Endpoints of past epochs tell stragglers the next view.
+        info: the info with which other ranks reach this process.
+        endpoint: endpoint of the present epoch. Endpoints of past epochs tell stragglers the next view.
     """
 
-    board: ConnectionListener
+    listener: ConnectionListener
     lineage: Lineage
-    card: RankInfo
+    info: RankInfo
     join_listener: JoinListener
-    line: GroupEndpoint
+    endpoint: GroupEndpoint
     past: deque[GroupEndpoint] = field(default_factory=deque)
 
     @classmethod
     def take(
-        cls, board: ConnectionListener, lineage: Lineage, epoch: int, rank: int, card: RankInfo
+        cls, listener: ConnectionListener, lineage: Lineage, epoch: int, rank: int, info: RankInfo
     ) -> "RankSlot":
-        """Makes a slot that takes over one use of `board`; on an error the use stays the
+        """Makes a slot that takes over one use of `listener`; on an error the use stays the
         caller's."""
-        line = board.line(lineage.number(epoch), rank, lineage.key)
+        endpoint = listener.endpoint(lineage.number(epoch), rank, lineage.key)
         try:
-            return cls(board, lineage, card, JoinListener(board, lineage), line)
+            return cls(listener, lineage, info, JoinListener(listener, lineage), endpoint)
         except BaseException:
-            line.close()
+            endpoint.close()
             raise
 
     def move(self, epoch: int, rank: int) -> None:
         """Moves to another epoch."""
-        line = self.board.line(self.lineage.number(epoch), rank, self.lineage.key)
-        self.past.append(self.line)
+        endpoint = self.listener.endpoint(self.lineage.number(epoch), rank, self.lineage.key)
+        self.past.append(self.endpoint)
         if len(self.past) > _PAST_EPOCHS:
             self.past.popleft().close()
-        self.line = line
+        self.endpoint = endpoint
 
     def leave(self) -> None:
         """Frees all resources. Must be called only once."""
-        for line in (*self.past, self.line):
-            line.close()
+        for endpoint in (*self.past, self.endpoint):
+            endpoint.close()
         self.join_listener.close()
-        self.board.release()
+        self.listener.release()
 
 
 class Connection:
     """A rank's membership in one epoch of a group. Owns all its resources.
 
     Attributes:
-        cards: cards of all ranks.
+        infos: infos of all ranks.
         group: the engine.
         watch: detects deaths and fails `group` with them.
         links: makes payload connections.
     """
 
     def __init__(
-        self, slot: RankSlot, epoch: int, cards: Sequence[RankInfo], timeout_s: float
+        self, slot: RankSlot, epoch: int, infos: Sequence[RankInfo], timeout_s: float
     ) -> None:
         self.slot = slot
         self.epoch = epoch
-        self.cards = tuple(cards)
-        self.rank = slot.line.rank
-        self.world = len(cards)
+        self.infos = tuple(infos)
+        self.rank = slot.endpoint.rank
+        self.world = len(infos)
         self.timeout_s = timeout_s
-        self.topology = Topology.of(list(cards))
-        self.links = Links(slot.line, self.cards, timeout_s)
+        self.topology = Topology.of(list(infos))
+        self.links = Links(slot.endpoint, self.infos, timeout_s)
         self.watch = native.Watch(rank=self.rank, world=self.world)
         self.group: native.Group
-        self.post: native.P2PEngine
+        self.p2p: native.P2PEngine
         self._ended = Finalizer(self, _leave, self.watch, slot)
 
     @property
@@ -133,7 +133,7 @@ class Connection:
     def join_addresses(self) -> list[str]:
         """`join_address` of every member, by rank."""
         name = self.slot.lineage.name.hex()
-        return [f"{card.address}:{card.port}/{name}" for card in self.cards]
+        return [f"{info.address}:{info.port}/{name}" for info in self.infos]
 
     def close(self) -> None:
         """Tells the other ranks that this rank leaves, and frees the group's resources.
@@ -180,38 +180,38 @@ def connect(
             FIREFLYER_HFREDUCE_TRANSPORT, or a rank lacks the transport that it chose.
     """
     deadline = time.monotonic() + timeout_s
-    roll = PeerExchange(store, rank, world, timeout_s, still_useful)
+    exchange = PeerExchange(store, rank, world, timeout_s, still_useful)
     with contextlib.ExitStack() as undo:
         try:
             address = interface_address(master)
-            board = open_listener()
-            undo.callback(board.release)
-            card = transport.publish(board.card(address))
+            listener = open_listener()
+            undo.callback(listener.release)
+            info = transport.publish(listener.info(address))
             if rank == 0:
-                card = rules.publish(msgspec.structs.replace(card, group=secrets.token_hex(16)))
-            name = card.group or roll.card_of(0).group
-            lineage = Lineage(bytes.fromhex(name), roll.key(address))
+                info = rules.publish(msgspec.structs.replace(info, group=secrets.token_hex(16)))
+            name = info.group or exchange.info_of(0).group
+            lineage = Lineage(bytes.fromhex(name), exchange.key(address))
         except (ConfigError, CollectiveError) as error:
             with contextlib.suppress(RuntimeError):  # the store itself may have failed
-                roll.refuse(str(error))
+                exchange.refuse(str(error))
             raise
-        # A rank that has read the card may dial, so the endpoint must exist before the card is
+        # A rank that has read the info may dial, so the endpoint must exist before the info is
         # published.
-        slot = RankSlot.take(board, lineage, 0, rank, card)
+        slot = RankSlot.take(listener, lineage, 0, rank, info)
         undo.pop_all()
         undo.callback(slot.leave)
-        roll.publish(card)
-        cards = rules.spread(_cards(roll, slot.line, world, card))
-        transport.agree(cards)
-        connection = establish(slot, 0, cards, timeout_s, deadline)
+        exchange.publish(info)
+        infos = rules.spread(_infos(exchange, slot.endpoint, world, info))
+        transport.agree(infos)
+        connection = establish(slot, 0, infos, timeout_s, deadline)
         undo.pop_all()
         return connection
 
 
 def establish(
-    slot: RankSlot, epoch: int, cards: Sequence[RankInfo], timeout_s: float, deadline: float
+    slot: RankSlot, epoch: int, infos: Sequence[RankInfo], timeout_s: float, deadline: float
 ) -> Connection:
-    """Makes one group of the processes with these cards. Collective; needs no store.
+    """Makes one group of the processes with these infos. Collective; needs no store.
 
     Takes over `slot`. On an error the caller keeps the slot, and the call fails on all ranks.
 
@@ -220,7 +220,7 @@ def establish(
         DeadlineExceeded, ProtocolMismatch, CollectiveError, NoSpace: see `connect`.
     """
     native.set_thread_cpus(cores.chosen())
-    connection = Connection(slot, epoch, cards, timeout_s)
+    connection = Connection(slot, epoch, infos, timeout_s)
     watch, rank = connection.watch, connection.rank
     sockets: dict[int, socket.socket] = {}
     try:
@@ -234,27 +234,27 @@ def establish(
             sockets[peer] = sock
             if (process := process_of(sock)) >= 0:
                 watch.add_process(peer, process)
-        control = _share_control(team, rank, cards[rank].address, sockets, deadline)
-        machine = cards[rank].machine
+        control = _share_control(team, rank, infos[rank].address, sockets, deadline)
+        machine = infos[rank].machine
         connection.group = native.Group(
             rank=rank,
             world=connection.world,
             timeout_s=timeout_s,
-            spin=cores.may_spin([card for card in cards if card.machine == machine]),
+            spin=cores.may_spin([info for info in infos if info.machine == machine]),
             control=control,
             members=[_member(peer, sockets.get(peer)) for peer in team],
             me=me,
             hosts=[list(ranks) for ranks in connection.topology.hosts],
             host=index,
             zones=connection.topology.zones,
-            transport=transport.kind_of(cards[0]),
+            transport=transport.kind_of(infos[0]),
         )
-        connection.group.set_rules(rules.rules_of(cards[0]))
-        connection.post = native.P2PEngine(rank=rank, world=connection.world)
-        watch.attach(connection.group, connection.post)
+        connection.group.set_rules(rules.rules_of(infos[0]))
+        connection.p2p = native.P2PEngine(rank=rank, world=connection.world)
+        watch.attach(connection.group, connection.p2p)
         if len(connection.topology.hosts) > 1:
             connection.links.attach(Purpose.DATA, connection.group)
-        connection.links.attach(Purpose.POST, connection.post)
+        connection.links.attach(Purpose.POST, connection.p2p)
         return connection
     except BaseException as error:
         connection.give_up_slot()
@@ -276,17 +276,17 @@ def _meet(
     connection: Connection, purpose: Purpose, peers: Iterable[int], deadline: float
 ) -> Iterator[tuple[int, socket.socket]]:
     """Yields a connection to each of `peers` when it is made; the higher rank of a pair dials."""
-    line = connection.slot.line
-    for peer in sorted(peer for peer in peers if peer < line.rank):
+    endpoint = connection.slot.endpoint
+    for peer in sorted(peer for peer in peers if peer < endpoint.rank):
         left = max(0.001, deadline - time.monotonic())
         try:
-            yield peer, line.dial(peer, connection.cards[peer], purpose, left)
+            yield peer, endpoint.dial(peer, connection.infos[peer], purpose, left)
         except PeerLost as error:
             raise RankFailed(f"no connection to rank {peer}: {error}", peer) from error
-    missing = {peer for peer in peers if peer > line.rank}
+    missing = {peer for peer in peers if peer > endpoint.rank}
     check = _Check(connection, purpose, missing)
     while missing:
-        peer, sock = line.take(purpose, missing, deadline, check)
+        peer, sock = endpoint.take(purpose, missing, deadline, check)
         missing.discard(peer)
         yield peer, sock
 
@@ -303,12 +303,12 @@ class _Check:
 
     def __call__(self) -> None:
         connection = self._connection
-        line = connection.slot.line
+        endpoint = connection.slot.endpoint
         connection.watch.rethrow()
         # The order matters: a rank that has connected is not to blame if it has since continued or
         # left.
-        given_up = self._missing.intersection(line.callers(Purpose.REFORM))
-        missing = self._missing.difference(line.callers(self._purpose))
+        given_up = self._missing.intersection(endpoint.callers(Purpose.REFORM))
+        missing = self._missing.difference(endpoint.callers(self._purpose))
         if given_up := given_up & missing:
             raise CollectiveError(
                 f"rank {min(given_up)} could not join the group and stopped trying"
@@ -317,32 +317,34 @@ class _Check:
             return
         peer = sorted(missing)[self._pings % len(missing)]
         self._pings += 1
-        _ping(line, peer, connection.cards[peer])
+        _ping(endpoint, peer, connection.infos[peer])
         self._next_ping = time.monotonic() + _PING_S
 
 
-def _cards(roll: PeerExchange, line: GroupEndpoint, world: int, own: RankInfo) -> list[RankInfo]:
-    """Returns all ranks' cards; while it waits, it detects the death of ranks whose card it has."""
-    known = {line.rank: own}
+def _infos(
+    exchange: PeerExchange, endpoint: GroupEndpoint, world: int, own: RankInfo
+) -> list[RankInfo]:
+    """Returns all ranks' infos; while it waits, it detects the death of ranks whose info it has."""
+    known = {endpoint.rank: own}
     turns = itertools.count()
 
     def look_around() -> None:
-        if others := sorted(known.keys() - {line.rank}):
+        if others := sorted(known.keys() - {endpoint.rank}):
             peer = others[next(turns) % len(others)]
             try:
-                _ping(line, peer, known[peer])
+                _ping(endpoint, peer, known[peer])
             except RankFailed as lost:
-                raise roll.judge(lost) from lost
+                raise exchange.judge(lost) from lost
 
     for rank in range(world):
         if rank not in known:
-            known[rank] = roll.card_of(rank, look_around)
+            known[rank] = exchange.info_of(rank, look_around)
     return [known[rank] for rank in range(world)]
 
 
-def _ping(line: GroupEndpoint, peer: int, card: RankInfo) -> None:
+def _ping(endpoint: GroupEndpoint, peer: int, info: RankInfo) -> None:
     try:
-        discard(line.dial(peer, card, Purpose.PING, _PING_S))
+        discard(endpoint.dial(peer, info, Purpose.PING, _PING_S))
     except PeerLost as error:
         raise RankFailed(f"rank {peer} died or left: {error}", peer) from error
     except DeadlineExceeded:

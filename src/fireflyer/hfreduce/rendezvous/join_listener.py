@@ -16,7 +16,7 @@ from fireflyer.rpc.frames import FrameBuffer, frame
 class _WaitingMember:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.card: RankInfo | None = None
+        self.info: RankInfo | None = None
         self._frames = FrameBuffer()
 
     def look(self) -> bool:
@@ -24,7 +24,7 @@ class _WaitingMember:
         try:
             data = self.sock.recv(1 << 16)
             for payload in self._frames.feed(data):
-                self.card = msgspec.json.decode(payload, type=RankInfo)
+                self.info = msgspec.json.decode(payload, type=RankInfo)
             return bool(data)
         except BlockingIOError:
             return True
@@ -39,44 +39,44 @@ class JoinListener:
     member that holds the newcomer's connection adds that info to its own votes.
     """
 
-    def __init__(self, board: ConnectionListener, lineage: Lineage) -> None:
+    def __init__(self, listener: ConnectionListener, lineage: Lineage) -> None:
         self._lock = threading.Lock()
-        self._visitors: list[_WaitingMember] = []
-        self._line = board.line(lineage.number("join"), -1, lineage.key)
-        self._line.serve(Purpose.JOIN, self._knock)
+        self._newcomers: list[_WaitingMember] = []
+        self._endpoint = listener.endpoint(lineage.number("join"), -1, lineage.key)
+        self._endpoint.serve(Purpose.JOIN, self._accept)
 
     def waiting(self) -> list[RankInfo]:
         """Returns the infos of the newcomers that wait now."""
         with self._lock:
-            gone = [visitor for visitor in self._visitors if not visitor.look()]
-            self._visitors = [visitor for visitor in self._visitors if visitor not in gone]
-            cards = [visitor.card for visitor in self._visitors if visitor.card is not None]
-        for visitor in gone:
-            discard(visitor.sock)
-        return cards
+            gone = [newcomer for newcomer in self._newcomers if not newcomer.look()]
+            self._newcomers = [newcomer for newcomer in self._newcomers if newcomer not in gone]
+            infos = [newcomer.info for newcomer in self._newcomers if newcomer.info is not None]
+        for newcomer in gone:
+            discard(newcomer.sock)
+        return infos
 
-    def admit(self, cards: set[RankInfo], message: bytes) -> None:
-        """Sends a frame to the newcomers in `cards` that wait here, and closes their
+    def admit(self, infos: set[RankInfo], message: bytes) -> None:
+        """Sends a frame to the newcomers in `infos` that wait here, and closes their
         connections."""
         with self._lock:
-            admitted = [visitor for visitor in self._visitors if visitor.card in cards]
-            self._visitors = [visitor for visitor in self._visitors if visitor not in admitted]
-        for visitor in admitted:
+            admitted = [newcomer for newcomer in self._newcomers if newcomer.info in infos]
+            self._newcomers = [newcomer for newcomer in self._newcomers if newcomer not in admitted]
+        for newcomer in admitted:
             with contextlib.suppress(OSError):
-                visitor.sock.send(frame(message))
-            discard(visitor.sock)
+                newcomer.sock.send(frame(message))
+            discard(newcomer.sock)
 
     def close(self) -> None:
         """Closes the connections of all newcomers. Idempotent."""
-        if not self._line.board.ours:
+        if not self._endpoint.listener.ours:
             return
-        self._line.close()
+        self._endpoint.close()
         with self._lock:
-            visitors, self._visitors = self._visitors, []
-        for visitor in visitors:
-            discard(visitor.sock)
+            newcomers, self._newcomers = self._newcomers, []
+        for newcomer in newcomers:
+            discard(newcomer.sock)
 
-    def _knock(self, _rank: int, sock: socket.socket) -> None:
+    def _accept(self, _rank: int, sock: socket.socket) -> None:
         sock.setblocking(False)
         with self._lock:
-            self._visitors.append(_WaitingMember(sock))
+            self._newcomers.append(_WaitingMember(sock))

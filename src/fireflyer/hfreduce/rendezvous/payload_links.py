@@ -32,9 +32,11 @@ class Links:
     waits for a call of the other.
     """
 
-    def __init__(self, line: GroupEndpoint, cards: Sequence[RankInfo], timeout_s: float) -> None:
-        self._line = line
-        self._cards = cards
+    def __init__(
+        self, endpoint: GroupEndpoint, infos: Sequence[RankInfo], timeout_s: float
+    ) -> None:
+        self._endpoint = endpoint
+        self._infos = infos
         self.timeout_s = timeout_s
         self._targets: dict[Purpose, Target] = {}
         self._dialled: dict[Purpose, set[int]] = {}
@@ -45,12 +47,12 @@ class Links:
         purpose."""
         self._targets[purpose] = target
         self._locks[purpose] = threading.Lock()
-        self._dialled[purpose] = {self._line.rank}
+        self._dialled[purpose] = {self._endpoint.rank}
 
         def incoming(rank: int, sock: socket.socket) -> None:
             target.add_incoming(rank, give_away(sock))
 
-        self._line.serve(purpose, incoming)
+        self._endpoint.serve(purpose, incoming)
 
     def ensure(self, ranks: Collection[int], purpose: Purpose) -> None:
         """Makes outgoing connections to those of `ranks` that have none. Idempotent.
@@ -66,7 +68,7 @@ class Links:
                 if rank in dialled:
                     continue
                 try:
-                    sock = self._line.dial(rank, self._cards[rank], purpose, self.timeout_s)
+                    sock = self._endpoint.dial(rank, self._infos[rank], purpose, self.timeout_s)
                 except WireError as error:
                     raise RankFailed(f"no connection to rank {rank}: {error}", rank) from error
                 self._targets[purpose].add_outgoing(rank, give_away(sock))

@@ -1,4 +1,4 @@
-"""First contact of a group's ranks through a store: cards, the key, and ranks that do not come."""
+"""First contact of a group's ranks through a store: infos, the key, and ranks that do not come."""
 
 import functools
 import os
@@ -59,25 +59,25 @@ class PeerExchange:
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
 
-    def publish(self, card: RankInfo) -> None:
-        self._store.set(f"card/{self._rank}", msgspec.json.encode(card).decode())
+    def publish(self, info: RankInfo) -> None:
+        self._store.set(f"card/{self._rank}", msgspec.json.encode(info).decode())
 
     def refuse(self, reason: str) -> None:
         """Tells the other ranks that this rank does not take part, and the reason."""
         self.publish(RankInfo("", "", "", "", 0, refusal=reason))
 
-    def card_of(self, rank: int, look_around: Callable[[], None] = lambda: None) -> RankInfo:
-        """Waits for a rank's card and returns it. Calls `look_around` every 0.5 s while waiting.
+    def info_of(self, rank: int, look_around: Callable[[], None] = lambda: None) -> RankInfo:
+        """Waits for a rank's info and returns it. Calls `look_around` every 0.5 s while waiting.
 
         Raises:
-            DeadlineExceeded: the rank did not publish its card in time.
+            DeadlineExceeded: the rank did not publish its info in time.
             ConfigError: the rank cannot take part.
         """
         text = self._get(f"card/{rank}", rank, look_around)
-        card = msgspec.json.decode(text, type=RankInfo)
-        if card.refusal:
-            raise ConfigError(f"rank {rank} cannot take part: {card.refusal}")
-        return card
+        info = msgspec.json.decode(text, type=RankInfo)
+        if info.refusal:
+            raise ConfigError(f"rank {rank} cannot take part: {info.refusal}")
+        return info
 
     def key(self, address: str) -> bytes:
         """Returns the job's secret, or a random key from the store, which is only as safe as the
