@@ -23,10 +23,10 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
-def ran(function: str, folder: Path, patience_s: float = waiting.LIMIT_S) -> dict[str, Result]:
+def ran(function: str, folder: Path, timeout_s: float = waiting.LIMIT_S) -> dict[str, Result]:
     check = misbehaving.check(function)
     settings = Settings(directory=str(folder))
-    found = list(runner.run([check], settings, patience_s=patience_s))
+    found = list(runner.run([check], settings, timeout_s=timeout_s))
     assert [result.name for result in found] == ["speed", "time"]
     assert list(folder.iterdir()) == [], "scratch folders are removed"
     return {result.name: result for result in found}
@@ -100,7 +100,7 @@ def _is_dead(pid: int) -> bool:
 
 def test_a_hang_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHILD", os.devnull)
-    found = ran("hang", tmp_path, patience_s=0.2)
+    found = ran("hang", tmp_path, timeout_s=0.2)
     assert "the check hung: no end after 0.2 s" in found["time"].reason
 
 

@@ -395,7 +395,7 @@ class CheckpointManager:
         chosen = [patterns] if isinstance(patterns, str) else list(patterns)
         if not chosen:
             raise CheckpointError("load_tensors needs a name or a pattern")
-        with self._copies.glimpsed() if self._copies is not None else _nothing() as held:
+        with self._copies.opened_locally() if self._copies is not None else _nothing() as held:
             return read_tensors([*held, self._catalog], chosen, number)
 
     def latest(self) -> int | None:

@@ -172,7 +172,7 @@ class DistributedDataParallel(Wrapper):
             )
         elif redivide is not None or members_file is not None:
             raise ConfigError("redivide= and members_file= need elastic=True")
-        self._crosses = optimizer is not None and not elastic
+        self._deferred = optimizer is not None and not elastic
         if meets:
             copy_from_first([*module.parameters(), *module.buffers()], group)
         self._wrap()
@@ -201,15 +201,17 @@ class DistributedDataParallel(Wrapper):
     def _wrap(self) -> None:
         named = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         self._trained = [p for _, p in named]
-        weighing = self._elastic.weighing if self._elastic is not None else None
+        sample_weights = self._elastic.sample_weights if self._elastic is not None else None
         self.reducer = Reducer(
-            named, self._group, self._options, self._times, self._leaving, weighing
+            named, self._group, self._options, self._times, self._leaving, sample_weights
         )
-        if self._crosses:
+        if self._deferred:
             assert self._optimizer is not None
             optimizer = self._optimizer
-            self.reducer.cross(lambda close, settle: SplitOptimizer(optimizer, close, settle))
-        first = FIRST if self._crosses else 0
+            self.reducer.start_deferring(
+                lambda close, settle: SplitOptimizer(optimizer, close, settle)
+            )
+        first = FIRST if self._deferred else 0
         self._buffer_copy = BufferCopy(self.module, self._group, first)
 
     # Copies, like those of torch's wrapper
@@ -242,7 +244,7 @@ class DistributedDataParallel(Wrapper):
             refuse_copy(self)
         self.settle()
         state = {name: value for name, value in vars(self).items() if name not in _NOT_COPIED}
-        state.update(_crosses=False, _alike={**self._alike, "optimizer": None})
+        state.update(_deferred=False, _alike={**self._alike, "optimizer": None})
         state["_leaving"] = self._leaving.should_suspend
         return state
 
@@ -309,7 +311,7 @@ class DistributedDataParallel(Wrapper):
             rank=self._group.rank(),
             world=self._group.size(),
             hosts=self._group.hosts,
-            crosses=self._crosses,
+            deferred=self._deferred,
             sharded=False,
             parameter_bytes=sum(parameter.nbytes for parameter in self.parameters()),
             gradient_bytes=sum(flat.nbytes for flat in flats),

@@ -269,9 +269,9 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
         self.optimizer = None if make is None else _made(make, self.module)
         self._elastic = self._made_elastic(group, redivide, members_file)
         if self._elastic is not None:
-            self._sharding.weighing = self._elastic.weighing
+            self._sharding.sample_weights = self._elastic.sample_weights
         elif self.optimizer is not None:
-            self._sharding.cross(self.optimizer)
+            self._sharding.start_deferring(self.optimizer)
 
     def _made_elastic(
         self,
@@ -369,7 +369,7 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
             rank=rank,
             world=world,
             hosts=hosts,
-            crosses=self.optimizer is not None and self._elastic is None,
+            deferred=self.optimizer is not None and self._elastic is None,
             sharded=True,
             parameter_bytes=costs.parameters,
             gradient_bytes=costs.gradients,

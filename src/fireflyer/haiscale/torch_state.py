@@ -27,10 +27,10 @@ def isolated_torch_state() -> contextlib.AbstractContextManager[None]:
     Inside, gradients are enabled and new tensors are ordinary tensors. Only the device of
     `torch.set_default_device` stays. The context takes 2 us if nothing is active.
     """
-    return _NOTHING if _rests() else _put_aside()
+    return _NOTHING if _is_isolated() else _suspended()
 
 
-def _rests() -> bool:
+def _is_isolated() -> bool:
     include, exclude = _keys()
     return (
         torch.is_grad_enabled()
@@ -57,7 +57,7 @@ def _keys() -> tuple[Any, Any]:
 
 
 @contextlib.contextmanager
-def _put_aside() -> Iterator[None]:
+def _suspended() -> Iterator[None]:
     with (
         _C._InferenceMode(False),
         _disable_current_modes(),

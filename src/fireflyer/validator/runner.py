@@ -26,10 +26,10 @@ from fireflyer.validator.limits import Limits
 from fireflyer.validator.model import Check, Figure, Measured, Result, Settings
 from fireflyer.validator.process import OUTPUT, Line, Request
 
-PATIENCE = 8.0
+HANG_FACTOR = 8.0
 """Multiple of a check's usual duration after which it counts as hung."""
 
-LEAST_PATIENCE_S = 15.0
+LEAST_TIMEOUT_S = 15.0
 
 QUICK_S = 53.0
 """Time for a quick validation: a minute less the program's start and end, which take 7 s at a load
@@ -65,7 +65,7 @@ def run(
     limits: Limits | None = None,
     *,
     stop: Stop = lambda: False,
-    patience_s: float | None = None,
+    timeout_s: float | None = None,
     budget_s: float | None = None,
 ) -> Iterator[Result]:
     """Runs the checks one after the other and yields a result for each figure.
@@ -73,7 +73,7 @@ def run(
     Args:
         limits: fixed thresholds; None: none.
         stop: called several times a second; if true, the remaining checks are not run.
-        patience_s: timeout of each check; None: a multiple of its usual duration.
+        timeout_s: timeout of each check; None: a multiple of its usual duration.
         budget_s: time for all checks: a check that could not end within it is not run, and a check
             that takes longer is killed. None: no limit.
     """
@@ -86,7 +86,7 @@ def run(
         if left < check.duration_s:
             yield from _all_not_run(check, f"the validation's {budget_s:g} s are used up")
             continue
-        most_s = patience_s or patience(check, settings)
+        most_s = timeout_s or timeout(check, settings)
         over = f"the check hung: no end after {most_s:g} s"
         if left < most_s:
             over = f"the validation's {budget_s:g} s ended during the check"
@@ -94,16 +94,14 @@ def run(
         yield from (limits.applied(result) if limits else result for result in found)
 
 
-def patience(check: Check, settings: Settings) -> float:
+def timeout(check: Check, settings: Settings) -> float:
     """Returns the timeout of a check, in seconds."""
     factor = 1.0 if settings.quick else 10.0
-    return max(PATIENCE * check.duration_s * factor, LEAST_PATIENCE_S)
+    return max(HANG_FACTOR * check.duration_s * factor, LEAST_TIMEOUT_S)
 
 
-def _run(
-    check: Check, settings: Settings, stop: Stop, patience_s: float, over: str
-) -> list[Result]:
-    """Runs a check; `over` is the reason to give if it exceeds `patience_s`."""
+def _run(check: Check, settings: Settings, stop: Stop, timeout_s: float, over: str) -> list[Result]:
+    """Runs a check; `over` is the reason to give if it exceeds `timeout_s`."""
     try:
         scratch = _scratch(check, settings.directory)
     except OSError as error:
@@ -111,7 +109,7 @@ def _run(
         return _all_not_run(check, f"cannot write to {where}: {error.strerror}")
     try:
         within = msgspec.structs.replace(settings, directory=scratch)
-        return _in_process(check, within, stop, patience_s, over)
+        return _in_process(check, within, stop, timeout_s, over)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -133,7 +131,7 @@ def _scratch(check: Check, folder: str) -> str:
 
 
 def _in_process(
-    check: Check, settings: Settings, stop: Stop, patience_s: float, over: str
+    check: Check, settings: Settings, stop: Stop, timeout_s: float, over: str
 ) -> list[Result]:
     # Both files lie in memory, so a full or read-only disk stops no other check.
     request = os.fdopen(os.memfd_create("request"), "w+b")
@@ -150,7 +148,7 @@ def _in_process(
         os.close(writing)
         writing = -1
         scratch = Path(settings.directory)
-        output, why = _collect(process, reading, errors.fileno(), scratch, stop, patience_s, over)
+        output, why = _collect(process, reading, errors.fileno(), scratch, stop, timeout_s, over)
         errors.seek(0)
         said = errors.read(OUTPUT_BYTES).decode("utf-8", "replace").strip().splitlines()
     finally:
@@ -181,10 +179,10 @@ def _environment() -> dict[str, str]:
 
 def _collect(
     process: "subprocess.Popen[bytes]", reading: int, errors: int, scratch: Path, stop: Stop,
-    patience_s: float, over: str,
+    timeout_s: float, over: str,
 ) -> tuple[bytes, str]:  # fmt: skip
     """Reads the results until the process ends. Returns them and the reason for a kill, or ""."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     output, why, open_ = b"", "", True
     with contextlib.suppress(OSError):
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))

@@ -241,7 +241,7 @@ def test_a_keeper_that_hangs_is_waited_for_once(
                     os.kill(pid, signal.SIGCONT)
                 assert manager._copies is not None
                 assert manager._copies._tier is not None
-                for probe in manager._copies._tier._silent.values():
+                for probe in manager._copies._tier._unresponsive.values():
                     assert probe._sock is not None
                     assert select.select([probe._sock], [], [], LIMIT_S)[0]
             dist.barrier()

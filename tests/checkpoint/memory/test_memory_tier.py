@@ -406,13 +406,13 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
 
 
 def _flip(keeper: Keeper, generation: Generation, byte: int) -> None:
-    room = keeper._rooms[PLACE]
+    place = keeper._places[PLACE]
     key = (Stamp(generation.epoch, generation.number, generation.step), 0)
-    old = room.replicas[key]
+    old = place.replicas[key]
     data = bytearray(old.memory.view(old.size))
     data[byte] ^= 1
     flipped = Memory.filled([memoryview(data)])
-    room.replicas[key] = type(old)(flipped, old.size)
+    place.replicas[key] = type(old)(flipped, old.size)
 
 
 def test_a_flipped_byte_is_found(served: Keeper, caplog: pytest.LogCaptureFixture) -> None:
@@ -460,7 +460,7 @@ def test_what_is_held_does_not_shrink_the_limit_of_the_next_run(
     free -= 500_000
     tier.join()
     assert _save(tier, SAVES[1], 0), "two saves fit as before"
-    assert served._rooms[PLACE].shelf.limit_bytes == 1_000_000
+    assert served._places[PLACE].table.limit_bytes == 1_000_000
     tier.close()
 
 

@@ -21,15 +21,15 @@ from fireflyer.errors import CheckpointError, NoSpace
 MANY = 1 << 40
 
 
-def _shelf(limit: int = MANY) -> ReplicaTable:
-    shelf = ReplicaTable()
-    shelf.limit_bytes = limit
-    return shelf
+def _table(limit: int = MANY) -> ReplicaTable:
+    table = ReplicaTable()
+    table.limit_bytes = limit
+    return table
 
 
-def _keep(shelf: ReplicaTable, stamp: Stamp, rank: int, size: int = 10, world: int = 2) -> None:
-    shelf.reserve(stamp, rank, size)
-    shelf.hold(stamp, world, rank)
+def _keep(table: ReplicaTable, stamp: Stamp, rank: int, size: int = 10, world: int = 2) -> None:
+    table.reserve(stamp, rank, size)
+    table.hold(stamp, world, rank)
 
 
 @given(st.integers(0, 200))
@@ -66,61 +66,61 @@ def test_a_save_is_complete_with_a_mark_and_all_ranks() -> None:
 
 
 def test_an_old_save_goes_when_the_new_one_is_committed_and_not_before() -> None:
-    shelf = _shelf(limit=40)
+    table = _table(limit=40)
     for rank in (0, 1):
-        _keep(shelf, Stamp(1, 1, 1), rank)
-    assert shelf.commit(Stamp(1, 1, 1), 2) == []
+        _keep(table, Stamp(1, 1, 1), rank)
+    assert table.commit(Stamp(1, 1, 1), 2) == []
     for rank in (0, 1):
-        _keep(shelf, Stamp(1, 2, 2), rank)
-    assert shelf.used_bytes == 40
-    assert shelf.commit(Stamp(1, 2, 2), 2) == [Stamp(1, 1, 1)]
-    assert shelf.used_bytes == 20
-    assert shelf.commit(Stamp(1, 1, 1), 2) == []  # a late mark changes nothing
-    assert [entry.stamp for entry in shelf.inventory().entries] == [Stamp(1, 2, 2)]
+        _keep(table, Stamp(1, 2, 2), rank)
+    assert table.used_bytes == 40
+    assert table.commit(Stamp(1, 2, 2), 2) == [Stamp(1, 1, 1)]
+    assert table.used_bytes == 20
+    assert table.commit(Stamp(1, 1, 1), 2) == []  # a late mark changes nothing
+    assert [entry.stamp for entry in table.inventory().entries] == [Stamp(1, 2, 2)]
 
 
 def test_what_failed_makes_room_for_the_next() -> None:
-    shelf = _shelf(limit=20)
-    _keep(shelf, Stamp(1, 1, 1), 0)
-    assert shelf.reserve(Stamp(1, 2, 2), 0, 20) == [Stamp(1, 1, 1)]
+    table = _table(limit=20)
+    _keep(table, Stamp(1, 1, 1), 0)
+    assert table.reserve(Stamp(1, 2, 2), 0, 20) == [Stamp(1, 1, 1)]
     with pytest.raises(NoSpace, match="limit of 20 bytes"):
-        shelf.reserve(Stamp(1, 2, 2), 1, 1)
-    shelf.release(Stamp(1, 2, 2), 0)
-    shelf.reserve(Stamp(1, 2, 2), 1, 1)
+        table.reserve(Stamp(1, 2, 2), 1, 1)
+    table.release(Stamp(1, 2, 2), 0)
+    table.reserve(Stamp(1, 2, 2), 1, 1)
 
 
 def test_the_same_data_again_needs_no_room() -> None:
-    shelf = _shelf(limit=10)
+    table = _table(limit=10)
     for _ in range(3):
-        _keep(shelf, Stamp(1, 1, 1), 0)
-    assert shelf.used_bytes == 10
+        _keep(table, Stamp(1, 1, 1), 0)
+    assert table.used_bytes == 10
 
 
 def test_a_replaced_run_changes_nothing() -> None:
-    shelf = _shelf()
-    shelf.reserve(Stamp(1, 1, 1), 0, 10)
-    shelf.raise_fence(2)
+    table = _table()
+    table.reserve(Stamp(1, 1, 1), 0, 10)
+    table.raise_fence(2)
     for act in (
-        lambda: shelf.reserve(Stamp(1, 2, 2), 0, 10),
-        lambda: shelf.hold(Stamp(1, 1, 1), 1, 0),
-        lambda: shelf.place(Stamp(1, 1, 1), 1, 0, ""),
-        lambda: shelf.commit(Stamp(1, 1, 1), 1),
-        lambda: shelf.raise_fence(1),
+        lambda: table.reserve(Stamp(1, 2, 2), 0, 10),
+        lambda: table.hold(Stamp(1, 1, 1), 1, 0),
+        lambda: table.place(Stamp(1, 1, 1), 1, 0, ""),
+        lambda: table.commit(Stamp(1, 1, 1), 1),
+        lambda: table.raise_fence(1),
     ):
         with pytest.raises(CheckpointError, match="a later run"):
             act()
-    assert shelf.inventory() == Inventory()
-    shelf.raise_fence(0)  # does not know its epoch yet
+    assert table.inventory() == Inventory()
+    table.raise_fence(0)  # does not know its epoch yet
 
 
 def test_rank_0_learns_who_is_missing_and_who_failed() -> None:
-    shelf, stamp = _shelf(), Stamp(1, 1, 1)
-    assert shelf.missing(stamp, 3) == [0, 1, 2]
-    shelf.place(stamp, 3, 1, "")
-    assert shelf.missing(stamp, 3) == [0, 2]
-    shelf.place(stamp, 3, 2, "NoSpace: full")
+    table, stamp = _table(), Stamp(1, 1, 1)
+    assert table.missing(stamp, 3) == [0, 1, 2]
+    table.place(stamp, 3, 1, "")
+    assert table.missing(stamp, 3) == [0, 2]
+    table.place(stamp, 3, 2, "NoSpace: full")
     with pytest.raises(CheckpointError, match="rank 2 has no replica: NoSpace: full"):
-        shelf.missing(stamp, 3)
+        table.missing(stamp, 3)
 
 
 class _Lost(Exception):
@@ -135,7 +135,7 @@ class _Cluster:
         self.nodes = self.random.randint(1, 6)
         self.per_node = self.random.randint(1, 2)
         self.world = self.nodes * self.per_node
-        self.shelves = [self._new_shelf() for _ in range(self.nodes)]
+        self.tables = [self._new_shelf() for _ in range(self.nodes)]
         self.acknowledged: Stamp | None = None
         self.marked: set[Stamp] = set()
         """Of which a mark was made: all their data had been in place."""
@@ -145,7 +145,7 @@ class _Cluster:
 
     def _new_shelf(self) -> ReplicaTable:
         # Own and buddy's data of two saves: the bound that the docs tell.
-        return _shelf(limit=2 * 2 * self.per_node)
+        return _table(limit=2 * 2 * self.per_node)
 
     def _maybe_die(self) -> None:
         if self.random.random() < 0.02:
@@ -154,12 +154,12 @@ class _Cluster:
     def run(self) -> None:
         """One attempt: agrees on what there is, then saves until it dies."""
         self.epoch += 1
-        found = newest_complete([shelf.inventory() for shelf in self.shelves])
+        found = newest_complete([table.inventory() for table in self.tables])
         self.check(found)
-        for shelf in self.random.sample(self.shelves, self.nodes):
+        for table in self.random.sample(self.tables, self.nodes):
             self._maybe_die()
-            shelf.raise_fence(self.epoch)
-            shelf.settle(None if found is None else found.stamp, self.world)
+            table.raise_fence(self.epoch)
+            table.settle(None if found is None else found.stamp, self.world)
         for number in itertools.count(1):
             self._save(Stamp(self.epoch, number, self.random.randint(1, 99)))
 
@@ -175,17 +175,17 @@ class _Cluster:
         fails = self.random.random() < 0.1
         for node, rank in puts[: len(puts) // 2 if fails else None]:
             self._maybe_die()
-            _keep(self.shelves[node], stamp, rank, size=1, world=self.world)
+            _keep(self.tables[node], stamp, rank, size=1, world=self.world)
         if fails:
-            for shelf in self.shelves:
+            for table in self.tables:
                 self._maybe_die()
                 if self.random.random() < 0.8:  # an abort may not arrive
-                    shelf.abort(stamp)
+                    table.abort(stamp)
             return
-        for shelf in self.random.sample(self.shelves, self.nodes):
+        for table in self.random.sample(self.tables, self.nodes):
             self._maybe_die()
             self.marked.add(stamp)
-            shelf.commit(stamp, self.world)
+            table.commit(stamp, self.world)
         self.acknowledged = stamp
         self.lost.clear()
 
@@ -196,7 +196,7 @@ class _Cluster:
             holders = {ways[node], *(other for other, way in enumerate(ways) if way == node)}
             if None not in holders and not holders & self.lost:
                 self.lost.add(node)
-                self.shelves[node] = self._new_shelf()
+                self.tables[node] = self._new_shelf()
                 count += 1
         return count
 
@@ -205,7 +205,7 @@ class _Cluster:
             assert found.stamp in self.marked, "a save without its mark was taken for complete"
             for rank, nodes in enumerate(found.holders):
                 for node in nodes:
-                    entries = self.shelves[node].inventory().entries
+                    entries = self.tables[node].inventory().entries
                     assert any(e.stamp == found.stamp and rank in e.ranks for e in entries)
         if self.acknowledged is not None:
             assert found is not None, "an acknowledged save is gone"
@@ -227,13 +227,13 @@ def test_what_was_acknowledged_survives_the_loss_of_nodes_but_not_of_buddies(chu
 
 
 def test_data_that_comes_after_its_save_was_given_up_is_refused() -> None:
-    shelf = _shelf()
-    shelf.reserve(Stamp(1, 1, 10), 0, 10)
-    shelf.abort(Stamp(1, 1, 10))
+    table = _table()
+    table.reserve(Stamp(1, 1, 10), 0, 10)
+    table.abort(Stamp(1, 1, 10))
     with pytest.raises(CheckpointError, match="gave up this save"):
-        shelf.hold(Stamp(1, 1, 10), 2, 0)
+        table.hold(Stamp(1, 1, 10), 2, 0)
     with pytest.raises(CheckpointError, match="gave up this save"):
-        shelf.reserve(Stamp(1, 1, 10), 1, 10)
-    assert (shelf.used_bytes, shelf.decided(Stamp(1, 1, 10))) == (0, False)
-    _keep(shelf, Stamp(1, 2, 20), 0)
-    assert shelf.decided(Stamp(1, 2, 20)) is None
+        table.reserve(Stamp(1, 1, 10), 1, 10)
+    assert (table.used_bytes, table.decided(Stamp(1, 1, 10))) == (0, False)
+    _keep(table, Stamp(1, 2, 20), 0)
+    assert table.decided(Stamp(1, 2, 20)) is None

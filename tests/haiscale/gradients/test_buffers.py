@@ -55,8 +55,8 @@ class Run:
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01)
         self.model: Any = nn.parallel.DistributedDataParallel(self.net)
         if kind != "torch":
-            crosses = self.optimizer if kind == "deferred" else None
-            self.model = DistributedDataParallel(self.net, optimizer=crosses)
+            used = self.optimizer if kind == "deferred" else None
+            self.model = DistributedDataParallel(self.net, optimizer=used)
         self.seen: list[torch.Tensor] = []
 
     def forward(self, number: int) -> torch.Tensor:

@@ -37,8 +37,8 @@ def wrapped(kind: str, group: Any = None) -> tuple[Any, torch.optim.Optimizer]:
     optimizer = SGD(module.parameters())
     if kind == "torch":
         return nn.parallel.DistributedDataParallel(module, process_group=group), optimizer
-    crosses = optimizer if kind == "deferred" else None
-    return DistributedDataParallel(module, group, optimizer=crosses), optimizer
+    used = optimizer if kind == "deferred" else None
+    return DistributedDataParallel(module, group, optimizer=used), optimizer
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:

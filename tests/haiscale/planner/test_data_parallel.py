@@ -127,6 +127,6 @@ def test_bounds_hold(kind: str) -> None:
 def test_gradients_of_earlier_micro_batches_only_add_up() -> None:
     layers = [models.Layer(((1 << 19,),), 1.0)] * 2
     training, prices = Training(layers, 6.0, 2), ring(2, 3.0 / MEGABYTES_2)
-    for crosses, end in ((False, 10.0), (True, 10.0)):
-        program = ddp(training, prices, crosses, before_s=12.0)
+    for deferred, end in ((False, 10.0), (True, 10.0)):
+        program = ddp(training, prices, deferred, before_s=12.0)
         assert steady_s(program) == pytest.approx(12.0 + end)

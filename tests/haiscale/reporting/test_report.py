@@ -101,13 +101,13 @@ def slow_waits(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(hfreduce, "allreduce", late)
 
 
-@pytest.mark.parametrize("crosses", [False, True])
+@pytest.mark.parametrize("deferred", [False, True])
 @pytest.mark.parametrize("micro", [1, 3])
 def test_a_step_is_split_without_rest(
     start_gang: Callable[..., Any],
     store_path: str,
     monkeypatch: pytest.MonkeyPatch,
-    crosses: bool,
+    deferred: bool,
     micro: int,
 ) -> None:
     def body(rank: int, world: int) -> Any:
@@ -117,7 +117,7 @@ def test_a_step_is_split_without_rest(
         core = Net(clock)
         optimizer = SlowSGD(core.parameters(), clock)
         model = DistributedDataParallel(
-            core, optimizer=optimizer if crosses else None, broadcast_buffers=False
+            core, optimizer=optimizer if deferred else None, broadcast_buffers=False
         )
         model.facts().times.clock = clock
 
@@ -191,7 +191,7 @@ ZERO_3 = {"sharded": True, "must_gather": 300.0, "gathered_bytes": 4.0}
 def facts(**changed: Any) -> Facts:
     usual: dict[str, Any] = {
         "times": Times(), "sent": lambda: 0, "rank": 0, "world": 4, "hosts": ((0, 1), (2, 3)),
-        "crosses": False, "sharded": False, "parameter_bytes": 1000, "gradient_bytes": 1000,
+        "deferred": False, "sharded": False, "parameter_bytes": 1000, "gradient_bytes": 1000,
         "must_send": 500.0, "element_bytes": 4.0, "reductions": 30,
     }  # fmt: skip
     return Facts(**usual | changed)
@@ -202,7 +202,7 @@ def test_hidden_communication_needs_no_advice() -> None:
 
 
 def test_without_a_change_that_helps_no_heading_promises_one() -> None:
-    small = facts(crosses=True, element_bytes=8.0)
+    small = facts(deferred=True, element_bytes=8.0)
     (line,) = advise(small, step_s=1.0, exposed_s=0.055, under_way_s=0.055)
     assert "55.0 ms of each step" in line
     assert "Settings that would hide it" not in line
@@ -235,7 +235,7 @@ def test_advice_for_sharded_models_knows_what_travels() -> None:
 @pytest.mark.parametrize(
     ("changed", "there", "missing"),
     [
-        ({"crosses": True, "element_bytes": 2.0}, "int8", "optimizer="),
+        ({"deferred": True, "element_bytes": 2.0}, "int8", "optimizer="),
         ({"element_bytes": 8.0}, "no_sync", "wire="),
         ({"must_send": 0.0, "hosts": ((0, 1),)}, "no_sync", "wire="),
         (ZERO_3, "HSDP", "bucket_bytes"),

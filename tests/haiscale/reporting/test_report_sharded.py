@@ -57,12 +57,12 @@ def slow_waits(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(communication, "hfreduce", mine)
 
 
-@pytest.mark.parametrize("crosses", [False, True])
+@pytest.mark.parametrize("deferred", [False, True])
 def test_a_step_is_split_without_rest(
     start_gang: Callable[..., Any],
     store_path: str,
     monkeypatch: pytest.MonkeyPatch,
-    crosses: bool,
+    deferred: bool,
 ) -> None:
     """One unit, which is the outermost: gathered once, reduced once."""
 
@@ -74,7 +74,7 @@ def test_a_step_is_split_without_rest(
         def make(parameters: Any) -> SlowSGD:
             return SlowSGD(parameters, clock)
 
-        model = FullyShardedDataParallel(core, optimizer=make if crosses else None)
+        model = FullyShardedDataParallel(core, optimizer=make if deferred else None)
         optimizer = model.optimizer or make([*model.parameters()])
         slow_waits(monkeypatch, clock)
         model.times.clock = clock
@@ -98,9 +98,9 @@ def test_a_step_is_split_without_rest(
         assert report.exposed_s == GATHER + SCATTER + TELL
         assert report.optimizer_s == STEP
         assert report.data_s == DATA
-        away = GATHER + FORWARD + (DATA if crosses else 0.0) + SCATTER
+        away = GATHER + FORWARD + (DATA if deferred else 0.0) + SCATTER
         assert GATHER + SCATTER <= report.under_way_s <= away + BACKWARD
-        if crosses:
+        if deferred:
             assert report.under_way_s >= DATA, "what is reduced is under way while data is read"
 
 

@@ -223,8 +223,8 @@ def together(workers: Sequence[Worker], commands: Sequence[dict[str, Any]]) -> f
         Seconds from the first start to the last end.
     """
     for worker, command in zip(workers, commands, strict=True):
-        worker.tell(command)
-    answers = [worker.hear(command) for worker, command in zip(workers, commands, strict=True)]
+        worker.send(command)
+    answers = [worker.receive(command) for worker, command in zip(workers, commands, strict=True)]
     ended: float = max(answer["ended"] for answer in answers)
     began: float = min(answer["began"] for answer in answers)
     return ended - began

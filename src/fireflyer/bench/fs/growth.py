@@ -110,7 +110,7 @@ def directory(setting: Setting) -> list[Curve]:
             for number in range(20):
                 client.create_many(path, [f"more-{number}-{each}" for each in range(100)])
             made.add(count, 2000 / (time.perf_counter() - began))
-            seen.add(count, _looked(client, _named(path), count))
+            seen.add(count, _stat_rate(client, _named(path), count))
             began, times = time.perf_counter(), max(1, 2000 // count)
             for _ in range(times):
                 found = len(client.listdir(path))
@@ -126,7 +126,7 @@ def _named(path: str) -> Callable[[int], str]:
     return lambda number: f"{path}/name-{number}"
 
 
-def _looked(client: Client, name: Callable[[int], str], count: int) -> float:
+def _stat_rate(client: Client, name: Callable[[int], str], count: int) -> float:
     """Returns the stats per second of names chosen at random among `count` names."""
     random = np.random.default_rng(count)
     batches = [
@@ -208,7 +208,7 @@ def total(setting: Setting) -> list[Curve]:
                 for n in range(_REPEATS)
             )
             made.add(count, 4000 / taken)
-            seen.add(count, _looked(client, lambda n: f"/d{n // 10_000}/file-{n}", count))
+            seen.add(count, _stat_rate(client, lambda n: f"/d{n // 10_000}/file-{n}", count))
             held.add(count, files.services[0].most_resident() / (1 << 20))
     return [made, many, seen, held]
 

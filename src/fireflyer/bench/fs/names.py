@@ -140,7 +140,7 @@ def stat(setting: Setting) -> list[Row]:
             names = [f"at-{number}" for number in range(at, min(at + 1000, total))]
             client.create_many("/looked", names)
         worker = stack.enter_context(files.worker("client"))
-        candidates = {"ours": _looks(worker, "/looked", itertools.repeat("at"), total)}
+        candidates = {"ours": _stats(worker, "/looked", itertools.repeat("at"), total)}
         peers = Peers(setting, stack, ("juicefs",))
         for name, peer in peers.mounted.items():
             # The kernel would answer for names of an earlier round, so each round has its own
@@ -149,7 +149,7 @@ def stat(setting: Setting) -> list[Row]:
             for number in range(setting.spec.rounds + 1):
                 setting.say(f"{case}: files of {name}, {number + 1} of {setting.spec.rounds + 1}")
                 _make_looked(theirs, str(number), fewer)
-            candidates[name] = _looks(theirs[0], "", map(str, itertools.count()), fewer)
+            candidates[name] = _stats(theirs[0], "", map(str, itertools.count()), fewer)
         found = setting.rounds(case, candidates)
     must, aim = goals.fs("stat", "juicefs")
     rates = found.get("juicefs", [])
@@ -164,7 +164,7 @@ def _make_looked(workers: list[Worker], prefix: str, count: int) -> None:
     together(workers, shares)
 
 
-def _looks(worker: Worker, directory: str, prefixes: Iterator[str], count: int) -> Rate:
+def _stats(worker: Worker, directory: str, prefixes: Iterator[str], count: int) -> Rate:
     def run() -> float:
         command = {
             "do": "stat", "directory": directory, "prefix": next(prefixes), "count": count,

@@ -132,7 +132,7 @@ def creating(files: Files, command: Command) -> Command:
     return _timed(lambda: _in_threads(threads, work))
 
 
-def looking(files: Files, command: Command) -> Command:
+def statting(files: Files, command: Command) -> Command:
     base, batch = f"{command['directory']}/{command['prefix']}", command["batch"]
     paths = [f"{base}-{number}" for number in range(command["count"])]
 
@@ -280,7 +280,7 @@ class CommandLoop:
         if what in ("create", "open"):
             return creating(self._files, command)
         if what == "stat":
-            return looking(self._files, command)
+            return statting(self._files, command)
         if isinstance(self._files, Mounted):
             assert what == "read"
             mounted = self._files

@@ -87,11 +87,11 @@ class CommandProcess:
                 error.
             DeadlineExceeded: there was no answer in time.
         """
-        self.tell(command)
-        return self.hear(command, seconds)
+        self.send(command)
+        return self.receive(command, seconds)
 
-    def tell(self, command: dict[str, Any]) -> None:
-        """Sends a command; `hear` must follow. Raises PeerLost if the process has ended."""
+    def send(self, command: dict[str, Any]) -> None:
+        """Sends a command; `receive` must follow. Raises PeerLost if the process has ended."""
         pipe = self._process.stdin
         assert pipe is not None
         try:
@@ -100,8 +100,8 @@ class CommandProcess:
         except BrokenPipeError:
             raise PeerLost(f"peer {self.name} ended") from None
 
-    def hear(self, command: dict[str, Any], seconds: float = ANSWER_S) -> dict[str, Any]:
-        """Returns the answer to the command that `tell` sent; raises the errors of `ask`."""
+    def receive(self, command: dict[str, Any], seconds: float = ANSWER_S) -> dict[str, Any]:
+        """Returns the answer to the command that `send` sent; raises the errors of `ask`."""
         out = self._process.stdout
         assert out is not None
         deadline = time.monotonic() + seconds

@@ -112,10 +112,10 @@ def _torch_ddp(session: Session, work: Workload) -> Trainer:
     return _trainer(model, work, work.optimizer(work.module.parameters()), _nothing)
 
 
-def _ours(crosses: bool, wire: str | None = None) -> Callable[[Session, Workload], Trainer]:
+def _ours(deferred: bool, wire: str | None = None) -> Callable[[Session, Workload], Trainer]:
     def build(_session: Session, work: Workload) -> Trainer:
         optimizer = work.optimizer(work.module.parameters())
-        given: Any = optimizer if crosses else None
+        given: Any = optimizer if deferred else None
         model = DistributedDataParallel(work.module, optimizer=given, wire=wire)
         return _trainer(model, work, optimizer, model.settle)
 
@@ -149,12 +149,14 @@ def _gloo_rows() -> DeviceMesh:
     return DeviceMesh.from_group(mine, "cpu", mesh=rows, mesh_dim_names=("replicate", "shard"))
 
 
-def _our_fsdp(crosses: bool = True, hybrid: bool = False, **options: Any) -> Callable[..., Trainer]:
+def _our_fsdp(
+    deferred: bool = True, hybrid: bool = False, **options: Any
+) -> Callable[..., Trainer]:
     def build(_session: Session, work: Workload) -> Trainer:
         units = set(work.units)
         model = FullyShardedDataParallel(
             work.module,
-            optimizer=work.optimizer if crosses else None,
+            optimizer=work.optimizer if deferred else None,
             auto_wrap_policy=partial(lambda_auto_wrap_policy, lambda_fn=units.__contains__),
             mesh=hybrid_mesh() if hybrid else None,
             **options,
@@ -171,14 +173,14 @@ _DDP, _FSDP = partial(Candidate, family="ddp"), partial(Candidate, family="fsdp"
 CANDIDATES: dict[str, Candidate] = {
     LOCAL: Candidate(_local, family=""),
     TORCH_DDP: _DDP(_torch_ddp),
-    "ddp, synchronous": _DDP(_ours(crosses=False), peer=TORCH_DDP),
-    "ddp": _DDP(_ours(crosses=True), peer=TORCH_DDP),
-    "ddp, bf16": _DDP(_ours(crosses=True, wire="bf16"), peer=TORCH_DDP, wire_bytes=WIRES["bf16"]),
-    "ddp, int8": _DDP(_ours(crosses=True, wire="int8"), peer=TORCH_DDP, wire_bytes=WIRES["int8"]),
+    "ddp, synchronous": _DDP(_ours(deferred=False), peer=TORCH_DDP),
+    "ddp": _DDP(_ours(deferred=True), peer=TORCH_DDP),
+    "ddp, bf16": _DDP(_ours(deferred=True, wire="bf16"), peer=TORCH_DDP, wire_bytes=WIRES["bf16"]),
+    "ddp, int8": _DDP(_ours(deferred=True, wire="int8"), peer=TORCH_DDP, wire_bytes=WIRES["int8"]),
     FSDP2: _FSDP(_torch_fsdp(reshard=None), moves=gathered_twice),
     FSDP2_ZERO_2: _FSDP(_torch_fsdp(reshard=False)),
     FSDP2_HSDP: _FSDP(_torch_fsdp(reshard=None, hybrid=True), hybrid=True),
-    "ZeRO-3, synchronous": _FSDP(_our_fsdp(crosses=False), peer=FSDP2, moves=gathered_twice),
+    "ZeRO-3, synchronous": _FSDP(_our_fsdp(deferred=False), peer=FSDP2, moves=gathered_twice),
     "ZeRO-3": _FSDP(_our_fsdp(), peer=FSDP2, moves=gathered_twice),
     "ZeRO-2": _FSDP(_our_fsdp(reshard_after_forward=False), peer=FSDP2_ZERO_2),
     "ZeRO-3, bf16 both ways": _FSDP(

@@ -67,11 +67,11 @@ def _is_gone(catalog: Catalog, generation: Generation) -> bool:
 
 def _summary(catalog: Catalog, generation: Generation) -> Summary | None:
     """Returns a checkpoint's summary; None if the checkpoint was removed meanwhile."""
-    found = _looked_at(catalog, generation)
+    found = _inspected(catalog, generation)
     return None if found.state != "whole" and _is_gone(catalog, generation) else found
 
 
-def _looked_at(catalog: Catalog, generation: Generation) -> Summary:
+def _inspected(catalog: Catalog, generation: Generation) -> Summary:
     found = Summary(
         step=generation.step, epoch=generation.epoch, number=generation.number, state="whole"
     )

@@ -56,7 +56,7 @@ class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
             directory, every=every, keep=keep, memory=memory, should_suspend=should_suspend
         )
         self._on_suspend = on_suspend
-        self._looked_at = self._held = -1
+        self._checked_step = self._held = -1
         self._due = self._stops = False
         self._mid_epoch = False
         self._rng: dict[str, Any] | None = None
@@ -85,14 +85,14 @@ class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
             rng.restore(self._rng)
         self._rng = None
         self._stops = False
-        self._looked_at = self._held = trainer.global_step
+        self._checked_step = self._held = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step == self._looked_at:
+        if trainer.global_step == self._checked_step:
             return  # gradients are being accumulated, and no checkpoint holds these
-        self._looked_at = trainer.global_step
+        self._checked_step = trainer.global_step
         # After a fit stops within an epoch, Lightning counts that epoch as finished; so save
         # before.
         stops = trainer.global_step == trainer.max_steps or (

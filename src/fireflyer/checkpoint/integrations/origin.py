@@ -17,22 +17,22 @@ _KEYS = {
 """Minimum keys of the state that each integration saves, by module name."""
 
 
-def check_origin(state: Any, face: str) -> None:
+def check_origin(state: Any, integration: str) -> None:
     """Checks that a state was saved by an integration.
 
     Args:
-        face: the name of the integration's module.
+        integration: the name of the integration's module.
 
         Raises:
         CheckpointError: if another module saved the state; the error names that module.
     """
-    if not _has(state, face):
+    if not _has(state, integration):
         others = (f"by {other}" for other in _KEYS if _has(state, other))
         saver = next(others, "by a CheckpointManager of its own, with another state")
         raise CheckpointError(
-            f"{face} cannot load the checkpoint: it was saved {saver}; use a directory of its own"
+            f"{integration} cannot load the checkpoint: it was saved {saver}; use a directory of its own"
         )
 
 
-def _has(state: Any, face: str) -> bool:
-    return isinstance(state, dict) and _KEYS[face] <= set(state)
+def _has(state: Any, integration: str) -> bool:
+    return isinstance(state, dict) and _KEYS[integration] <= set(state)

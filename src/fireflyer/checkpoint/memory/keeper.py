@@ -54,7 +54,7 @@ class _PlaceReplicas:
     """State of one place: its replica table, and the memory of the replicas."""
 
     def __init__(self) -> None:
-        self.shelf = ReplicaTable()
+        self.table = ReplicaTable()
         self.stall_s = wire.STALL_S
         self.replicas: dict[tuple[Stamp, int], _Replica] = {}
         self.manifests: dict[Stamp, bytes] = {}
@@ -77,7 +77,7 @@ class Keeper:
         self._listener = listener
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._rooms: dict[str, _PlaceReplicas] = {}
+        self._places: dict[str, _PlaceReplicas] = {}
         self._keys: dict[bytes, tuple[bytes, str]] = {}
         self._ports: dict[str, int] = {}
         self._unproven = threading.BoundedSemaphore(UNPROVEN_CONNECTIONS)
@@ -131,22 +131,22 @@ class Keeper:
             wire.send(sock, wire.Refused("CheckpointError", f"this keeper speaks {wire.VERSION}"))
             return
         try:
-            room, port = self._join(join)
+            place, port = self._join(join)
         except (FireflyerError, OSError) as error:
             wire.send(sock, _refusal(error))
             return
         with self._lock:
-            inventory = room.shelf.inventory()
+            inventory = place.table.inventory()
         wire.send(sock, wire.Joined(port, inventory))
-        self._serve(sock, room, passes_memory=True)
+        self._serve(sock, place, passes_memory=True)
 
     def _join(self, join: wire.Join) -> tuple[_PlaceReplicas, int]:
         with self._lock:
-            room = self._rooms.setdefault(join.place, _PlaceReplicas())
-            room.shelf.raise_fence(join.epoch)
-            available = _available_bytes() // join.share + room.shelf.used_bytes
-            room.stall_s = join.stall_s
-            room.shelf.limit_bytes = join.limit_bytes or available // 2
+            place = self._places.setdefault(join.place, _PlaceReplicas())
+            place.table.raise_fence(join.epoch)
+            available = _available_bytes() // join.share + place.table.used_bytes
+            place.stall_s = join.stall_s
+            place.table.limit_bytes = join.limit_bytes or available // 2
             name = wire.key_name(join.key)
             self._keys.pop(name, None)
             self._keys[name] = (join.key, join.place)
@@ -156,7 +156,7 @@ class Keeper:
                 listener = socket.create_server((join.address, 0), backlog=256)
                 self._ports[join.address] = listener.getsockname()[1]
                 threading.Thread(target=self._listen, args=(listener,), daemon=True).start()
-            return room, self._ports[join.address]
+            return place, self._ports[join.address]
 
     def _listen(self, listener: socket.socket) -> None:
         while True:
@@ -175,19 +175,19 @@ class Keeper:
         if key is None:
             return
         with self._lock:
-            room = self._rooms[self._keys[wire.key_name(key)][1]]
+            place = self._places[self._keys[wire.key_name(key)][1]]
         keep_alive(sock)
-        self._serve(sock, room, passes_memory=False)
+        self._serve(sock, place, passes_memory=False)
 
     def _key(self, name: bytes) -> bytes | None:
         with self._lock:
             return self._keys.get(name, (None, ""))[0]
 
-    def _serve(self, sock: socket.socket, room: _PlaceReplicas, passes_memory: bool) -> None:
+    def _serve(self, sock: socket.socket, place: _PlaceReplicas, passes_memory: bool) -> None:
         """Answers requests until the rank disconnects."""
-        while (request := _next_request(sock, room.stall_s)) is not None:
+        while (request := _next_request(sock, place.stall_s)) is not None:
             try:
-                self._answer(sock, room, request, passes_memory)
+                self._answer(sock, place, request, passes_memory)
             except FireflyerError as error:
                 if type(error).__name__ not in wire.ERRORS:
                     raise  # a wire error: this connection is over
@@ -196,30 +196,30 @@ class Keeper:
     # -- requests ----------------------------------------------------------------------------------
 
     def _answer(
-        self, sock: socket.socket, room: _PlaceReplicas, request: wire.Request, passes_memory: bool
+        self, sock: socket.socket, place: _PlaceReplicas, request: wire.Request, passes_memory: bool
     ) -> None:
         body = wire.receive_body(sock)
-        shelf = room.shelf
+        table = place.table
         match request:
             case wire.Put():
-                self._put(sock, room, request, passes_memory)
+                self._put(sock, place, request, passes_memory)
             case wire.Find() | wire.Read():
-                self._show(sock, room, request, passes_memory)
+                self._show(sock, place, request, passes_memory)
             case wire.Gather():
-                parts = self._gather(room, request)
+                parts = self._gather(place, request)
                 wire.send(sock, wire.Done(len(parts)))
                 for part in parts:
                     wire.send(sock, wire.Done(), part)
             case wire.Await():
-                self._await(room, request)
+                self._await(place, request)
                 wire.send(sock, wire.Done())
             case wire.Look():
                 with self._lock:
-                    inventory = shelf.inventory()
+                    inventory = table.inventory()
                 wire.send(sock, wire.Holds(inventory))
             case wire.FetchManifest():
                 with self._lock:
-                    manifest = room.manifests.get(request.stamp)
+                    manifest = place.manifests.get(request.stamp)
                 if manifest is None:
                     raise StorageError(f"no manifest of step {request.stamp.step} is held here")
                 wire.send(sock, wire.Done(), manifest)
@@ -227,77 +227,77 @@ class Keeper:
                 raise CheckpointError("this connection has already joined")
             case _:
                 with self._lock:
-                    self._change(room, request, body)
+                    self._change(place, request, body)
                     self._changed.notify_all()
                 wire.send(sock, wire.Done())
 
     def _change(
         self,
-        room: _PlaceReplicas,
+        place: _PlaceReplicas,
         request: wire.Place | wire.Commit | wire.Abort | wire.Settle | wire.Fence,
         body: bytes,
     ) -> None:
         """Applies a request that changes the replica table. REQUIRES: the lock is held."""
-        shelf = room.shelf
+        table = place.table
         match request:
             case wire.Place(stamp, world, rank, error):
-                shelf.place(stamp, world, rank, error)
-                room.parts.setdefault(stamp, {})[rank] = body
+                table.place(stamp, world, rank, error)
+                place.parts.setdefault(stamp, {})[rank] = body
             case wire.Commit(stamp, world):
-                room.free(shelf.commit(stamp, world))
-                if shelf.newest() == stamp:
-                    room.manifests[stamp] = body
-                    room.parts.pop(stamp, None)
+                place.free(table.commit(stamp, world))
+                if table.newest() == stamp:
+                    place.manifests[stamp] = body
+                    place.parts.pop(stamp, None)
             case wire.Settle(stamp, world):
-                room.free(shelf.settle(stamp, world))
-                if stamp is not None and shelf.newest() == stamp:
-                    room.manifests[stamp] = body
+                place.free(table.settle(stamp, world))
+                if stamp is not None and table.newest() == stamp:
+                    place.manifests[stamp] = body
             case wire.Abort(stamp):
-                room.free(shelf.abort(stamp))
+                place.free(table.abort(stamp))
             case wire.Fence(epoch):
-                shelf.raise_fence(epoch)
+                table.raise_fence(epoch)
 
     def _put(
-        self, sock: socket.socket, room: _PlaceReplicas, put: wire.Put, passes_memory: bool
+        self, sock: socket.socket, place: _PlaceReplicas, put: wire.Put, passes_memory: bool
     ) -> None:
         wire.check_blocks(put.blocks, put.size)
-        shelf, key = room.shelf, (put.stamp, put.rank)
+        table, key = place.table, (put.stamp, put.rank)
         with self._lock:
-            room.free(shelf.reserve(*key, put.size))
-            room.replicas.pop(key, None)
+            place.free(table.reserve(*key, put.size))
+            place.replicas.pop(key, None)
         try:
             wire.send(sock, wire.Done())
             memory = Memory.received(sock) if passes_memory else _receive_memory(sock, put.size)
             memory.require(put.size)
             wire.verify(memory.view(put.size), put.blocks, f"the replica of rank {put.rank}")
             with self._lock:
-                shelf.hold(put.stamp, put.world, put.rank)
-                room.replicas[key] = _Replica(memory, put.size)
+                table.hold(put.stamp, put.world, put.rank)
+                place.replicas[key] = _Replica(memory, put.size)
         finally:
             with self._lock:
-                shelf.release(*key)
+                table.release(*key)
         wire.send(sock, wire.Done())
 
-    def _gather(self, room: _PlaceReplicas, gather: wire.Gather) -> list[bytes]:
+    def _gather(self, place: _PlaceReplicas, gather: wire.Gather) -> list[bytes]:
         """Waits until all data is in place; returns the parts by rank."""
         stamp = gather.stamp
         with self._changed:
             self._changed.wait_for(
-                lambda: not room.shelf.missing(stamp, gather.world), gather.timeout_s
+                lambda: not place.table.missing(stamp, gather.world), gather.timeout_s
             )
-            if missing := room.shelf.missing(stamp, gather.world):
+            if missing := place.table.missing(stamp, gather.world):
                 names = ", ".join(map(str, missing))
                 raise DeadlineExceeded(
                     f"no replica from rank(s) {names} within {gather.timeout_s:.3g} s"
                 )
-            return [part for _, part in sorted(room.parts[stamp].items())]
+            return [part for _, part in sorted(place.parts[stamp].items())]
 
-    def _await(self, room: _PlaceReplicas, wait: wire.Await) -> None:
+    def _await(self, place: _PlaceReplicas, wait: wire.Await) -> None:
         with self._changed:
             self._changed.wait_for(
-                lambda: room.shelf.decided(wait.stamp) is not None, wait.timeout_s
+                lambda: place.table.decided(wait.stamp) is not None, wait.timeout_s
             )
-            decided = room.shelf.decided(wait.stamp)
+            decided = place.table.decided(wait.stamp)
         if decided is None:
             raise DeadlineExceeded(f"rank 0 did not commit it within {wait.timeout_s:.3g} s")
         if not decided:
@@ -306,12 +306,12 @@ class Keeper:
     def _show(
         self,
         sock: socket.socket,
-        room: _PlaceReplicas,
+        place: _PlaceReplicas,
         request: wire.Find | wire.Read,
         passes_memory: bool,
     ) -> None:
         with self._lock:
-            replica = room.replicas.get((request.stamp, request.rank))
+            replica = place.replicas.get((request.stamp, request.rank))
         if replica is None:
             raise StorageError(
                 f"no replica of rank {request.rank} of step {request.stamp.step} is held here"

@@ -55,7 +55,7 @@ class KeeperLink:
         self._stall_s = stall_s
         self.end = math.inf
         """Caller's deadline, by time.monotonic."""
-        self.silent = False
+        self.unresponsive = False
         """True if the link was closed because the keeper did not answer."""
         weakref.finalize(self, sock.close)  # also works in a reference cycle
         self._who = who
@@ -64,16 +64,16 @@ class KeeperLink:
 
     @classmethod
     def local(
-        cls, sock: socket.socket, join: wire.Join, patience_s: float | None = None
+        cls, sock: socket.socket, join: wire.Join, wait_s: float | None = None
     ) -> tuple["KeeperLink", int, Inventory]:
         """Joins over a connected Unix socket; returns link, keeper's port and inventory.
 
         Args:
-            patience_s: timeout of the answer; None: as for any other answer.
+            wait_s: timeout of the answer; None: as for any other answer.
         """
         link = cls(sock, "this node's keeper", passes_memory=True, stall_s=join.stall_s)
         try:
-            joined = link._ask(join, wire.Joined, patience_s=patience_s)
+            joined = link._ask(join, wire.Joined, wait_s=wait_s)
         except BaseException:
             link.close()
             raise
@@ -153,13 +153,13 @@ class KeeperLink:
         """Waits at rank 0's keeper until all ranks have placed their data; returns their manifest
         parts."""
         gather = wire.Gather(stamp, world, timeout_s)
-        count = self._ask(gather, wire.Done, patience_s=timeout_s + self._stall_s).parts
+        count = self._ask(gather, wire.Done, wait_s=timeout_s + self._stall_s).parts
         with self._wire():
             return [self._reply(wire.Done)[1] for _ in range(count)]
 
     def await_commit(self, stamp: Stamp, timeout_s: float) -> None:
         """Waits for the commit of the save at the rank's own keeper, which holds its data."""
-        self._ask(wire.Await(stamp, timeout_s), wire.Done, patience_s=timeout_s + self._stall_s)
+        self._ask(wire.Await(stamp, timeout_s), wire.Done, wait_s=timeout_s + self._stall_s)
 
     def look(self) -> Inventory:
         return self._ask(wire.Look(), wire.Holds).inventory
@@ -191,11 +191,11 @@ class KeeperLink:
         message: wire.Request,
         kind: type[R],
         body: bytes = b"",
-        patience_s: float | None = None,
+        wait_s: float | None = None,
     ) -> R:
         if self.end <= time.monotonic():
             raise DeadlineExceeded(f"no time is left for {self._who}")
-        with self._wire(patience_s):
+        with self._wire(wait_s):
             wire.send(self._sock, message, body)
             return self._reply(kind)[0]
 
@@ -208,28 +208,28 @@ class KeeperLink:
             raise ProtocolMismatch(f"{self._who} answered with {type(reply).__name__}")
         return reply, body
 
-    def _arm(self, patience_s: float) -> None:
+    def _arm(self, wait_s: float) -> None:
         """Sets the timeout of each later wait.
 
         Raises:
             TimeoutError: if the caller's deadline has passed.
         """
-        left_s = min(patience_s, self.end - time.monotonic())
+        left_s = min(wait_s, self.end - time.monotonic())
         if left_s <= 0:
             raise TimeoutError
         self._sock.settimeout(left_s)
 
     @contextlib.contextmanager
-    def _wire(self, patience_s: float | None = None) -> Iterator[None]:
-        """Closes the connection if it breaks or blocks the caller for longer than `patience_s`."""
+    def _wire(self, wait_s: float | None = None) -> Iterator[None]:
+        """Closes the connection if it breaks or blocks the caller for longer than `wait_s`."""
         try:
-            self._arm(self._stall_s if patience_s is None else patience_s)
+            self._arm(self._stall_s if wait_s is None else wait_s)
             yield
         except (PeerLost, ProtocolMismatch):
             self.close()
             raise
         except TimeoutError as error:
-            self.silent = True
+            self.unresponsive = True
             self.close()
             raise DeadlineExceeded(f"{self._who} did not answer in time") from error
         except StorageError:  # the keeper's error, perhaps an OSError; the connection still works

@@ -249,7 +249,7 @@ class Copies:
             self._found = None
 
     @contextmanager
-    def glimpsed(self) -> Iterator[list[Catalog]]:
+    def opened_locally(self) -> Iterator[list[Catalog]]:
         """Yields the same as `opened`, but from this rank's knowledge alone; not collective."""
         tier, found = self._tier, self._complete
         storage = None if tier is None or found is None else _open(tier, found)

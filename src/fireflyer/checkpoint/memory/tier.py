@@ -87,7 +87,7 @@ class _KeeperConnections:
         loss the node's next keeper is empty."""
         self.end = math.inf
         """Deadline of the operation in progress, by time.monotonic."""
-        self.silent: set[int] = set()
+        self.unresponsive: set[int] = set()
         self._stall_s = stall_s
         self._states = states
         self._key = key
@@ -108,9 +108,9 @@ class _KeeperConnections:
             PeerLost, DeadlineExceeded, ProtocolMismatch: if the keeper cannot be reached.
         """
         link = self._links.get(node)
-        if link is not None and link.silent:
-            self.silent.add(node)
-        if node in self.silent:
+        if link is not None and link.unresponsive:
+            self.unresponsive.add(node)
+        if node in self.unresponsive:
             raise PeerLost(f"the keeper of node {node} does not answer")
         if link is None or link.closed:
             if node == self._node:
@@ -128,12 +128,12 @@ class _KeeperConnections:
                 state.address, state.port, self._key, stall_s=self._stall_s, end=self.end
             )
         except DeadlineExceeded:
-            self.silent.add(node)
+            self.unresponsive.add(node)
             raise
 
-    def fell_silent(self) -> set[int]:
+    def all_unresponsive(self) -> set[int]:
         """Returns the nodes whose keepers did not answer."""
-        return self.silent | {node for node, link in self._links.items() if link.silent}
+        return self.unresponsive | {node for node, link in self._links.items() if link.unresponsive}
 
     def close(self) -> None:
         for link in self._links.values():
@@ -188,7 +188,7 @@ class MemoryTier:
         self._deadline_s = deadline_s
         self._start_s = start_s
         self._lines: _KeeperConnections | None = None
-        self._silent: dict[str, KeeperProbe] = {}
+        self._unresponsive: dict[str, KeeperProbe] = {}
         """Probes of the keepers that did not answer and have not recovered, by node."""
         self._joined = False
         """True if all ranks completed the last `join`; otherwise nothing is replicated."""
@@ -225,8 +225,8 @@ class MemoryTier:
         self._ranks_node = [self._nodes.index(name) for name in names]
         machine = [a.node for a in arrivals if a.machine == mine.machine]
         self._share = len(set(machine))
-        for name in [name for name in self._silent if name not in self._nodes]:
-            self._silent.pop(name).close()
+        for name in [name for name in self._unresponsive if name not in self._nodes]:
+            self._unresponsive.pop(name).close()
         own, state = self._take_state()
         states = self._exchange(state, _KeeperState)
         self._states = [states[self._ranks_node.index(node)] for node in range(len(self._nodes))]
@@ -247,10 +247,10 @@ class MemoryTier:
             self._warn(errors[0])
 
     def _take_state(self) -> tuple[KeeperLink | None, _KeeperState]:
-        for name in [name for name, probe in self._silent.items() if probe.answered()]:
-            self._silent.pop(name).close()
-        if self._silent:
-            names = ", ".join(sorted(self._silent))
+        for name in [name for name, probe in self._unresponsive.items() if probe.answered()]:
+            self._unresponsive.pop(name).close()
+        if self._unresponsive:
+            names = ", ".join(sorted(self._unresponsive))
             return None, _KeeperState(error=f"the keeper of {names} does not answer")
         try:
             link, address, port, inventory = self._join_own(max(self._deadline_s, self._start_s))
@@ -263,11 +263,11 @@ class MemoryTier:
         return link, _KeeperState(address, port, inventory)
 
     def _ask_later(self, name: str, probe: KeeperProbe) -> None:
-        if name not in self._silent:
-            self._silent[name] = probe
+        if name not in self._unresponsive:
+            self._unresponsive[name] = probe
             probe.answered()  # sends the question
 
-    def _join_own(self, patience_s: float) -> tuple[KeeperLink, str, int, Inventory]:
+    def _join_own(self, wait_s: float) -> tuple[KeeperLink, str, int, Inventory]:
         address = interface_address(os.environ.get("MASTER_ADDR", "127.0.0.1"))
         join = wire.Join(
             version=wire.VERSION,
@@ -280,7 +280,7 @@ class MemoryTier:
             stall_s=self._deadline_s,
         )
         sock = connect_local(self._place, self._nodes[self._node], self._linger_s)
-        link, port, inventory = KeeperLink.local(sock, join, patience_s)
+        link, port, inventory = KeeperLink.local(sock, join, wait_s)
         return link, address, port, inventory
 
     def _settle(self, found: Complete | None) -> str:
@@ -306,12 +306,12 @@ class MemoryTier:
     def close(self) -> None:
         """Closes the links to the keepers, which keep their replicas."""
         if self._lines is not None:
-            self._remember_silent(self._lines)
+            self._probe_unresponsive(self._lines)
             self._lines.close()
         self._lines = None
 
-    def _remember_silent(self, lines: _KeeperConnections) -> None:
-        for node in lines.fell_silent():
+    def _probe_unresponsive(self, lines: _KeeperConnections) -> None:
+        for node in lines.all_unresponsive():
             name, state = self._nodes[node], self._states[node]
             if node == self._node:
                 self._ask_later(name, local_probe(self._place, name))
@@ -334,7 +334,7 @@ class MemoryTier:
             yield
         finally:
             lines.end = math.inf
-            self._remember_silent(lines)
+            self._probe_unresponsive(lines)
 
     # -- saving ------------------------------------------------------------------------------------
 

@@ -110,7 +110,7 @@ class Elastic:
             file that FIREFLYER_DOORS names.
 
     Attributes:
-        weighing: weights of the step; the wrapper scales gradients by them.
+        sample_weights: weights of the step; the wrapper scales gradients by them.
         permit: decides which part of a partitioned network may continue; None: the part with more
             than half of the ranks, or with half of them and the lowest rank.
         fenced: functions called with the new generation after each reform, before other work
@@ -134,8 +134,8 @@ class Elastic:
         redivide: Callable[[int, int], object] | None = None,
         members_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.weighing = SampleWeights(group)
-        self.weighing.reset(lambda: group.newcomers_wait)
+        self.sample_weights = SampleWeights(group)
+        self.sample_weights.reset(lambda: group.newcomers_wait)
         self.permit: Permit | None = None
         self.fenced: list[Callable[[int], None]] = []
         self.begun: list[Callable[[int, int], None]] = []
@@ -174,7 +174,7 @@ class Elastic:
         """True if no rank is known to be lost; otherwise the next step reforms the group."""
         return not self._is_loss(self._group.errored())
 
-    def carry(self, *things: Stateful) -> None:
+    def carry(self, *objects: Stateful) -> None:
         """Registers state that is restored with an undone step and sent to newcomers.
 
         Examples are loaders, schedulers and scalers. All ranks register the same objects in the
@@ -185,9 +185,9 @@ class Elastic:
         """
         if self._inside or self._progress > 0:
             raise ConfigError("call elastic.carry() before the first step")
-        for thing in things:
-            describe(thing.state_dict())
-        self._carried += things
+        for each in objects:
+            describe(each.state_dict())
+        self._carried += objects
 
     @contextlib.contextmanager
     def step(self, weight: int | None = None) -> Iterator[SampleWeights]:
@@ -214,12 +214,12 @@ class Elastic:
         self._entered += 1
         for tell in self.begun:
             tell(self.generation, self._entered)
-        self.weighing.weight = 1 if weight is None else weight
+        self.sample_weights.weight = 1 if weight is None else weight
         self._wrapper.keep()
-        self._kept = [copy.deepcopy(thing.state_dict()) for thing in self._carried]
+        self._kept = [copy.deepcopy(each.state_dict()) for each in self._carried]
         self._inside = self._runs = True
         try:
-            yield self.weighing
+            yield self.sample_weights
         except Exception as error:
             self._runs = False
             if not self._is_loss(error):
@@ -255,8 +255,8 @@ class Elastic:
 
     def _take_back(self) -> None:
         self._wrapper.void()
-        for thing, state in zip(self._carried, self._kept, strict=True):
-            thing.load_state_dict(state)
+        for each, state in zip(self._carried, self._kept, strict=True):
+            each.load_state_dict(state)
 
     def _is_loss(self, error: BaseException | None) -> bool:
         """Returns True if a new membership repairs the error."""
@@ -275,7 +275,7 @@ class Elastic:
             self._form(reform=False)
         elif self._is_loss(self._group.errored()):
             self._form()
-        elif self.weighing.newcomers:
+        elif self.sample_weights.newcomers:
             try:
                 dist.barrier(self._group)  # so that no rank waits in vain for another
             except (CollectiveError, WireError) as error:
@@ -316,7 +316,7 @@ class Elastic:
             quorum = (self._group.size() - refused) // 2 + 1  # refused ranks have no vote
 
     def _begin_generation(self) -> None:
-        self.weighing.reset(lambda: self._group.newcomers_wait)
+        self.sample_weights.reset(lambda: self._group.newcomers_wait)
         self._wrapper.reformed()
         self._entered = 0
         rank, world = self._group.rank(), self._group.size()
@@ -396,7 +396,7 @@ class Elastic:
 
     def _described(self) -> list[str]:
         groups = [len(group["params"]) for group in self._optimizer.param_groups]
-        carried = [type(thing).__name__ for thing in self._carried]
+        carried = [type(each).__name__ for each in self._carried]
         return [
             *self._wrapper.described(),
             f"optimizer {type(self._optimizer).__name__} {groups}",
@@ -421,10 +421,10 @@ class Elastic:
         if min(progress) == progress[leader]:
             put()
             return
-        states = [thing.state_dict() for thing in self._carried] if leads else None
+        states = [each.state_dict() for each in self._carried] if leads else None
         carried = share(states, leader, self._group, takes=behind)
         put()
         if behind:
-            for thing, state in zip(self._carried, carried, strict=True):
-                thing.load_state_dict(state)
+            for each, state in zip(self._carried, carried, strict=True):
+                each.load_state_dict(state)
             self._steps = steps

@@ -98,7 +98,7 @@ class Reducer:
         times: times to which the reducer adds.
         leaving: agreement on leaving; one byte of the mask is for it. The reducer calls `learn`
             when all ranks have read the same masks.
-        weighing: weights of ranks with unequal parts of a batch; also part of the mask.
+        sample_weights: weights of ranks with unequal parts of a batch; also part of the mask.
 
     Attributes:
         replaced: True if the parameters have another reducer.
@@ -111,7 +111,7 @@ class Reducer:
         options: Options,
         times: Times,
         leaving: SuspendVote,
-        weighing: SampleWeights | None = None,
+        sample_weights: SampleWeights | None = None,
     ) -> None:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
@@ -122,8 +122,8 @@ class Reducer:
         self.in_backward = False
         self._observed: list[int] | None = []  # None after the buckets are laid out anew
         self._used = bytearray(len(named))  # parameters that this backward reached here
-        self._leaving, self._weighing = leaving, weighing
-        self._tail = MaskTail(leaving, weighing)
+        self._leaving, self._sample_weights = leaving, sample_weights
+        self._tail = MaskTail(leaving, sample_weights)
         self._mask = hfreduce.empty(len(named) + self._tail.size, dtype=torch.uint8)
         self._mask_work: dist.Work | None = None
         self._reached: list[int] = []  # parameters that this backward reached on any rank
@@ -139,7 +139,7 @@ class Reducer:
             for index, parameter in enumerate(self.parameters)
         ]
 
-    def cross(
+    def start_deferring(
         self, split: Callable[[Callable[[], None], Callable[[], None]], SplitOptimizer]
     ) -> None:
         """Switches to deferred mode: a first use waits for a bucket and steps the optimizer's
@@ -213,8 +213,8 @@ class Reducer:
     def _begin_backward(self) -> None:
         self.settle()
         self._leaving.learn()
-        if self._weighing is not None:
-            self._weighing.open()
+        if self._sample_weights is not None:
+            self._sample_weights.open()
         self._used[:] = bytes(len(self._used))
         if self._observed is not None:
             self._observed.clear()  # a graph can be run twice before the next forward
@@ -259,8 +259,8 @@ class Reducer:
     def _launch(self) -> None:
         bucket = self.buckets[self._next]
         self._next += 1
-        if self._weighing is not None:
-            self._weighing.scale(bucket.flat)
+        if self._sample_weights is not None:
+            self._sample_weights.scale(bucket.flat)
         if self.options.check_gradients:
             self._check(bucket)
         self._under_way.begin()
@@ -378,8 +378,8 @@ class Reducer:
             self._tail.read(told[len(self._used) :])
         bucket.works = []
         self._under_way.end()
-        if self._weighing is not None:
-            self._weighing.correct(bucket.flat)
+        if self._sample_weights is not None:
+            self._sample_weights.correct(bucket.flat)
         for position, index in enumerate(bucket.indexes):
             if self._reached[index]:
                 bucket.hand_out(position)

@@ -127,7 +127,7 @@ class Pipeline(Uncopied):
                 f"stages, the pipeline has {plan.stages}"
             )
         for part in modules:
-            if isinstance(part, DistributedDataParallel) and part._crosses:
+            if isinstance(part, DistributedDataParallel) and part._deferred:
                 raise ConfigError(
                     f"invalid module of stage {_stage(part).index}: a pipeline takes "
                     "DistributedDataParallel without optimizer="

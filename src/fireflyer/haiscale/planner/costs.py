@@ -141,7 +141,7 @@ def _exposed_s(
     prices = data_parallel.Prices(lambda count: count * byte_s, lambda count: count * byte_s / 2)
     training = data_parallel.Training([_Block((size,))] * model.layers, batch_s, 1)
     before_s = (batches - 1) * batch_s
-    program = data_parallel.ddp(training, prices, crosses=False, before_s=before_s)
+    program = data_parallel.ddp(training, prices, deferred=False, before_s=before_s)
     return max(data_parallel.steady_s(program) - before_s - batch_s, 0.0)
 
 

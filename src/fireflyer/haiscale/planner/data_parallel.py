@@ -78,12 +78,12 @@ class Training:
 
 
 def ddp(
-    training: Training, prices: Prices, crosses: bool = True, before_s: float = 0.0
+    training: Training, prices: Prices, deferred: bool = True, before_s: float = 0.0
 ) -> Iterator[Instruction]:
     """Yields the program of DDP: buckets start in the order of backward.
 
     Args:
-        crosses: True: the next forward waits for the buckets, and the bucket started last has the
+        deferred: True: the next forward waits for the buckets, and the bucket started last has the
             highest priority. False: the end of backward waits for all buckets.
         before_s: seconds of the micro-batches before the last one; their gradients only add up.
     """
@@ -110,7 +110,7 @@ def ddp(
                 yield Compute(bytes_of[bucket] * prices.optimizer_byte_s)
 
         for layer, seconds in enumerate(forward_s):
-            for bucket in needs[layer] if crosses else []:
+            for bucket in needs[layer] if deferred else []:
                 yield from arrive(bucket)
             yield Compute(seconds)
         yield Compute(before_s)
@@ -120,8 +120,8 @@ def ddp(
             for bucket in [one for one, last in enumerate(ready) if last == layer]:
                 for n, size in enumerate(pieces[bucket]):
                     seconds = prices.allreduce(size)
-                    yield Start("reduce", (step, bucket, n), seconds, bucket if crosses else 0)
-        if not crosses:
+                    yield Start("reduce", (step, bucket, n), seconds, bucket if deferred else 0)
+        if not deferred:
             for bucket in range(len(cuts)):
                 yield from (Wait((step, bucket, n)) for n, _ in enumerate(pieces[bucket]))
                 yield Compute(bytes_of[bucket] * prices.optimizer_byte_s)
@@ -228,7 +228,7 @@ def fsdp(training: Training, prices: Prices, reshard: bool = True) -> Iterator[I
 Program = Callable[[Training, Prices], Iterator[Instruction]]
 PROGRAMS: dict[str, Program] = {
     "ddp": ddp,
-    "ddp, synchronous": lambda training, prices: ddp(training, prices, crosses=False),
+    "ddp, synchronous": lambda training, prices: ddp(training, prices, deferred=False),
     "ZeRO-3": fsdp,
     "ZeRO-2": lambda training, prices: fsdp(training, prices, reshard=False),
 }

@@ -40,7 +40,7 @@ def _proposals(
         return 1 - max(new_s, local_s) / step_s
 
     found = []
-    if not facts.crosses:
+    if not facts.deferred:
         words = "optimizer=: communication overlaps the next forward"
         found.append((gain(lasts_s), words))
     gathers = facts.must_gather / facts.must_send if facts.must_send else 0.0

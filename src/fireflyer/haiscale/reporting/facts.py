@@ -22,7 +22,7 @@ class Facts:
         sent: function that returns the number of bytes that this rank has sent to other hosts so
             far.
         hosts: ranks of each host.
-        crosses: True if communication continues into the next forward.
+        deferred: True if communication continues into the next forward.
         sharded: True if parameters are divided among ranks.
         parameter_bytes, gradient_bytes: memory that this rank keeps.
         must_send: this rank's share of the minimum that its host has to send.
@@ -37,7 +37,7 @@ class Facts:
     rank: int
     world: int
     hosts: tuple[tuple[int, ...], ...]
-    crosses: bool
+    deferred: bool
     sharded: bool
     parameter_bytes: int
     gradient_bytes: int

@@ -169,11 +169,11 @@ class Sharding:
         self._check_gradients, self._limit = check_gradients, backlog
         self._split: SplitOptimizer | None = None
         self._settings: Settings = []
-        self.weighing: SampleWeights | None = None
+        self.sample_weights: SampleWeights | None = None
         """Sample weights in elastic training, where gradients are means over samples."""
         self.take(units, channels)
 
-    def cross(self, optimizer: torch.optim.Optimizer) -> None:
+    def start_deferring(self, optimizer: torch.optim.Optimizer) -> None:
         """Switches to deferred mode: first uses wait for units and step them."""
         self._split = SplitOptimizer(optimizer, self._close_step, self.settle)
 
@@ -245,16 +245,16 @@ class Sharding:
         self.leaving.learn()
         self._issued = 0
         self._backlog.clear()
-        if self.weighing is not None:
-            self.weighing.open()
+        if self.sample_weights is not None:
+            self.sample_weights.open()
         self.in_backward = True
         Variable._execution_engine.queue_callback(self._finish)
 
     def scatter(self, unit: Unit, output: torch.Tensor, source: torch.Tensor) -> None:
         """Starts the unit's reduce-scatter; `fully_shard` then continues with `output`."""
         self._begin(unit)
-        if self.weighing is not None:
-            self.weighing.scale(source)
+        if self.sample_weights is not None:
+            self.sample_weights.scale(source)
         if self._check_gradients:
             self._check(unit, source)
         group = unit.group
@@ -281,8 +281,8 @@ class Sharding:
     def _replicate(self, unit: Unit, shard: torch.Tensor) -> None:
         if unit.group._reduce_scatter_process_group.size() == 1:
             self._begin(unit)
-            if self.weighing is not None:
-                self.weighing.scale(shard)
+            if self.sample_weights is not None:
+                self.sample_weights.scale(shard)
             work = self._channels.replicate(None, shard, self._priority(), unit.label.number)
             flight = self._take_off(unit, work)
         else:
@@ -359,7 +359,7 @@ class Sharding:
         if self._failed is not None:
             raise self._failed
         defers = self._split is not None
-        tail = MaskTail(self.leaving, self.weighing)
+        tail = MaskTail(self.leaving, self.sample_weights)
         mask = Mask(self._used, self._channels, FIRST if defers else 0, tail)
         self._used[:] = bytes(len(self._used))
         self.in_backward = False
@@ -419,8 +419,8 @@ class Sharding:
         for (number, parameter), fresh in zip(flight.trained, flight.fresh, strict=True):
             if fresh and not reached[number]:
                 parameter.grad = None
-            if self.weighing is not None and parameter.grad is not None:
-                self.weighing.correct(cast(DTensor, parameter.grad).to_local())
+            if self.sample_weights is not None and parameter.grad is not None:
+                self.sample_weights.correct(cast(DTensor, parameter.grad).to_local())
         if flight.stepping:
             self._step(flight.parameters)
 

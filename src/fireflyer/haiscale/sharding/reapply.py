@@ -149,7 +149,7 @@ def put_on_blank(
             for one in group.fsdp_params:
                 info = one._module_info
                 former = before[id(info.module), info.param_name]
-                place = _seated(one, former if id(former) in kept else None)
+                place = _resharded(one, former if id(former) in kept else None)
                 resharded[id(place.parameter)] = place
     return resharded
 
@@ -161,7 +161,7 @@ def _slots(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
                 yield part, name, parameter
 
 
-def _seated(one: Any, former: nn.Parameter | None) -> ReshardedParameter:
+def _resharded(one: Any, former: nn.Parameter | None) -> ReshardedParameter:
     parameter = former
     if parameter is None:
         nothing = torch.empty((0, *one.sharded_size[1:]), dtype=one.sharded_param.dtype)
