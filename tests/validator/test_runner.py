@@ -84,7 +84,7 @@ def test_a_check_that_hangs_is_killed_with_its_children(
 
     found = list(runner.run([check], Settings(directory=str(folder)), stop=began))
     assert [result.status for result in found] == ["passed", "not run"]
-    assert found[1].reason == "stopped during the check"
+    assert found[1].reason == "the validation was stopped during the check"
     child = int(note.read_text())
     waiting.until(
         lambda: not psutil.pid_exists(child) or _is_dead(child), lambda: "the child lives"

@@ -107,7 +107,7 @@ def test_ours_and_gloo_and_mpi_in_one_run(cache: Path) -> None:
     compared = [row for row in rows if row.peer == name]
     assert [row.case[-4:] for row in compared] == ["wall", " CPU"]
     assert all(row.ratio is not None and row.rounds == 2 for row in compared)
-    (note,) = [row for row in rows if row.peer == f"{name} has no bfloat16"]
+    (note,) = [row for row in rows if row.peer == f"{name} does not support bfloat16"]
     assert (note.peer_value, note.ratio, note.goal) == (None, None, None)
 
 

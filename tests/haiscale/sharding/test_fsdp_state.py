@@ -391,7 +391,7 @@ def test_what_is_refused(start_gang: Callable[..., Any], store_path: str) -> Non
         "0 is a scalar",
         "1 has no elements",
         "0.weight is shared by 0 and 1",
-        "0.weight is torch.float32, 1.weight of the same unit (the module) torch.float64",
+        "0.weight is torch.float32, but 1.weight of the same unit (the module) is torch.float64",
         "arguments to single units",
         "int3",
         "invalid gather_dtype 'torch.int8'",
