@@ -89,7 +89,7 @@ std::uint32_t crc32c(nb::handle data, std::uint32_t start) {
 }  // namespace
 
 NB_MODULE(_native, m) {
-  // Not a leak: torch keeps its process groups, and thus ours, to the end of the process.
+  // Not a leak: torch keeps its process groups, and the objects behind them, to the end of the process.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(translate);
   m.def("crc32", &crc32, nb::arg("data"), nb::arg("value") = 0,
@@ -99,7 +99,7 @@ NB_MODULE(_native, m) {
         nb::sig("def crc32c(data: typing_extensions.Buffer, start: int = 0) -> int"),
         "CRC32C (Castagnoli) over any contiguous buffer, continuing `start`; releases the GIL for long ones.");
   m.def("crc32c_combine", &ff::crc32c_combine, nb::arg("a"), nb::arg("b"), nb::arg("bytes_b"),
-        "The CRC32C of two pieces after each other, from theirs and the second one's length.");
+        "CRC32C of A followed by B, from the CRC32C of each and B's length in bytes.");
   ff::isa();  // an invalid FIREFLYER_ISA fails the import, not some thread later
   m.def("isa", [] { return ff::name(ff::isa()); },
         "Instruction set in use: 'base', 'v3' or 'v4' (the environment's FIREFLYER_ISA forces one).");

@@ -14,7 +14,7 @@
 
 namespace ff::signals {
 
-constexpr double kGlanceS = 0.05;  // a handler runs at most this long after its signal
+constexpr double kCheckIntervalS = 0.05;  // a handler runs at most this long after its signal
 
 inline bool in_main_thread() {
   static thread_local const bool is = ::gettid() == ::getpid();
@@ -22,7 +22,7 @@ inline bool in_main_thread() {
 }
 
 // Calls wait(seconds) until it returns true or `seconds` have passed (< 0: no limit), without the GIL. REQUIRES: the
-// GIL. Returns what the last call returned.
+// GIL. Returns the result of the last call.
 template <class Wait>
 bool wait_with_handlers(double seconds, const Wait& wait) {
   using Clock = std::chrono::steady_clock;
@@ -33,11 +33,11 @@ bool wait_with_handlers(double seconds, const Wait& wait) {
   const auto begin = Clock::now();
   for (;;) {
     const double left = seconds - std::chrono::duration<double>(Clock::now() - begin).count();
-    const bool last = seconds >= 0 && left <= kGlanceS;
+    const bool last = seconds >= 0 && left <= kCheckIntervalS;
     bool over;
     {
       const nanobind::gil_scoped_release released;
-      over = wait(last ? std::max(left, 0.0) : kGlanceS);
+      over = wait(last ? std::max(left, 0.0) : kCheckIntervalS);
     }
     if (PyErr_CheckSignals() != 0) throw nanobind::python_error();
     if (over || last) return over;

@@ -1,6 +1,7 @@
 """Fails where a docstring or comment breaks a rule of language that a program can check.
 
-A docstring begins with a verb or a noun. Processes, ranks and nodes are things, not persons.
+A docstring, also a binding's (in its stub), and a block of C++ comments begin with a verb or a noun.
+Processes, ranks and nodes are things, not persons.
 """
 
 import ast
@@ -15,6 +16,7 @@ OPENINGS = re.compile(
     r"(What|Who|Whose|Whether|Of|How|Where|When|That|Which|So many|So much|Those)\b"
 )
 PERSONS = re.compile(r"\b(whoever|somebody|nobody|whom|he|she|him|his|hers)\b", re.IGNORECASE)
+NATIVE = (".hpp", ".cpp", ".inl")
 NATIVE_COMMENT = re.compile(r"(?:^|[\s;{}])//[ /!]*(.*)$")
 
 
@@ -46,14 +48,21 @@ def python_findings(path: Path) -> Iterator[str]:
 
 
 def native_findings(path: Path) -> Iterator[str]:
+    continues = False  # the line before is a comment
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if comment := NATIVE_COMMENT.search(line):
             yield from persons(comment[1], f"{path}:{number}")
+        starts = line.lstrip().startswith("//")
+        if comment and starts and not continues and (opening := OPENINGS.match(comment[1])):
+            yield f"{path}:{number}: a comment opens with {opening[0]!r}: begin with a verb or a noun"
+        continues = starts
 
 
 def main() -> int:
-    found = [line for path in sorted(Path("src").rglob("*.py")) for line in python_findings(path)]
-    for path in sorted(Path("native").rglob("*.?pp")):
+    found: list[str] = []
+    for path in sorted([*Path("src").rglob("*.py"), *Path("src").rglob("*.pyi")]):
+        found += python_findings(path)
+    for path in sorted(path for path in Path("native").rglob("*") if path.suffix in NATIVE):
         found += native_findings(path)
     for line in found:
         print(line)

@@ -27,14 +27,15 @@ class Error : public std::runtime_error {
   Error(Code code, const std::string& message, int rank = -1)
       : std::runtime_error(message), code_(code), rank_(rank) {}
   Code code() const { return code_; }
-  int rank() const { return rank_; }  // the rank to blame: always set for Code::rank_failed and late, else optional; or -1
+  int rank() const { return rank_; }  // the rank to blame; set for Code::rank_failed and late, otherwise it may be -1
 
  private:
   Code code_;
   int rank_;
 };
 
-// "what: strerror(errno)"; ENOSPC, EDQUOT and ENOMEM become Code::no_space.
+// Throws an Error with the text "<what>: <strerror>": Code::no_space for ENOSPC, EDQUOT and ENOMEM, otherwise
+// Code::storage.
 [[noreturn]] inline void throw_errno(const std::string& what, int error = errno) {
   const bool full = error == ENOSPC || error == EDQUOT || error == ENOMEM;
   throw Error(full ? Code::no_space : Code::storage, what + ": " + std::strerror(error));

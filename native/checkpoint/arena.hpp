@@ -31,8 +31,8 @@ class Memory {
 
   char* data() const { return data_; }
   std::size_t size() const { return size_; }
-  // Pins all of it for the device, which must outlive it. A second call for a device does nothing. Thread-safe.
-  // Throws Code::collective if the device reports an error.
+  // Pins the whole memory for the device, which must outlive this object. A second call for the same device does
+  // nothing. Thread-safe. Throws Code::collective if the device reports an error.
   void pin(hfreduce::Device& device) const;
 
  private:

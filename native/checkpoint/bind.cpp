@@ -105,29 +105,30 @@ nb::ndarray<nb::numpy, bool, nb::ndim<1>> changed(const AnyCopy& copy) {
 
 void bind_device_copy(nb::module_ m) {
   nb::class_<HeldDeviceCopy>(m, "DeviceCopy",
-                             "A copy from a device into an arena that is under way. Letting it go waits for what is "
-                             "in the device's stream.")
+                             "Copy in flight from a device into an arena. Destroying it waits for the work in the "
+                             "device's stream.")
       .def(
           "wait",
           [](const HeldDeviceCopy& copy, std::optional<std::size_t> upto) { copy->wait(upto.value_or(SIZE_MAX)); },
           "upto"_a = nb::none(), GilReleased(),
-          "Returns when the pieces' bytes in [0, upto) of the arena are in place (default: all). Raises "
+          "Waits until the pieces' bytes in [0, upto) of the arena are in place (default: all). Raises "
           "CollectiveError if the device has failed, Cancelled in a forked child.")
       .def_prop_ro("staged", [](const HeldDeviceCopy& copy) { return copy->staged(); },
                    "The pieces' bytes in [0, staged) of the arena are in place.")
       .def_prop_ro("done", [](const HeldDeviceCopy& copy) { return copy->done(); },
-                   "All is in place, and no source is touched any more.")
+                   "True when all pieces are in place and no source is read any more.")
       .def(
           "changed", [](const HeldDeviceCopy& copy) { return changed(*copy); },
-          "bool[n]: which pieces differ from what the arena held before. After wait(), and only of a copy with "
-          "compare=True.");
+          "bool[n]: true for pieces that differ from the arena's previous contents. Call it after wait(), on a copy "
+          "with compare=True.");
   nb::class_<DeviceLane>(m, "DeviceLane", "A stream of a device on which copies into arenas run.")
       .def(nb::init<DeviceLane::Device&>(), "device"_a, GilReleased())
       .def("start", &start_on_device, "arena"_a, "pieces"_a, "stream"_a, "compare"_a = false, "follow"_a = false,
-           "Starts to copy pieces of the device's memory, int64[n, 3] of (address of the source, offset in the arena, "
-           "bytes), ascending by offset and disjoint, behind what is in `stream` now. The sources must stay alive and "
-           "unchanged until the copy is done. compare: the arena holds older bytes, see DeviceCopy.changed(). follow: "
-           "`stream` waits for the copy. Raises CollectiveError if the device refuses.");
+           "Starts to copy pieces of the device's memory after the current work in `stream`. `pieces`: int64[n, 3] of "
+           "(address of the source, offset in the arena, bytes), ascending by offset and disjoint. The sources must "
+           "stay alive and unchanged until the copy is done. compare: compare with the arena's contents, see "
+           "DeviceCopy.changed(). follow: `stream` waits for the copy. Raises CollectiveError if the device reports "
+           "an error.");
 }
 
 }  // namespace
@@ -136,27 +137,27 @@ void bind(nb::module_ m) {
   m.doc() = "Staging of checkpoints: the arena, and copies into it by native threads.";
   // Its destructor waits for its threads, which never take the GIL.
   nb::class_<Copy>(m, "Copy",
-                   "A copy into an arena that is under way. Letting it go leaves out what has not begun and waits "
-                   "for the rest.")
+                   "Copy in flight into an arena. Destroying it skips blocks that have not begun and waits for the "
+                   "others.")
       .def(
           "wait",
           [](Copy& copy, std::optional<std::size_t> upto, bool help) { copy.wait(upto.value_or(SIZE_MAX), help); },
           "upto"_a = nb::none(), "help"_a = true, GilReleased(),
-          "Returns when the pieces' bytes in [0, upto) of the arena are in place (default: all); copies itself "
-          "meanwhile, if `help`. Raises Cancelled in a forked child.")
+          "Waits until the pieces' bytes in [0, upto) of the arena are in place (default: all). With `help`, the "
+          "calling thread copies, too. Raises Cancelled in a forked child.")
       .def_prop_ro("staged", &Copy::staged, "The pieces' bytes in [0, staged) of the arena are in place.")
-      .def_prop_ro("done", &Copy::done, "All is in place, and no source is touched any more.")
-      .def_prop_ro("pieces_done", &Copy::pieces_done, "The first so many pieces are in place.")
+      .def_prop_ro("done", &Copy::done, "True when all pieces are in place and no source is read any more.")
+      .def_prop_ro("pieces_done", &Copy::pieces_done, "Number of leading pieces that are in place.")
       .def("changed", &changed<Copy>,
-           "bool[n]: which pieces differ from what the arena held before. After wait(), and only of a copy with "
-           "compare=True.");
-  nb::class_<Arena>(m, "Arena", "Memory kept from save to save; one thread at a time.")
+           "bool[n]: true for pieces that differ from the arena's previous contents. Call it after wait(), on a copy "
+           "with compare=True.");
+  nb::class_<Arena>(m, "Arena", "Memory kept from save to save. Only one thread at a time may use it.")
       .def(nb::init<>())
       .def("reserve", &Arena::reserve, "size"_a, GilReleased(),
-           "Makes the arena at least `size` bytes large, all pages present. Its bytes are lost when it grows; views "
-           "and copies of the old ones stay valid. Raises NoSpace where the memory is short.")
+           "Makes the arena at least `size` bytes large and populates all pages. The arena's bytes are lost when it "
+           "grows; views and copies of the old memory stay valid. Raises NoSpace if memory is short.")
       .def("memory", &view, "size"_a, nb::sig("def memory(self, size: int) -> memoryview"),
-           "The first `size` bytes, writable, page-aligned; keeps them alive.")
+           "Returns a writable, page-aligned view on the first `size` bytes, which keeps them alive.")
       .def(
           "pin",
           [](const Arena& arena, hfreduce::Device& device) {
@@ -165,17 +166,17 @@ void bind(nb::module_ m) {
             memory->pin(device);
           },
           "device"_a,
-          "Pins the memory for the device, once, until it goes: when the arena grows, or with it. Raises CollectiveError "
-          "if the device refuses.")
+          "Pins the memory for the device, until the memory is freed or replaced by a larger one. A second call does "
+          "nothing. Raises CollectiveError if the device reports an error.")
       .def_prop_ro("capacity", [](const Arena& arena) {
         const auto memory = arena.memory();
         return memory ? memory->size() : 0;
       }, "Bytes; 0 before the first reserve() and in a forked child.")
       .def("start", &start, "pieces"_a, "threads"_a = 0, "compare"_a = false, "background"_a = false,
-           "Starts to copy pieces, int64[n, 3] of (address of the source, offset in the arena, bytes), ascending by "
-           "offset and disjoint, on native threads (0: as many as cores). The sources must stay alive and unchanged "
-           "until the copy is done or let go. compare: the arena holds older bytes, see Copy.changed(). background: "
-           "one thread on idle cores, until somebody waits and helps.");
+           "Starts to copy pieces on native threads (0: one for each core). `pieces`: int64[n, 3] of (address of the "
+           "source, offset in the arena, bytes), ascending by offset and disjoint. The sources must stay alive and "
+           "unchanged until the copy is done or destroyed. compare: compare with the arena's contents, see "
+           "Copy.changed(). background: one thread on idle cores, until a caller waits with `help`.");
   bind_device_copy(m);
 }
 

@@ -25,9 +25,9 @@ class Blocks {
   const std::vector<Piece>& pieces() const { return pieces_; }
   // End of the prefix of the arena that is in place once the first `blocks` blocks are.
   std::size_t staged(std::size_t blocks) const;
-  // Number of pieces, from the first on, that are in place then.
+  // Number of leading pieces that are in place once the first `blocks` blocks are.
   std::size_t pieces_done(std::size_t blocks) const;
-  // Number of blocks, from the first on, that hold the pieces' bytes in [0, upto) of the arena.
+  // Number of leading blocks that hold the pieces' bytes in [0, upto) of the arena.
   std::size_t needed(std::size_t upto) const;
 
   // Calls part(piece, skip, bytes) for each part of a piece in the block, in order.

@@ -32,7 +32,8 @@ Copy::Copy(std::shared_ptr<const Memory> memory, std::vector<Piece> pieces, cons
       blocks_(std::move(pieces), memory_ ? memory_->size() : 0, options_.block),
       ready_(blocks_.size()) {
   if (options_.compare) changed_ = std::make_unique<std::atomic<bool>[]>(this->pieces());
-  if (blocks_.size() > 0) hire(options_.background ? 1 : std::max(2u, options_.threads) - 1, options_.background);
+  if (blocks_.size() > 0)
+    start_threads(options_.background ? 1 : std::max(2u, options_.threads) - 1, options_.background);
 }
 
 Copy::~Copy() {
@@ -47,8 +48,8 @@ Copy::~Copy() {
 }
 
 // REQUIRES: the mutex is held, or no other thread has the object yet. If a thread cannot be started, the copy uses
-// fewer; if there is none at all, this call copies everything.
-void Copy::hire(unsigned threads, bool idle) {
+// fewer threads; without any thread, this call copies everything.
+void Copy::start_threads(unsigned threads, bool idle) {
   try {
     for (unsigned i = 0; i < threads; ++i) threads_.emplace_back([this, idle] { serve(idle); });
   } catch (const std::system_error&) {
@@ -110,7 +111,8 @@ void Copy::wait(std::size_t upto, bool help) {
   if (help && next_.load(std::memory_order_relaxed) < target) {
     if (options_.background) {
       const std::lock_guard lock(mutex_);
-      if (threads_.size() < options_.threads) hire(options_.threads - static_cast<unsigned>(threads_.size()), false);
+      if (threads_.size() < options_.threads)
+        start_threads(options_.threads - static_cast<unsigned>(threads_.size()), false);
     }
     while (next_.load(std::memory_order_relaxed) < target && copy_next()) {
     }

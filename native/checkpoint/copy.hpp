@@ -43,10 +43,10 @@ class Copy {
   // Waits until all pieces' bytes in [0, upto) of the arena are in place; if `help`, the caller copies, too.
   // Throws Code::cancelled in a forked child.
   void wait(std::size_t upto, bool help);
-  // End of the prefix that is in place; the end of the last piece when done.
+  // End of the prefix of the arena that is in place; the end of the last piece when done.
   std::size_t staged() const { return blocks_.staged(prefix_.load(std::memory_order_acquire)); }
   bool done() const { return prefix_.load(std::memory_order_acquire) == blocks_.size(); }
-  // Number of pieces, from the first on, that are in place.
+  // Number of leading pieces that are in place.
   std::size_t pieces_done() const { return blocks_.pieces_done(prefix_.load(std::memory_order_acquire)); }
   // True if a piece's bytes differ from the arena's previous contents. REQUIRES: compare, and the piece is in place.
   bool changed(std::size_t piece) const { return changed_[piece].load(std::memory_order_relaxed); }
@@ -54,7 +54,7 @@ class Copy {
   bool compares() const { return options_.compare; }
 
  private:
-  void hire(unsigned threads, bool idle);
+  void start_threads(unsigned threads, bool idle);
   void serve(bool idle);
   bool copy_next();
   void copy_block(std::size_t block);
@@ -67,7 +67,7 @@ class Copy {
   const Blocks blocks_;
   std::unique_ptr<std::atomic<bool>[]> changed_;
   std::atomic<std::size_t> next_ = 0;    // next block to copy
-  std::atomic<std::size_t> prefix_ = 0;  // number of blocks in place, from the first on
+  std::atomic<std::size_t> prefix_ = 0;  // number of leading blocks in place
   std::atomic<bool> withdrawn_ = false;
   std::mutex mutex_;
   std::condition_variable reached_;

@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::size_t kWindows = 2;
 
-hfreduce::Patience patient(std::function<void()> look_around) {
-  return {0, hfreduce::Deadline(), std::move(look_around)};
+hfreduce::WaitPolicy patient(std::function<void()> check_failures) {
+  return {0, hfreduce::Deadline(), std::move(check_failures)};
 }
 
 // Keeps memory to which a failed device may still write.

@@ -3,8 +3,8 @@
 //   user's stream   compute | ready |                                            | waits for done, if it follows
 //   lane's stream                    waits for ready | block 0, arrived = 1 | block 1, arrived = 2 | done
 //
-// A copy that compares with the arena's contents cannot write there directly. Its blocks go to two windows by turns,
-// and its own thread moves them into the arena:
+// A copy that compares with the arena's contents cannot write there directly. Its blocks go to two windows in turn, and
+// a thread of the copy moves them into the arena:
 //
 //   lane's stream   waits for ready | block 0 to window 0 | block 1 to window 1 |                 | block 2 to window 0
 //   its thread                                             | compares 0, staged = 1, issues 2 | compares 1, staged = 2
@@ -40,7 +40,7 @@ class DeviceLane {
   using Device = hfreduce::Device;
 
   explicit DeviceLane(Device& device) : device_(device), stream_(device.make_stream()) {}
-  ~DeviceLane();  // work in the stream still runs
+  ~DeviceLane();  // does not end work that runs in the stream
   DeviceLane(const DeviceLane&) = delete;
   DeviceLane& operator=(const DeviceLane&) = delete;
 
@@ -63,7 +63,7 @@ class DeviceLane {
 struct DeviceCopyOptions {
   bool compare = false;  // compare with the arena's contents, see changed()
   bool follow = false;   // the user's stream waits for the copy; excludes compare
-  // Large, because copies pause during the callback at a block's end. A window has this size, too.
+  // Bytes of a block and of a window. Large, because copies pause during the callback at a block's end.
   std::size_t block = std::size_t{16} << 20;
 };
 
@@ -86,7 +86,7 @@ class DeviceCopy {
   // Waits until all pieces' bytes in [0, upto) of the arena are in place.
   // Throws Code::collective if the device has failed, Code::cancelled in a forked child.
   void wait(std::size_t upto);
-  // End of the prefix that is in place; the end of the last piece when done.
+  // End of the prefix of the arena that is in place; the end of the last piece when done.
   std::size_t staged() const { return blocks_.staged(in_place()); }
   bool done() const { return in_place() == blocks_.size(); }
   // True if a piece's bytes differ from the arena's previous contents. REQUIRES: compare, and the piece is in place.

@@ -34,7 +34,7 @@ void receive(Pool& pool, const Array<std::int32_t, 1>& ids, const Array<float, 2
   const std::size_t count = ids.size();
   require(observations.shape(0) == count && rewards.size() == count && terminated.size() == count &&
               truncated.size() == count && observations.shape(1) == static_cast<std::size_t>(pool.shape().observation),
-          "the arrays of a batch have different lengths");
+          "invalid arrays: expected one row for each id, and the pool's width of observations");
   const nb::gil_scoped_release release;
   pool.receive({{ids.data(), count},
                 observations.data(),
@@ -61,17 +61,17 @@ void set_states(Pool& pool, const Array<const double, 2>& given) {
 
 void ff::envpool::bind(nb::module_ m) {
   m.doc() = "Pools of environments that a few threads step.";
-  nb::class_<Pool>(m, "Pool", "Environments of one task. One thread at a time.")
+  nb::class_<Pool>(m, "Pool", "Environments of one task. Only one thread at a time may use a pool.")
       .def("send", &send, nb::arg("ids"), nb::arg("actions"),
-           "Queues a step of each environment, or a reset where there are no actions.")
+           "Queues a step of each environment; a reset if `actions` is empty.")
       .def("receive", &receive, nb::arg("ids"), nb::arg("observations"), nb::arg("rewards"), nb::arg("terminated"),
-           nb::arg("truncated"), "Fills the arrays with the first environments that have been stepped.")
-      .def("seed", &Pool::seed, nb::arg("seed"), "Draws all random numbers anew.")
+           nb::arg("truncated"), "Waits for as many stepped environments as the arrays hold, and fills the arrays.")
+      .def("seed", &Pool::seed, nb::arg("seed"), "Restarts all streams of random numbers from a seed.")
       .def("states", &states, nb::arg("out"), "Copies the state of each environment.")
-      .def("set_states", &set_states, nb::arg("states"), "Begins an episode of each environment in a state.")
-      .def_prop_ro("state", [](const Pool& pool) { return pool.shape().state; }, "Doubles of a state.")
+      .def("set_states", &set_states, nb::arg("states"), "Begins an episode of each environment in the given state.")
+      .def_prop_ro("state", [](const Pool& pool) { return pool.shape().state; }, "Number of doubles of a state.")
       .def_prop_ro("observation", [](const Pool& pool) { return pool.shape().observation; },
-                   "Floats of an observation.");
+                   "Number of floats of an observation.");
   m.def("make", &Pool::make, nb::arg("task"), nb::arg("environments"), nb::arg("threads"), nb::arg("seed"),
-        "A pool of the environments of a task.");
+        "Makes a pool of environments of one task.");
 }

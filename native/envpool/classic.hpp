@@ -52,7 +52,7 @@ struct Pendulum {
 
   static bool step(double* s, double action, double& reward) {
     constexpr double kMostTorque = 2.0, kMostSpeed = 8.0, kTime = 0.05, kGravity = 10.0;
-    const auto torque = static_cast<float>(std::clamp(action, -kMostTorque, kMostTorque));  // float32, as there
+    const auto torque = static_cast<float>(std::clamp(action, -kMostTorque, kMostTorque));  // float32 in gymnasium
     const double angle = wrapped(s[0]);
     reward = -(angle * angle + 0.1 * (s[1] * s[1]) + static_cast<double>(0.001f * (torque * torque)));
     const double change = 3 * kGravity / 2 * std::sin(s[0]) + static_cast<double>(3.0f * torque);
@@ -68,7 +68,7 @@ struct Pendulum {
   }
 
  private:
-  static double wrapped(double angle) {  // into [-pi, pi), by a remainder that has the sign of its divisor
+  static double wrapped(double angle) {  // returns the angle in [-pi, pi)
     constexpr double kTurn = 2 * std::numbers::pi;
     const double rest = std::fmod(angle + std::numbers::pi, kTurn);
     return (rest < 0 ? rest + kTurn : rest) - std::numbers::pi;
@@ -98,7 +98,7 @@ struct MountainCar {
   }
 };
 
-// Its state is of single precision there: doubles hold it exactly, and each sum rounds.
+// Gymnasium keeps this task's state in single precision. Doubles hold such values exactly; each sum rounds to float.
 struct MountainCarContinuous {
   static constexpr int kState = 2, kObservation = 2, kActions = 0, kLimit = 999;
 
@@ -112,7 +112,7 @@ struct MountainCarContinuous {
     constexpr double kPower = 0.0015, kGoal = 0.45;
     const auto position = static_cast<float>(s[0]), speed = static_cast<float>(s[1]);
     const double slope = 0.0025 * std::cos(static_cast<double>(3 * position));
-    // A force that was clipped is of double precision there.
+    // Gymnasium keeps a clipped force in double precision.
     const float change = std::abs(action) > 1
                              ? static_cast<float>(std::copysign(kPower, action) - slope)
                              : static_cast<float>(action) * static_cast<float>(kPower) - static_cast<float>(slope);
@@ -136,7 +136,7 @@ struct Acrobot {
     for (int i = 0; i < kState; ++i) s[i] = static_cast<double>(static_cast<float>(random.uniform(-0.1, 0.1)));
   }
 
-  static bool step(double* s, double action, double& reward) {  // one step of Runge and Kutta's fourth order
+  static bool step(double* s, double action, double& reward) {  // one fourth-order Runge-Kutta step
     constexpr double kTime = 0.2, kMost1 = 4 * std::numbers::pi, kMost2 = 9 * std::numbers::pi;
     const double torque = action - 1;
     double k1[kState], k2[kState], k3[kState], k4[kState], at[kState];

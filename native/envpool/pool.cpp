@@ -17,7 +17,7 @@ namespace ff::envpool {
 namespace {
 
 constexpr double kWakingNs = 100'000;  // work below which a thread that sleeps is slower than the receiver
-constexpr std::size_t kChunk = 64;    // environments a thread takes at most: the others find some, too
+constexpr std::size_t kChunk = 64;  // most environments that a thread takes at a time; the rest is for other threads
 constexpr double kReset = std::numeric_limits<double>::quiet_NaN();
 
 template <class Task>
@@ -119,12 +119,12 @@ Pool::Pool(const Shape& shape, int environments, int threads)
     for (int i = 1; i < threads; ++i) threads_.emplace_back([this] { work(); });
   } catch (const std::system_error&) {
     stop();
-    throw Error(Code::invalid, "the system has no room for " + std::to_string(threads) + " threads");
+    throw Error(Code::invalid, "the system cannot start " + std::to_string(threads) + " threads; use fewer");
   }
 }
 
 void Pool::stop() {
-  if (generation_ != fork_guard::generation()) {  // the threads are the parent's; so may be the lock
+  if (generation_ != fork_guard::generation()) {  // the threads exist only in the parent; one may hold the lock
     for (std::thread& thread : threads_) fork_guard::forget(thread);
     fork_guard::forget(queued_more_);
     fork_guard::forget(stepped_more_);
@@ -183,7 +183,7 @@ void Pool::send(std::span<const std::int32_t> ids, std::span<const double> actio
   if (!threads_.empty() && static_cast<double>(queued_.size()) * step_ns_ > kWakingNs) queued_more_.notify_all();
 }
 
-// Steps at most so many of the queued environments. The lock is free meanwhile.
+// Steps at most `most` of the queued environments. Releases the lock meanwhile.
 void Pool::step_some(std::unique_lock<std::mutex>& lock, std::size_t most, std::vector<std::int32_t>& chunk) {
   chunk.clear();
   while (chunk.size() < most && queued_.size() > 0) chunk.push_back(queued_.pop());
@@ -235,7 +235,7 @@ void Pool::receive(const Results& results) {
     }
   }
   for (std::int32_t& id : results.ids) id = stepped_.pop();
-  lock.unlock();  // the taken ones are the caller's until they are idle
+  lock.unlock();  // no other thread uses the taken environments until they are idle
   if (wanted == phases_.size()) std::ranges::sort(results.ids);
   const auto width = static_cast<std::size_t>(shape_.observation);
   for (std::size_t i = 0; i < wanted; ++i) {

@@ -1,11 +1,11 @@
 // Steps many environments by a few threads (EnvPool, arXiv 2206.10558).
 //
 // send() queues an action for each of some environments; receive() returns the first that have been stepped. Threads
-// take environments from the queue by the chunk, and so does the thread that waits in receive(). Work that costs less
-// than waking a thread wakes none: the receiver does it.
+// take environments from the queue in chunks; the thread that waits in receive() takes some, too. If the queued work
+// costs less than waking a thread, the receiver does all of it.
 //
-// One environment is idle, queued or stepped, and one thread alone steps it, so a trajectory depends on its seed and
-// its actions and not on the threads. One thread at a time calls send(), receive() and the states.
+// An environment is idle, queued or stepped, and only one thread at a time steps it. A trajectory therefore depends on
+// its seed and actions, not on the threads. Only one thread at a time may call the public methods.
 #pragma once
 
 #include <condition_variable>
@@ -26,7 +26,7 @@ struct Shape {
   int limit;        // steps after which an episode is truncated
 };
 
-// Where receive() writes: `ids.size()` environments, an element or a row of `observation` floats each.
+// Output arrays of receive(): an element, or a row of `observation` floats, for each of `ids.size()` environments.
 struct Results {
   std::span<std::int32_t> ids;
   float* observations;
@@ -37,7 +37,7 @@ struct Results {
 
 class Pool {
  public:
-  // `threads` step environments, the receiver among them. Throws Code::invalid if there is no such task.
+  // Makes a pool of a task. `threads` counts the receiver. Throws Code::invalid if there is no such task.
   static std::unique_ptr<Pool> make(std::string_view task, int environments, int threads, std::uint64_t seed);
 
   virtual ~Pool() = default;
@@ -47,18 +47,18 @@ class Pool {
   const Shape& shape() const { return shape_; }
   int size() const { return static_cast<int>(phases_.size()); }
 
-  // Queues a step of each environment, or a reset where there are no actions. Throws Code::invalid, and queues nothing,
+  // Queues a step of each environment; a reset if `actions` is empty. Throws Code::invalid, and queues nothing,
   // if an environment does not exist or is not idle, or if an action does not exist.
   void send(std::span<const std::int32_t> ids, std::span<const double> actions);
 
-  // Waits for as many environments as there is room for, and makes them idle; with all of the pool, in their order.
-  // Throws Code::invalid if fewer are under way.
+  // Waits until `results.ids.size()` environments are stepped, and makes them idle. If that is the whole pool, the
+  // results are sorted by id. Throws Code::invalid if fewer are under way (queued or stepped).
   void receive(const Results& results);
 
   // Draws all random numbers anew. REQUIRES all environments idle (else Code::invalid), as states() and set_states() do.
   void seed(std::uint64_t seed);
   void states(std::span<double> states) const;
-  // Begins an episode of each environment in a state, without an observation of it.
+  // Begins an episode of each environment in the given state. No observation of that state is returned.
   void set_states(std::span<const double> states);
 
  protected:
@@ -79,7 +79,7 @@ class Pool {
  private:
   enum class Phase : std::uint8_t { idle, queued, stepped };
 
-  // A first-in, first-out queue of environments, each of which is in it once at most.
+  // A first-in, first-out queue of environments. It holds each environment at most once.
   class Queue {
    public:
     explicit Queue(int room) : ids_(static_cast<std::size_t>(room)) {}
@@ -108,10 +108,10 @@ class Pool {
   Queue queued_, stepped_;         // guarded by mutex_, as is what follows
   std::size_t running_ = 0;
   bool receiving_ = false, stopping_ = false;
-  double step_ns_ = 1000;          // what a step costs, a mean of the last chunks
-  std::vector<std::int32_t> chunk_;  // the receiver's
+  double step_ns_ = 1000;          // duration of a step: moving average over chunks
+  std::vector<std::int32_t> chunk_;  // chunk of the receiver
   std::vector<std::thread> threads_;
-  const unsigned generation_;      // of the process: a forked child has no threads
+  const unsigned generation_;      // fork generation of the process: a forked child has no threads
 };
 
 }  // namespace ff::envpool

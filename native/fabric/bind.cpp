@@ -42,11 +42,11 @@ void construct(Flows* self, const Input<double>& capacities, const Input<std::in
 
 void ff::fabric::bind(nb::module_ m) {
   m.doc() = "The network: max-min fair flows over time.";
-  nb::class_<Flows>(m, "Flows", "Flows over links with max-min fair rates. One thread at a time.")
+  nb::class_<Flows>(m, "Flows", "Flows over links with max-min fair rates. Only one thread at a time may use it.")
       .def("__init__", &construct, nb::arg("capacities"), nb::arg("begin"), nb::arg("links"), nb::arg("bytes"),
            "Flow i uses links[begin[i]:begin[i + 1]] and carries bytes[i]; capacities are bytes a second.")
       .def("run", &Flows::run, nb::arg("until"), nb::arg("merge"), nb::call_guard<nb::gil_scoped_release>(),
-           "Runs to the time `until`; flows that end within `merge` times the present time end together.")
+           "Runs to the time `until`. Flows whose ends differ by at most `merge` times the present time end together.")
       .def("rates", [](const Flows& flows) { return copied(flows.rates()); }, "Bytes a second of each flow.")
       .def("ends", [](const Flows& flows) { return copied(flows.ends()); },
            "Time at which each flow ended, in seconds; infinity if it has not.")

@@ -12,12 +12,12 @@ namespace ff::fabric {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-// Ends closer together than rounding can tell apart are one event.
+// Ends of flows that are closer than this (relative to the time) are one event: rounding cannot tell them apart.
 constexpr double kLeastMerge = 1e-12;
-// Rates that differ by less are equal, so that rounding moves no flow.
+// Rates that differ by less than this (relative) count as equal, so that rounding errors change no flow.
 constexpr double kSame = 1e-11;
 constexpr int kMostRounds = 4;
-constexpr std::size_t kBlock = 64;  // flows
+constexpr std::size_t kBlock = 64;  // flows of a block
 
 bool is_quantity(double value) { return std::isfinite(value) && value >= 0.0; }
 
@@ -194,7 +194,7 @@ void Flows::fill() {
     shares_.pop_back();
     if (unsettled_[top.link] == 0) continue;
     const double share = free_[top.link] / unsettled_[top.link];
-    if (share > top.share) {  // flows of the link were settled since: its share has grown
+    if (share > top.share) {  // flows of the link have been settled meanwhile, so its share has grown
       shares_.push_back({share, top.link});
       std::push_heap(shares_.begin(), shares_.end(), larger);
       continue;
@@ -218,7 +218,7 @@ void Flows::settle(std::int32_t flow, double rate, std::int32_t link) {
   }
 }
 
-// Lets flows outside the set join it whose rate is no longer max-min fair; false if there is none.
+// Adds to the set the other flows whose rate is no longer max-min fair. Returns false if there are none.
 bool Flows::join() {
   const std::size_t before = set_.size();
   for (std::size_t next = 0, links = seen_.size(); next < links; ++next) {
@@ -241,7 +241,7 @@ bool Flows::join() {
   return set_.size() > before;
 }
 
-// Computes when the flows whose rate changed will end.
+// Computes the end times of the flows whose rate changed.
 void Flows::reschedule() {
   for (const std::int32_t flow : set_) {
     const double former = before_[flow];

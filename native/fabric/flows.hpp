@@ -8,9 +8,9 @@
 //   2. A flow that ended has rate 0; a flow whose links have capacity 0 has rate 0 and never ends.
 //
 // After an end only some rates are computed again. A set of flows starts with those that the links of the ended flow
-// held back. Their rates are filled anew while all other flows keep theirs; then each touched link is checked, and a
-// flow for which invariant 1 no longer holds, or that keeps a flow of the set below it, joins the set. If no flow joins,
-// the rates are max-min fair, and such rates are unique. After a few rounds all flows join that shared links connect.
+// held back. The set's rates are computed anew while all other flows keep theirs. Then each touched link is checked: a
+// flow joins the set if invariant 1 no longer holds for it, or if it holds back a slower flow of the set. If no flow
+// joins, the rates are max-min fair, and such rates are unique. After a few rounds all flows of the touched links join.
 #pragma once
 
 #include <cstddef>
@@ -28,8 +28,9 @@ class Flows {
   Flows(std::span<const double> capacities, std::span<const std::int64_t> begin, std::span<const std::int32_t> links,
         std::span<const double> bytes);
 
-  // Runs until the time `until`, or until no flow can end. Flows that would end within `merge` times the present time
-  // after another one end with it, at the time that their present rate gives: `merge` bounds the relative error.
+  // Runs until the time `until`, or until no flow can end. Flows that would end at most `merge` times the present time
+  // after another flow end in the same event, at the time that their present rate gives. So `merge` bounds the relative
+  // error.
   void run(double until, double merge);
 
   double now() const { return now_; }
@@ -71,7 +72,7 @@ class Flows {
   std::vector<double> rate_, remaining_, since_, end_;  // of flows; remaining_ is that at the time since_
   std::vector<std::int32_t> held_;                      // the link that holds a flow back
   std::vector<char> live_;
-  // When each flow will end by its present rate, and the first end of each block of flows.
+  // End time of each flow at its present rate, and the first end time of each block of flows.
   std::vector<double> due_, block_due_;
   std::vector<char> block_changed_;
 
@@ -79,9 +80,9 @@ class Flows {
   std::vector<std::int32_t> set_, seen_;
   std::vector<char> in_set_, is_seen_;
   std::vector<double> before_;           // rate of a flow of the set before the event
-  std::vector<double> free_;             // capacity of a link that settled flows leave
-  std::vector<std::int32_t> unsettled_;  // flows of a link without a new rate
-  std::vector<char> waits_;              // a flow without a new rate
+  std::vector<double> free_;             // capacity of a link that its settled flows leave free
+  std::vector<std::int32_t> unsettled_;  // number of a link's flows without a new rate
+  std::vector<char> waits_;              // 1 for a flow without a new rate
   std::vector<Share> shares_;
   double now_ = 0.0;
   std::size_t events_ = 0;

@@ -86,7 +86,7 @@ void bad_arguments() {
   CHECK(refused([&] { Flows(std::vector<double>{NAN}, begin, std::vector<std::int32_t>{0}, one); }));
 }
 
-// What one solver computes step by step is what solvers compute that see only the rest, from the beginning.
+// A solver that continues step by step gives the same rates as a new solver for the remaining flows.
 void steps_equal_new_solvers(unsigned seed) {
   std::mt19937 random(seed);
   Scene scene({});

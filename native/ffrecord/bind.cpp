@@ -73,7 +73,7 @@ Batch fetch(const Reader& reader, const Indices& indices) {
   return reader.read(indices.data(), indices.size());
 }
 
-// Returns an array on an arena; the arena returns to its pool with it.
+// Returns an array on an arena's memory. The arena returns to its pool when the array is destroyed.
 nb::object adopt(Arena arena, std::size_t bytes) {
   auto kept = std::make_unique<Arena>(std::move(arena));
   std::uint8_t* const data = kept->data();
@@ -330,11 +330,12 @@ Array<std::uint8_t> check_samples(const Bytes& arena, const Indices& offsets,
 }
 
 void bind_remote(nb::module_& m) {
-  nb::class_<V2Index>(m, "V2Index", "The metadata of a v2 file whose bytes come from elsewhere; thread-safe.")
+  nb::class_<V2Index>(m, "V2Index", "Metadata of a v2 file whose bytes the caller reads; thread-safe.")
       .def("__init__", &make_index, nb::arg("name"), nb::arg("size"), nb::arg("read"), nb::arg("size_now"),
            nb::sig("def __init__(self, name: str, size: int, read: collections.abc.Callable[[int, int], bytes], "
                    "size_now: collections.abc.Callable[[], int]) -> None"),
-           "`read(start, end)` gives bytes of the file; `size_now()` its size if it seems to have grown.")
+           "`read(start, end)` returns bytes of the file. `size_now()` returns its current size; it is called only if "
+           "the file seems to have grown.")
       .def_prop_ro("count", &V2Index::count)
       .def_prop_ro("end", &V2Index::end)
       .def_prop_ro("schema", [](const V2Index& index) { return nb::bytes(index.schema().data(), index.schema().size()); })
@@ -346,8 +347,9 @@ void bind_remote(nb::module_& m) {
            nb::sig("def extents(self, indices: numpy.typing.NDArray[numpy.int64], "
                    "places: numpy.typing.NDArray[numpy.int64], pages: numpy.typing.NDArray[numpy.uint8]) -> "
                    "numpy.typing.NDArray[numpy.uint8]"),
-           "Index entries of the samples, 32 bytes each, by their pages at `places`, which rise; checks each page.");
-  nb::class_<Arenas>(m, "Arenas", "Memory for batches, used again when the last array on it is gone; thread-safe.")
+           "Returns the samples' index entries, 32 bytes each. `pages`: their index pages, each of which is checked; "
+           "`places`: the ascending places of these pages.");
+  nb::class_<Arenas>(m, "Arenas", "Memory for batches, reused after the last array on it is destroyed; thread-safe.")
       .def(nb::init<>())
       .def("take", &Arenas::take, nb::arg("bytes"),
            nb::sig("def take(self, bytes: int) -> numpy.typing.NDArray[numpy.uint8]"));
@@ -356,13 +358,13 @@ void bind_remote(nb::module_& m) {
         nb::sig("def read_pieces(directory: str, keys: collections.abc.Sequence[str], "
                 "pieces: numpy.typing.NDArray[numpy.int64], arena: numpy.typing.NDArray[numpy.uint8]) -> "
                 "tuple[numpy.typing.NDArray[numpy.uint8], int]"),
-        "Fills pieces (rows: number of the key, chunk, first byte, bytes, place in the arena) from chunk files: 1 for "
-        "each that was read whole, and a number of an error of the system, or 0.");
+        "Fills pieces from chunk files. A row of `pieces`: index of the key, chunk, first byte, bytes, place in the "
+        "arena. Returns 1 for each piece that was read whole (0 for others), and the errno of a failed read, or 0.");
   m.def("check_samples", &check_samples, nb::arg("arena"), nb::arg("offsets"), nb::arg("crcs"),
         nb::sig("def check_samples(arena: numpy.typing.NDArray[numpy.uint8], "
                 "offsets: numpy.typing.NDArray[numpy.int64], crcs: numpy.typing.NDArray[numpy.uint32]) -> "
                 "numpy.typing.NDArray[numpy.uint8]"),
-        "1 for each sample that has its CRC32.");
+        "Returns 1 for each sample whose CRC32 matches, 0 for others.");
 }
 
 }  // namespace
@@ -376,7 +378,7 @@ void ff::ffrecord::bind(nb::module_ m) {
       .def("read", &read_batch, nb::arg("indices"),
            nb::sig("def read(self, indices: numpy.typing.NDArray[numpy.int64]) -> "
                    "tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.int64]]"),
-           "One arena and the k + 1 offsets of the k samples in it, in the order of `indices`.")
+           "Returns one arena and the k + 1 offsets of the k samples in it, in the order of `indices`.")
       .def("read_list", &read_list, nb::arg("indices"),
            nb::sig("def read_list(self, indices: numpy.typing.NDArray[numpy.int64]) -> "
                    "list[numpy.typing.NDArray[numpy.uint8]]"),
@@ -386,24 +388,24 @@ void ff::ffrecord::bind(nb::module_ m) {
                    "list[numpy.typing.NDArray[numpy.uint8]]"),
            "The samples as read-only views on the mapped files, each checked once.")
       .def("check_all", &Reader::check_all, nb::call_guard<nb::gil_scoped_release>(),
-           "Reads every file whole and compares every checksum.")
+           "Reads every file completely and compares every checksum.")
       .def("unchecked", &unchecked, "Files whose metadata carries no checksum.")
       .def("versions", &versions, "Version of the format of each file.")
-      .def("schema", &schema, nb::arg("file"), "The columns of one file as JSON; empty without.")
+      .def("schema", &schema, nb::arg("file"), "The columns of one file as JSON; empty if it has none.")
       .def("size", &size_of_file, nb::arg("file"), "Bytes of one file up to the end of its last commit.")
       .def("part", &part, nb::arg("file"), nb::arg("start"), nb::arg("end"),
-           "Bytes of one file as it was opened, whatever its name has become.")
+           "Bytes of one file as it was opened, even if its path was replaced since.")
       .def("locate", &locate, nb::arg("index"), nb::sig("def locate(self, index: int) -> tuple[str, int]"),
            "The file of a sample and its number in that file.")
       .def("extents", &extents, nb::arg("indices"),
            nb::sig("def extents(self, indices: numpy.typing.NDArray[numpy.int64]) -> "
                    "numpy.typing.NDArray[numpy.uint8]"),
-           "Index entries of v2, 32 bytes each, in the order of `indices`; also of the samples of v1 files.")
+           "Index entries in the layout of v2, 32 bytes each, in the order of `indices`; also for v1 files.")
       .def("last_commit", &last_commit, nb::arg("file"),
            nb::sig("def last_commit(self, file: int) -> "
                    "tuple[int, int, int, int, int, int, bool, list[tuple[int, int, int]]]"),
-           "Of a v2 file: alignment, number of the commit, place of its footer, end, samples, place of its "
-           "slot, whether that slot is torn, and the runs (first sample, place, samples).")
+           "The last commit of a v2 file: alignment, number of the commit, place of its footer, end, samples, place "
+           "of its slot, whether that slot is torn, and the runs (first sample, place, samples).")
       .def("offsets", &offsets, nb::arg("file"),
            nb::sig("def offsets(self, file: int) -> numpy.typing.NDArray[numpy.int64]"),
            "Start of each sample of one file in bytes, and the size of the file.")

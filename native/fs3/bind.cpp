@@ -26,13 +26,13 @@ namespace store { void bind(nb::module_ m); }
 namespace {
 
 void bind_types(nb::module_ m) {
-  nb::enum_<Kind>(m, "Kind", "What a write does to a chunk.")
+  nb::enum_<Kind>(m, "Kind", "Effect of a write on a chunk.")
       .value("write", Kind::write)
       .value("truncate", Kind::truncate)
       .value("extend", Kind::extend)
       .value("remove", Kind::remove)
       .value("replace", Kind::replace);
-  nb::enum_<Status>(m, "Status", "What became of a request.")
+  nb::enum_<Status>(m, "Status", "Outcome of a request.")
       .value("ok", Status::ok)
       .value("stale_routing", Status::stale_routing)
       .value("duplicate", Status::duplicate)
@@ -42,7 +42,7 @@ void bind_types(nb::module_ m) {
       .value("io_error", Status::io_error)
       .value("not_found", Status::not_found)
       .value("invalid", Status::invalid);
-  nb::class_<ChunkId>(m, "ChunkId", "Names a chunk; in the order of pages. Inode 0 has none.")
+  nb::class_<ChunkId>(m, "ChunkId", "Identifies a chunk. Ids are ordered by inode and index. Inode 0 has no chunks.")
       .def("__init__", [](ChunkId* at, std::uint64_t inode, std::uint32_t index) { new (at) ChunkId{inode, index}; },
            "inode"_a, "index"_a = 0)
       .def_ro("inode", &ChunkId::inode)
@@ -51,7 +51,7 @@ void bind_types(nb::module_ m) {
       .def(nb::self < nb::self)
       .def("__hash__", [](const ChunkId& id) { return std::hash<ChunkId>{}(id); })
       .def("__repr__", [](const ChunkId& id) { return std::to_string(id.inode) + "." + std::to_string(id.index); });
-  nb::class_<Tag>(m, "Tag", "Names a client's write for as long as it may be sent again; client 0: none.")
+  nb::class_<Tag>(m, "Tag", "Idempotency key of a client's write while the client may retry it; client 0: none.")
       .def("__init__", [](Tag* at, std::uint64_t client, std::uint32_t channel, std::uint64_t seq) {
              new (at) Tag{client, channel, seq};
            }, "client"_a = 0, "channel"_a = 0, "seq"_a = 0)
@@ -75,7 +75,8 @@ void bind(nb::module_ m) {
   mount::bind(m.def_submodule("mount", "The kernel's requests to a mounted directory"));
   replica::bind(m.def_submodule("replica", "The replica's state machine, for simulations and tests"));
   store::bind(m.def_submodule("store", "Chunk stores on real and simulated disks"));
-  nb::class_<replica::StoreLookup, replica::Lookup>(m, "StoreLookup", "What a replica asks of a chunk store, which stays open.")
+  nb::class_<replica::StoreLookup, replica::Lookup>(m, "StoreLookup",
+                                                    "A replica's queries to a chunk store, which stays open.")
       .def("__init__", [](replica::StoreLookup* at, const store::Store& core) { new (at) replica::StoreLookup(core); },
            "core"_a, nb::keep_alive<1, 2>());
 }

@@ -24,8 +24,8 @@ using Version = std::uint64_t;  // of a chunk; 0: no such chunk
 using ChainVersion = std::uint32_t;
 using TargetId = std::uint32_t;
 
-// Identifies a write for as long as its client may retry it. One write at a time is outstanding per (client, channel),
-// and `seq` grows. client 0: no tag.
+// Idempotency key: identifies a write for as long as its client may retry it. Per (client, channel) one write at a time
+// is outstanding, and `seq` grows. client 0: no tag.
 struct Tag {
   std::uint64_t client = 0;
   std::uint32_t channel = 0;
@@ -38,12 +38,12 @@ enum class Kind : std::uint8_t {
   truncate,  // to a shorter length
   extend,    // to a greater length, with zeros
   remove,
-  replace,   // the whole chunk with its version, whatever it held before
+  replace,   // the whole chunk with its version, over any former contents
 };
 
 enum class Status : std::uint8_t {
   ok,
-  stale_routing,  // another chain version, a target that is not in charge, or no lease
+  stale_routing,  // another chain version, a target with another role, or no lease
   duplicate,      // older than the newest write of its channel
   diverged,       // builds on a version that this replica does not have
   corrupt,        // stored bytes fail their CRC32C

@@ -48,40 +48,41 @@ void show_title(const nb::bytes& arguments, const nb::bytes& environment) {
 void ff::hai::bind(nb::module_ m) {
   m.doc() = "The platform: suspend page and process controls.";
   nb::class_<SuspendPage>(m, "SuspendPage",
-                          "The calls of `suspend_requested()` on a node, and the first one answered true.")
+                          "Page of a node with the number of `suspend_requested()` calls of each rank, and the number "
+                          "of the first call that returns true.")
       .def_static("create", &SuspendPage::create, nb::arg("slots"),
-                  "A new page for `slots` ranks in a memfd of its own.")
-      .def_static("map", &SuspendPage::map, nb::arg("fd"), "The page behind `fd`, which stays the caller's.")
+                  "Creates a page for `slots` ranks in a new memfd.")
+      .def_static("map", &SuspendPage::map, nb::arg("fd"), "Maps the page behind `fd`, which the caller still owns.")
       .def("call", &call, nb::arg("slot"),
-           "Counts a call. False at once before a freeze; after it, waits without the GIL.")
+           "Counts a call. Returns false at once before a freeze; after it, waits for the decision without the GIL.")
       .def("acknowledge", &SuspendPage::acknowledge, nb::arg("slot"),
-           "The rank in `slot` saved and leaves.")
+           "Records that the rank in `slot` has saved its state and will exit.")
       .def("set_apart", &SuspendPage::set_apart, nb::arg("slot"),
-           "Calls are answered with false, and not counted, until `begin`.")
+           "Answers calls with false, and does not count them, until `begin`.")
       .def("begin", &SuspendPage::begin, nb::arg("slot"), nb::arg("count"),
-           "The next call has number `count` + 1; `count` is below 2**62.")
-      .def("join", &SuspendPage::join, nb::arg("slot"), "The newcomer in `slot` is a member now.")
-      .def("renew", &SuspendPage::renew, nb::arg("slot"), "The slot gets a newcomer, which is set apart.")
-      .def("freeze", &SuspendPage::freeze, "Freezes every slot; the counts of answered calls.")
+           "Gives the next call the number `count` + 1; `count` is below 2**62.")
+      .def("join", &SuspendPage::join, nb::arg("slot"), "Records that the new rank in `slot` is a member.")
+      .def("renew", &SuspendPage::renew, nb::arg("slot"), "Prepares the slot for a new rank, and sets it apart.")
+      .def("freeze", &SuspendPage::freeze, "Freezes every slot; returns the counts of answered calls.")
       .def("decide", &SuspendPage::decide, nb::arg("number"),
            "Sets the decision unless there is one; returns the one in force.")
       .def("count", &SuspendPage::count, nb::arg("slot"), "Calls begun by the rank in `slot`.")
       .def("told", [](const SuspendPage& p, std::size_t s) { return (p.flags(s) & SuspendPage::told) != 0; },
-           nb::arg("slot"), "Whether a call of the rank in `slot` was answered with true.")
+           nb::arg("slot"), "True if a call of the rank in `slot` was answered with true.")
       .def("acknowledged",
            [](const SuspendPage& p, std::size_t s) { return (p.flags(s) & SuspendPage::acknowledged) != 0; },
-           nb::arg("slot"), "Whether the rank in `slot` acknowledged.")
+           nb::arg("slot"), "True if the rank in `slot` acknowledged.")
       .def("joined",
            [](const SuspendPage& p, std::size_t s) { return (p.flags(s) & SuspendPage::joined) != 0; },
-           nb::arg("slot"), "Whether the newcomer in `slot` has become a member.")
-      .def_prop_ro("decision", &SuspendPage::decision, "First call number answered with true; 0: none yet.")
+           nb::arg("slot"), "True if the new rank in `slot` has become a member.")
+      .def_prop_ro("decision", &SuspendPage::decision, "Number of the first call that returns true; 0: undecided.")
       .def_prop_ro("slots", &SuspendPage::slots)
       .def_prop_ro("fd", &SuspendPage::fd, "The memfd of a created page; -1 for a mapped one.");
   m.def("set_child_subreaper", &set_child_subreaper,
-        "Orphans among the descendants of this process become its children.");
+        "Makes orphans among the descendants of this process its children.");
   m.def("set_parent_death_signal", &set_parent_death_signal, nb::arg("signal"),
-        "Sends `signal` to this process when its parent dies; kept over execve.");
+        "Makes the kernel send `signal` to this process when its parent dies, also after execve.");
   m.def("set_process_title", &show_title, nb::arg("arguments"), nb::arg("environment"),
-        "What /proc shows as command line and first variables, each ended by a NUL, cut off where execve left no "
-        "room. An empty environment leaves the shown one. REQUIRES: one thread.");
+        "Sets the command line and the first environment variables that /proc shows, each ended by a NUL. The texts "
+        "are cut to the space that execve left. An empty environment leaves the shown one. REQUIRES: one thread.");
 }

@@ -20,17 +20,17 @@ namespace ff::hai {
 
 namespace {
 
-struct Room {
+struct Space {
   char* begin = nullptr;
   std::size_t size = 0;
 };
 
-struct Rooms {
-  Room arguments, environment;
+struct Spaces {
+  Space arguments, environment;
 };
 
-// Fields 48 to 51 of /proc/self/stat, counted from 1; field 2 may hold spaces and ends with the last ')'.
-Rooms rooms() {
+// Reads fields 48 to 51 of /proc/self/stat, counted from 1; field 2 may hold spaces and ends with the last ')'.
+Spaces find_spaces() {
   std::ifstream file("/proc/self/stat");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   std::istringstream rest(text.substr(std::min(text.size(), text.rfind(')') + 1)));
@@ -47,8 +47,8 @@ Rooms rooms() {
           {address(2), static_cast<std::size_t>(address(3) - address(2))}};
 }
 
-// The strings of `environ` are in the memory to be overwritten. The copies are never freed, because callers of getenv
-// may hold pointers to them.
+// Copies `environ`, because its strings are in the memory to be overwritten. The copies are never freed, because
+// callers of getenv may hold pointers to them.
 void move_environment() {
   static bool moved = false;
   if (std::exchange(moved, true)) return;
@@ -61,21 +61,21 @@ void move_environment() {
   environ = copy;
 }
 
-// Cuts at an entry's end, so that none is shown in part; the last byte of the space stays 0.
-void fill(Room room, std::string_view text) {
-  if (room.size == 0) return;
-  if (text.size() >= room.size) {
-    const auto end = text.rfind('\0', room.size - 1);
+// Cuts the text at an entry's end, so that no entry is shown in part. The last byte of the space stays 0.
+void fill(Space space, std::string_view text) {
+  if (space.size == 0) return;
+  if (text.size() >= space.size) {
+    const auto end = text.rfind('\0', space.size - 1);
     text = text.substr(0, end == std::string_view::npos ? 0 : end + 1);
   }
-  std::memcpy(room.begin, text.data(), text.size());
-  std::memset(room.begin + text.size(), 0, room.size - text.size());
+  std::memcpy(space.begin, text.data(), text.size());
+  std::memset(space.begin + text.size(), 0, space.size - text.size());
 }
 
 }  // namespace
 
 void set_process_title(std::string_view arguments, std::string_view environment) {
-  const Rooms found = rooms();
+  const Spaces found = find_spaces();
   move_environment();
   fill(found.arguments, arguments);
   if (!environment.empty()) fill(found.environment, environment);

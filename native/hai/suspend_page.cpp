@@ -94,7 +94,7 @@ std::size_t SuspendPage::slots() const { return bytes_ / 64 - 1; }
 std::uint64_t SuspendPage::begin_call(std::size_t index, bool& frozen) {
   auto& state = slot(index).state;
   frozen = false;
-  if ((state.load() & kApart) != 0) return 0;  // its rank is not in step with the others
+  if ((state.load() & kApart) != 0) return 0;  // the slot's rank is at another step than the other ranks
   const std::uint64_t before = state.fetch_add(1);
   frozen = (before & kFrozen) != 0;
   return (before & kCount) + 1;
@@ -122,7 +122,7 @@ void SuspendPage::acknowledge(std::size_t index) { slot(index).flags.fetch_or(ac
 void SuspendPage::set_apart(std::size_t index) { slot(index).state.fetch_or(kApart); }
 
 void SuspendPage::begin(std::size_t index, std::uint64_t count) {
-  if (count > kCount) throw Error(Code::invalid, "invalid count of calls: expected at most 2^62");
+  if (count > kCount) throw Error(Code::invalid, "invalid count of calls: expected less than 2^62");
   auto& state = slot(index).state;
   std::uint64_t before = state.load();
   while (!state.compare_exchange_weak(before, (before & kFrozen) | count)) {
@@ -143,7 +143,7 @@ std::vector<std::uint64_t> SuspendPage::freeze() {
 }
 
 std::uint64_t SuspendPage::decide(std::uint64_t number) {
-  if (number == 0) throw Error(Code::invalid, "invalid call: expected at least 1, calls count from 1");
+  if (number == 0) throw Error(Code::invalid, "invalid number of a call: expected at least 1");
   std::uint64_t before = 0;
   head().decision.compare_exchange_strong(before, number);
   auto& word = head().decided;

@@ -42,16 +42,16 @@ class SuspendPage {
   SuspendPage& operator=(SuspendPage&&) = delete;
   ~SuspendPage();
 
-  // Called by the rank: counts a call and returns its number, from 1. `frozen` tells whether the call must wait for the
-  // decision. Returns 0 and not frozen if the slot is set apart.
+  // Called by the rank: counts a call and returns its number, from 1. Sets `frozen` if the call must wait for the
+  // decision. Returns 0, not frozen, if the slot is set apart.
   std::uint64_t begin_call(std::size_t slot, bool& frozen);
-  // Blocks until there is a decision; `interrupted` after a signal.
+  // Blocks until there is a decision. Returns `interrupted` after a signal.
   Wait wait();
   // REQUIRES: decided. Returns whether call `number` returns true; records in the slot if it does.
   bool answer(std::size_t slot, std::uint64_t number);
   void acknowledge(std::size_t slot);
   void set_apart(std::size_t slot);
-  // The next call has number `count` + 1. `count` is below 2^62.
+  // Gives the next call the number `count` + 1. `count` is below 2^62.
   void begin(std::size_t slot, std::uint64_t count);
   // Called by a new rank once it is a member.
   void join(std::size_t slot);

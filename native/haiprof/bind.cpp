@@ -1,5 +1,5 @@
-// Python binding of the profiler's hooks: `fireflyer._native.haiprof`. A hook runs many times in a training step, between
-// the program's own calls, so what it does there is native: one read of the clock and one word. The GIL serialises all.
+// Python binding of the profiler's hooks: `fireflyer._native.haiprof`. Hooks run many times in a training step, so they
+// are native: a hook reads the clock once and writes one word. The GIL serialises all calls.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 
@@ -47,7 +47,7 @@ class Log {
  private:
   std::int64_t read() const {
     if (clock_) {
-      const nb::error_scope kept;  // a call that failed may be on its way out
+      const nb::error_scope kept;  // keeps the pending exception of a call that failed
       return nb::cast<std::int64_t>((*clock_)());
     }
     timespec now{};
@@ -60,7 +60,7 @@ class Log {
   std::int64_t base_;
 };
 
-// Stands for a function, records when its calls begin and end, and passes everything else on to it.
+// Wraps a function: records when its calls begin and end, and forwards everything else to it.
 struct Timed {
   Log& log;
   nb::object function;
@@ -121,8 +121,8 @@ PyType_Slot timed_slots[] = {
     {0, nullptr},
 };
 
-// Hooks around the steps of optimizers. `label_of` numbers a new optimizer. `at_step` gets the number of steps since its
-// last call, and returns after how many to call it again.
+// Hooks around the steps of optimizers. `label_of` numbers a new optimizer. `at_step(steps since its last call)`
+// returns the number of steps until its next call.
 class Updates {
  public:
   Updates(Log& log, unsigned phase, nb::callable label_of, nb::callable at_step)
@@ -168,15 +168,16 @@ void bind(nb::module_ m) {
   nb::class_<Log>(m, "EventLog", "Events of one session, and their clock.")
       .def(nb::init<std::size_t, std::optional<nb::callable>>(), "most"_a, "clock"_a = nb::none(),
            nb::sig("def __init__(self, most: int, clock: collections.abc.Callable[[], int] | None = None) -> None"),
-           "Keeps `most` events. Without a `clock` it reads the monotonic one.")
-      .def_rw("active", &Log::active, "False before and after the session: hooks record nothing.")
-      .def_prop_ro("base_ns", &Log::base, "Time of the clock at the start, which events are relative to.")
-      .def_prop_ro("dropped", [](Log& log) { return log.events().dropped(); }, "Events that found no room.")
+           "Keeps at most `most` events. The default `clock` is the monotonic one.")
+      .def_rw("active", &Log::active, "True during the session. While false, hooks record nothing.")
+      .def_prop_ro("base_ns", &Log::base, "Clock at the start of the session; times of events are relative to it.")
+      .def_prop_ro("dropped", [](Log& log) { return log.events().dropped(); },
+                   "Number of events that were dropped because the log was full.")
       .def("put", &Log::put, "begin"_a, "phase"_a, "label"_a, "Records that a phase begins or ends now.")
       .def("report", &Log::report, "phase"_a, "nanoseconds"_a, "Records a duration instead of a moment.")
-      .def("drain", &Log::drain, "Takes all events so far, as they travel.");
+      .def("drain", &Log::drain, "Removes all events so far and returns them in the wire format.");
   nb::class_<Timed>(m, "Timed", nb::type_slots(timed_slots),
-                    "Stands for a function, and records when its calls begin and end.")
+                    "Wrapper of a function that records when its calls begin and end.")
       .def("__reduce__", [](const Timed& self) { return self.function.attr("__qualname__"); },
            nb::sig("def __reduce__(self) -> str"));
   m.def("timed", &timed, "log"_a, "function"_a, "phase"_a, "label"_a, "note"_a = nb::none(),
@@ -184,15 +185,15 @@ void bind(nb::module_ m) {
         nb::sig("def timed(log: EventLog, function: object, phase: int, label: int, "
                 "note: collections.abc.Callable[[tuple[object, ...], dict[str, object] | None], object] | None = None, "
                 "outermost: bool = False) -> Timed"),
-        "Returns what stands for `function`. `note` gets positional and named arguments of each call. `outermost`: calls "
-        "inside another such call of the same thread are not recorded.");
+        "Returns a wrapper of `function`. `note` is called with the positional and named arguments of each call. "
+        "`outermost`: calls inside another such call of the same thread are not recorded.");
   nb::class_<Updates>(m, "Updates", "Hooks around the steps of optimizers.")
       .def(nb::init<Log&, unsigned, nb::callable, nb::callable>(), "log"_a, "phase"_a, "label_of"_a, "at_step"_a,
            nb::keep_alive<1, 2>(),
            nb::sig("def __init__(self, log: EventLog, phase: int, label_of: collections.abc.Callable[[object], int], "
                    "at_step: collections.abc.Callable[[int], int]) -> None"),
-           "`label_of` numbers an optimizer. `at_step` gets the steps since its last call, and returns after how many "
-           "to call it again.")
+           "`label_of` numbers an optimizer. `at_step(steps since its last call)` returns the number of steps until "
+           "its next call.")
       .def("before", &Updates::before, "optimizer"_a, "args"_a, "kwargs"_a, "Hook before a step.")
       .def("after", &Updates::after, "optimizer"_a, "args"_a, "kwargs"_a, "Hook after a step.");
 }

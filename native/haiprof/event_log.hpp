@@ -1,4 +1,4 @@
-// Events of one profiling session, as the words that travel to the profiler. The caller serialises all calls (the GIL).
+// Events of one profiling session, as the words sent to the profiler. The caller serialises all calls (the GIL).
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ class EventLog {
   static constexpr int kCodeBits = 17;
   static constexpr std::size_t kMostThreads = 15;
 
-  // Memory for `most` words is reserved here and used as it fills, so that `put` never fails.
+  // Reserves address space for `most` words, so that `put` never fails. Pages take memory only once they hold words.
   explicit EventLog(std::size_t most) : most_(most) {
     words_.reserve(most);
     threads_.reserve(kMostThreads);
@@ -25,7 +25,7 @@ class EventLog {
     return static_cast<std::uint64_t>(begin) | phase << 1 | label << 9;
   }
 
-  // Drops the event, and counts it, if the log is full. `code` names no thread.
+  // Adds an event. If the log is full, drops and counts it. `code` has no thread number.
   void put(std::int64_t time, std::uint64_t code, std::uint64_t thread) noexcept {
     if (words_.size() >= most_) {
       ++dropped_;
@@ -34,7 +34,8 @@ class EventLog {
     words_.push_back(static_cast<std::uint64_t>(time) << kCodeBits | code | slot(thread) << 5);
   }
 
-  // Notes that a thread is inside an outermost call, or has left it. Threads that share a number are never inside.
+  // Records that a thread is inside an outermost call, or has left it. Threads that share a number never count as
+  // inside.
   void enter(std::uint64_t thread, bool inside) noexcept {
     if (const std::uint64_t number = slot(thread); number < kMostThreads) inside_[number] = inside;
   }

@@ -151,7 +151,7 @@ nb::typed<nb::list, Fields> records(const Group& group) {
 }
 
 // ---- Watch and the fork guard -------------------------------------------------------------------------
-// The group asks the watch for the error that counts, and the watch notifies the group. Either may be destroyed first
+// The group asks the watch which error to report, and the watch notifies the group. Either may be destroyed first
 // without affecting the other.
 struct BoundWatch : Watch {
   struct Handle {
@@ -168,7 +168,7 @@ struct BoundWatch : Watch {
 };
 
 void bind_watch(nb::module_ m) {
-  nb::class_<BoundWatch>(m, "Watch", "Sees the death of any rank and tells everybody; one a group, with a thread.")
+  nb::class_<BoundWatch>(m, "Watch", "Failure detector of a group: detects the death of a rank and notifies all ranks.")
       .def(nb::init<int, int>(), nb::kw_only(), "rank"_a, "world"_a)
       .def("add_process", &BoundWatch::add_process, "rank"_a, "pidfd"_a, GilReleased(),
            "Watches a process of this host; owns the descriptor.")
@@ -194,7 +194,7 @@ void bind_watch(nb::module_ m) {
                           [&group](std::uint64_t number) { group.withdraw(number); }});
           },
           "group"_a, "post"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), GilReleased(),
-          "Fails both with the first failure, and announces what the group finds itself.")
+          "Fails the group and `post` with the first failure, and announces failures that the group detects.")
       .def(
           "announce",
           [](BoundWatch& watch, const std::string& message, int rank) {
@@ -202,12 +202,12 @@ void bind_watch(nb::module_ m) {
             watch.announce(Error(code, message, rank));
           },
           "message"_a, "rank"_a = -1, GilReleased(),
-          "Gives the group up on all ranks: because of `rank`, or for a reason of no single rank.")
+          "Breaks the group on all ranks, because of `rank`, or (-1) for a reason that is no single rank's.")
       .def("withdraw", &BoundWatch::withdraw, "operation"_a, GilReleased(),
            "Asks all ranks to cancel the operation of this number.")
       .def("leave", &BoundWatch::leave, "seconds"_a = 1.0, GilReleased(),
-           "Says goodbye; waits at most `seconds` until the neighbours know.")
-      .def("drop_links", &BoundWatch::drop_links, GilReleased(), "Ends without a goodbye, as a death does.")
+           "Announces that this rank leaves; waits at most `seconds` until the neighbours have received that.")
+      .def("drop_links", &BoundWatch::drop_links, GilReleased(), "Closes all links unannounced, as a death does.")
       .def("wait", &wait_for<BoundWatch>, "seconds"_a = -1.0,
            "True once there is a failure, False when `seconds` passed before (< 0: no limit).")
       .def(
@@ -217,31 +217,32 @@ void bind_watch(nb::module_ m) {
           },
           "Raises the first failure, if any.")
       .def("failed_ranks", &BoundWatch::failed_ranks, "Ranks known to be dead.")
-      .def("left_ranks", &BoundWatch::left_ranks, "Ranks that said goodbye.");
+      .def("left_ranks", &BoundWatch::left_ranks, "Ranks that left in an orderly way.");
 
   m.def("set_thread_cpus", &thread_cpus::set, "cpus"_a,
-        "Cores for the threads that groups start from now on; none: wherever the process may run.");
+        "Sets the cores of the threads that groups start from now on; none: all cores of the process.");
   m.def("guard_descriptor", &fork_guard::add, "fd"_a,
         "Replaces the descriptor by one of /dev/null in every forked child, from now on.");
   m.def("unguard_descriptor", &fork_guard::remove, "fd"_a,
-        "Ends the guard; required before the descriptor is closed or given away.");
+        "Ends the guard. Must be called before the descriptor is closed or given away.");
 }
 // -------------------------------------------------------------------------------------------------------
 
-// ---- Rules: which algorithm between hosts ---------------------------------------------------------------
+// ---- Rules: the choice of the algorithm between hosts ---------------------------------------------------
 void bind_rules(nb::module_ m) {
   nb::enum_<Algorithm>(m, "Algorithm")
       .value("RING", Algorithm::ring)
       .value("TREE", Algorithm::tree)
       .value("DIRECT", Algorithm::direct)
       .value("CHAIN", Algorithm::chain);
-  nb::class_<Rule>(m, "Rule", "Calls of `kind` on at least `hosts` hosts and of at most `bytes` bytes.")
+  nb::class_<Rule>(m, "Rule",
+                   "Algorithm for calls of `kind` on at least `hosts` hosts and of at most `bytes` bytes.")
       .def(
           "__init__",
           [](Rule* self, Kind kind, std::size_t hosts, std::size_t bytes, Algorithm algorithm,
              std::size_t lanes) { new (self) Rule{kind, hosts, bytes, algorithm, lanes}; },
           nb::kw_only(), "kind"_a, "hosts"_a, "bytes"_a, "algorithm"_a, "lanes"_a,
-          "bytes: ANY_BYTES has no limit; lanes: at most, 0 for as many as there are.")
+          "bytes: ANY_BYTES is no limit; lanes: the most lanes to use, 0 for all.")
       .def_ro("kind", &Rule::kind)
       .def_ro("hosts", &Rule::hosts)
       .def_ro("bytes", &Rule::bytes)
@@ -255,17 +256,18 @@ void bind_rules(nb::module_ m) {
             .format(rule.kind, rule.hosts, rule.bytes, rule.algorithm, rule.lanes);
       });
   m.attr("ANY_BYTES") = kAnyBytes;
-  m.def("default_rules", &default_rules, "What counts where no other rule applies.");
+  m.def("default_rules", &default_rules, "Rules that are used where no other rule applies.");
   m.def(
       "choose_rule",
       [](const std::vector<Rule>& rules, Kind kind, std::size_t hosts, std::size_t bytes) {
         if (kind != Kind::allreduce && kind != Kind::broadcast && kind != Kind::reduce) {
-          throw Error(Code::invalid, "this kind of call has no rules");
+          throw Error(Code::invalid, "invalid kind: it has no rules, expected allreduce, broadcast or reduce");
         }
         if (hosts < 2) throw Error(Code::invalid, "rules need at least two hosts");
         return choose_rule(rules, kind, hosts, bytes);
       },
-      "rules"_a, "kind"_a, "hosts"_a, "bytes"_a, "The first of the rules that applies, or of the default ones.");
+      "rules"_a, "kind"_a, "hosts"_a, "bytes"_a,
+      "Returns the first of the rules that applies; if none does, the first of the default rules.");
 }
 // ---------------------------------------------------------------------------------------------------------
 
@@ -289,7 +291,7 @@ void bind_segments(nb::module_ m) {
         return plan_placement(control_layout(members), numa::nodes(), numa::node_of_interface(interface));
       },
       "members"_a, "interface"_a, GilReleased(),
-      "Where the parts of a control segment belong on this machine, for a network interface; nothing on one node.");
+      "Returns the memory nodes for the parts of a control segment, for a network interface; empty on one node.");
   m.def(
       "create_segment",
       [](const std::string& name, std::size_t bytes, const std::vector<Placed>& placement) {
@@ -306,7 +308,7 @@ void bind_segments(nb::module_ m) {
         return fd;
       },
       "name"_a, "bytes"_a, "placement"_a = std::vector<Placed>(), GilReleased(),
-      "Descriptor of a new zeroed and reserved shared segment; the caller closes it.");
+      "Creates a zeroed and reserved shared segment. Returns its descriptor, which the caller closes.");
 }
 // ---------------------------------------------------------------------------------------------------------
 
@@ -337,33 +339,33 @@ char* address(std::uintptr_t data) { return reinterpret_cast<char*>(data); }
 // Devices are never destroyed, because streams may still be working when Python ends.
 void bind_devices(nb::module_ m) {
   nb::class_<Device>(m, "Device", "A device's runtime; lives as long as the process.");
-  nb::class_<FakeDevice, Device>(m, "FakeDevice", "A device for tests: plain memory, streams that take their time.")
+  nb::class_<FakeDevice, Device>(m, "FakeDevice", "A device for tests: plain memory, and streams with delays.")
       .def("make_stream", &FakeDevice::make_stream, GilReleased())
       .def(
           "copy",
           [](FakeDevice& device, Device::Stream stream, std::uintptr_t to, std::uintptr_t from,
              std::size_t bytes) { device.copy(stream, address(to), address(from), bytes); },
-          "stream"_a, "to"_a, "source"_a, "bytes"_a, GilReleased(), "Computation of the user: a copy.")
+          "stream"_a, "to"_a, "source"_a, "bytes"_a, GilReleased(), "Queues a copy, as the user's computation.")
       .def("stop", &FakeDevice::stop, "stream"_a, GilReleased(), "Stops a stream before its next command.")
       .def("go_on", &FakeDevice::go_on, "stream"_a, GilReleased())
       .def("synchronize", &FakeDevice::synchronize, "stream"_a, GilReleased())
-      .def("history", &FakeDevice::history, GilReleased(), "All that has run, in order: 'stream command'.")
+      .def("history", &FakeDevice::history, GilReleased(), "Commands that have run, in order: 'stream command'.")
       .def_prop_ro("pinned_bytes", &FakeDevice::pinned_bytes)
       .def_prop_ro("live_events", &FakeDevice::live_events);
   m.def(
       "fake_device",
       [](std::int64_t delay_us) { return new FakeDevice(std::chrono::microseconds(delay_us)); },
-      "delay_us"_a = 0, nb::rv_policy::reference, "A new fake device; `delay_us` passes before each command.");
+      "delay_us"_a = 0, nb::rv_policy::reference, "Makes a fake device that waits `delay_us` before each command.");
   m.def(
       "cuda_device", [](int index) -> Device* { return new CudaDevice(index); }, "index"_a,
-      nb::rv_policy::reference, GilReleased(), "A CUDA device, by the runtime of this process.");
+      nb::rv_policy::reference, GilReleased(), "Opens a CUDA device with the CUDA runtime of this process.");
 
-  nb::class_<Passage>(m, "Passage", "A call on device memory, until the device is through with it.")
+  nb::class_<Passage>(m, "Passage", "A call on device memory, until the device has finished with it.")
       .def("follow", &Passage::follow, "stream"_a, GilReleased(),
-           "The stream waits until the results are in the device's memory.")
+           "Makes the stream wait until the results are in the device's memory.")
       .def("extend", &Passage::extend, "stream"_a, GilReleased(),
-           "Who follows from now on waits for what is in this stream, too.")
-      .def_prop_ro("finished", &Passage::finished, "Nothing touches the device's memory any more.")
+           "Makes streams that follow from now on also wait for the current work in this stream.")
+      .def_prop_ro("finished", &Passage::finished, "True when the device's memory is no longer accessed.")
       .def("wait", &wait_for<Passage>, "seconds"_a = -1.0,
            "True when finished, False when `seconds` passed before (< 0: no limit).");
 
@@ -373,8 +375,9 @@ void bind_devices(nb::module_ m) {
            nb::kw_only(), "group"_a, "stream"_a, "counts"_a, "kind"_a, "inputs"_a, "outputs"_a, "count"_a,
            "dtype"_a, "op"_a = Op::sum, "root"_a = -1, "wire"_a = Codec::none, "residual"_a = 0,
            "seed"_a = 0, "priority"_a = 0, "label"_a = 0, "timeout_s"_a = 0.0,
-           "Group.submit for device memory, behind what is in `stream` now; cut into operations of `counts` "
-           "elements each, if there are several. Memory must stay alive until the passage is finished.");
+           "Submits a call on device memory (see Group.submit) after the current work in `stream`. `counts`: the "
+           "elements of each operation into which the call is cut. Memory must stay alive until the passage is "
+           "finished.");
 }
 // -------------------------------------------------------------------------------------------------------
 
@@ -422,7 +425,7 @@ void bind(nb::module_ m) {
       .value("ALL_TO_ALL", Kind::all_to_all)
       .value("BARRIER", Kind::barrier);
 
-  nb::enum_<TransportKind>(m, "Transport", "What carries the bytes of collectives between hosts.")
+  nb::enum_<TransportKind>(m, "Transport", "Transport of the bytes of collectives between hosts.")
       .value("TCP", TransportKind::tcp)
       .value("UCX", TransportKind::ucx);
 
@@ -430,10 +433,11 @@ void bind(nb::module_ m) {
       .def("wait", &wait_for<Operation>, "seconds"_a = -1.0,
            "True when it is over, False when `seconds` passed before (< 0: no limit).")
       .def("done", &Operation::done)
-      .def_ro("number", &Operation::number, "In the order of submission to its group: alike on all ranks.")
+      .def_ro("number", &Operation::number, "Number in the order of submission to the group; equal on all ranks.")
       .def_prop_ro("priority", [](const Operation& operation) { return operation.request.priority; })
-      .def_ro("source", &Operation::source, "Of a receive from any source: the sender's rank, once over.")
-      .def("shared", &shared_block, "The block of a shared result as a uint8 array; REQUIRES: over, without error.")
+      .def_ro("source", &Operation::source, "The sender's rank, once a receive from any source is over.")
+      .def("shared", &shared_block,
+           "The block of a shared result as a uint8 array. REQUIRES: the operation is over, without error.")
       .def("rethrow", &Operation::rethrow, "Raises the error of a finished operation, if any.");
 
   nb::class_<Group>(m, "Group", "A process group of the engine.")
@@ -446,9 +450,10 @@ void bind(nb::module_ m) {
            "op"_a = Op::sum, "root"_a = -1, "wire"_a = Codec::none, "residual"_a = 0, "seed"_a = 0,
            "shared"_a = false, "priority"_a = 0, "label"_a = 0, "timeout_s"_a = 0.0, "run_here"_a = false,
            "Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done. "
-           "timeout_s: of this call; 0: the group's.")
+           "timeout_s: timeout of this call; 0: the group's.")
       .def("allreduce_now", &allreduce_now, "data"_a, "bytes"_a, "count"_a, "dtype"_a, "op"_a,
-           "A synchronous allreduce in place. None when it is over; the operation where others are before it.")
+           "Runs a synchronous allreduce in place. Returns None when it is over; returns the operation if other "
+           "operations must run before it.")
       .def("peers", &peers, nb::kw_only(), "kind"_a, "count"_a, "dtype"_a, "root"_a = -1,
            "wire"_a = Codec::none, "priority"_a = 0, GilReleased(), "Ranks of other hosts that such a call sends to.")
       .def("add_outgoing", &Group::add_outgoing, "rank"_a, "fd"_a, GilReleased(),
@@ -457,12 +462,13 @@ void bind(nb::module_ m) {
            "A connected socket to receive payload from `rank`; owned by the group.")
       .def("abort", &Group::abort, GilReleased())
       .def("rethrow", [](Group& group) { if (const auto error = group.failure()) throw Error(*error); },
-           "Raises why the group is broken, if it is.")
-      .def("records", &records, "The last operations, oldest first; times by the monotonic clock.")
+           "Raises the error that broke the group, if any.")
+      .def("records", &records, "The last operations, oldest first, with times of the monotonic clock.")
       .def("set_rules", &Group::set_rules, "rules"_a, GilReleased(),
-           "Chooses the algorithms between hosts, alike on all ranks, while nothing is under way.")
+           "Sets the rules that choose the algorithms between hosts. REQUIRES: equal rules on all ranks, and no "
+           "operation in flight.")
       .def("withdrawals", &Group::withdrawals, GilReleased(),
-           "On rank 0: numbers of operations that will end as cancelled when their turn comes.")
+           "Numbers of operations that will end as cancelled when their turn comes; on rank 0 only.")
       .def("set_timeout", &Group::set_timeout, "seconds"_a)
       .def_prop_ro("network_bytes_sent", &Group::network_bytes_sent,
                    "Bytes this rank has sent to other hosts.");
@@ -479,7 +485,7 @@ void bind(nb::module_ m) {
           },
           "rank"_a, "fd"_a, GilReleased(), "A connected socket to send to `rank`; owned from here on.")
       .def("heard_from", &P2PEngine::heard_from, "rank"_a, GilReleased(),
-           "Whether another rank of the group has ever had a link to here.")
+           "True if `rank`, another rank of the group, has ever had a link to this rank.")
       .def("add_incoming", &P2PEngine::add_incoming, "rank"_a, "fd"_a, GilReleased(),
            "A connected socket to receive from `rank`; owned from here on.")
       .def(
@@ -489,7 +495,8 @@ void bind(nb::module_ m) {
             return post.send(to, tag, reinterpret_cast<const void*>(data), bytes, seconds, attended);
           },
           "to"_a, "tag"_a, "data"_a, "bytes"_a, "seconds"_a, "attended"_a, GilReleased(),
-          "Sends `bytes` at address `data`, which must stay alive until it is over; seconds <= 0: no deadline.")
+          "Sends `bytes` at address `data`, which must stay alive until the operation is over; seconds <= 0: no "
+          "deadline.")
       .def(
           "receive",
           [](P2PEngine& post, int from, std::uint64_t tag, std::uintptr_t data, std::size_t bytes,
@@ -499,22 +506,22 @@ void bind(nb::module_ m) {
           "source"_a, "tag"_a, "data"_a, "bytes"_a, "seconds"_a, "attended"_a, GilReleased(),
           "Receives from rank `source`, or from any (-1).")
       .def("wait", &wait_for_message, "operation"_a, "seconds"_a,
-           "Operation.wait, but this thread moves the bytes meanwhile.")
+           "Waits like Operation.wait, but this thread moves the bytes meanwhile.")
       .def(
           "fail",
           [](P2PEngine& post, const std::string& message, int rank) {
             post.fail(Error(rank >= 0 ? Code::rank_failed : Code::collective, message, rank));
           },
-          "message"_a, "rank"_a = -1, GilReleased(), "Ends every message, now and later, with this error.");
+          "message"_a, "rank"_a = -1, GilReleased(), "Ends all present and later messages with this error.");
 
   m.def("load_ucx", [] { ucx::api(); }, GilReleased(),
-        "Raises CollectiveError, with what to install, where a group over UCX cannot be made.");
+        "Raises CollectiveError, which names the package to install, if a group over UCX cannot be made.");
   m.def("control_bytes", &Team::control_bytes, "members"_a);
   bind_rules(m);
   bind_segments(m);
   bind_devices(m);
   m.def("arena_block", &arena_block, "bytes"_a,
-        "Zero-copy memory as a uint8 array; given back when the array dies.");
+        "Allocates zero-copy memory as a uint8 array; freed with the array.");
   m.def("arena_reserved_bytes", [] { return Arena::of_process().reserved_bytes(); },
         "Shared memory that this process holds for zero-copy tensors.");
   m.def(
@@ -522,7 +529,7 @@ void bind(nb::module_ m) {
       [](std::uintptr_t data, std::size_t bytes) {
         return Arena::of_process().find(reinterpret_cast<void*>(data), bytes).has_value();
       },
-      "data"_a, "bytes"_a, "Do these bytes lie in zero-copy memory?");
+      "data"_a, "bytes"_a, "True if these bytes lie in zero-copy memory.");
 }
 
 }  // namespace ff::hfreduce

@@ -1,5 +1,5 @@
 // Python binding of the key-value store: `fireflyer._native.kv`. The GIL serialises all calls but `Compaction.step`, which
-// releases it: its memtables take no more operations, and its tables have a cache of their own.
+// releases it: a compaction's memtables take no more operations, and its tables have a separate cache.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -55,10 +55,10 @@ nb::object get(const View& view, const nb::bytes& key, std::int64_t now) {
   return bytes_of(record.value);
 }
 
-// Returns (items, need, or whether the end was reached).
+// Returns (items, rest): the needed range in `rest`, or true at the end, or false.
 nb::tuple next_items(Scan& scan, std::int64_t now, std::size_t items, std::size_t most) {
   Merge& merge = scan.merge();
-  merge.reassure();
+  merge.refresh();
   nb::list found;
   std::size_t bytes = 0;
   while (found.size() < items && (bytes == 0 || bytes < most)) {
@@ -149,16 +149,17 @@ void bind_pages(nb::module_ m) {
   nb::class_<PageIndex>(m, "PageIndex", "Index of a page cache: 16-byte digest of a key -> place of its page.")
       .def(nb::init<>())
       .def("insert", &insert_all, "segment"_a, "entries"_a, "salts"_a,
-           "Adds the pages of a new segment; a known digest moves to it. `salts`: number of each salt that entries name.")
+           "Adds the pages of a new segment. A known digest moves to it. `salts`: numbers of the salts, by the index "
+           "in the entries.")
       .def("leading", &leading, "digests"_a, "start"_a = 0,
            "Index of the first digest from `start` on that is unknown; the number of digests if all are known.")
       .def("find", &find_all, "digests"_a, "hit"_a,
            nb::sig("def find(self, digests: bytes, hit: bool) -> list[tuple[int, int, int, int, int] | None]"),
-           "(segment, offset, bytes, CRC32C, hits) of each digest, or None. `hit`: count a use.")
+           "Returns (segment, offset, bytes, CRC32C, hits) of each digest, or None. `hit`: count a use.")
       .def("remove", [](PageIndex& index, const nb::bytes& digest, std::uint32_t segment) { index.remove(text(digest), segment); },
            "digest"_a, "segment"_a, "Removes a page if it lies in this segment.")
-      .def("forget", &PageIndex::forget, "segment"_a, "Forgets a segment with its pages.")
-      .def("bytes_of", &PageIndex::bytes_of, "salt"_a, "Bytes of the pages of a salt.")
+      .def("forget", &PageIndex::forget, "segment"_a, "Removes a segment and its pages.")
+      .def("bytes_of", &PageIndex::bytes_of, "salt"_a, "Bytes of the pages with this salt.")
       .def("__len__", &PageIndex::pages)
       .def_prop_ro("memory", &PageIndex::memory, "Bytes of the table.");
 }
@@ -181,7 +182,7 @@ void bind(nb::module_ m) {
            "frame"_a, "offset"_a, "sequence"_a,
            "Adds the operations of a log frame from `offset` on; returns their number. Raises Corrupted.")
       .def("__len__", [](const Memtable& memtable) { return memtable.map().size(); })
-      .def_prop_ro("bytes", &Memtable::bytes, "Approximate memory.");
+      .def_prop_ro("bytes", &Memtable::bytes, "Approximate memory in bytes.");
   nb::class_<BlockCache>(m, "BlockCache", "Blocks of tables in memory, at most `capacity` bytes.")
       .def(nb::init<std::size_t>(), "capacity"_a)
       .def_prop_ro("bytes", &BlockCache::bytes);
@@ -195,9 +196,10 @@ void bind(nb::module_ m) {
       .def_prop_ro("name", &Table::name)
       .def_prop_ro("blocks", &Table::count, "Number of blocks; 0 before the index is supplied.")
       .def("range", &Table::range, "block"_a, "most"_a = 0,
-           "(offset, bytes) of the index for block -1, else of this block and absent ones after it up to `most` bytes.")
+           "(offset, bytes) of the index for block -1; else of this block and the missing ones after it, at most "
+           "`most` bytes.")
       .def("supply", [](Table& table, std::uint64_t offset, const nb::bytes& data) { table.supply(offset, text(data)); },
-           "offset"_a, "data"_a, "Takes the bytes of a range. Raises Corrupted.");
+           "offset"_a, "data"_a, "Supplies the bytes of a range. Raises Corrupted.");
   nb::class_<View>(m, "View", "Memtables and runs of tables, newest first, up to a sequence number.")
       .def("__init__",
            [](View* self, const Memtables& memtables, std::vector<Run> runs, std::uint64_t sequence) {
@@ -208,7 +210,7 @@ void bind(nb::module_ m) {
       .def("copy", [](const View& view) { return View(view); })
       .def("get", &get, "key"_a, "now"_a,
            nb::sig("def get(self, key: bytes, now: int) -> bytes | tuple[Table, int] | None"),
-           "Value, None, or (table, block) that must be supplied first. `now`: ms since 1970.");
+           "Returns the value, None, or the (table, block) to supply before another try. `now`: ms since 1970.");
   nb::class_<Scan>(m, "Scan", "Walk through the visible records of a view, in the order of keys.")
       .def("__init__",
            [](Scan* self, View view, const nb::bytes& start, const std::optional<nb::bytes>& end) {
@@ -218,13 +220,13 @@ void bind(nb::module_ m) {
       .def("next", &next_items, "now"_a, "items"_a, "most"_a,
            nb::sig("def next(self, now: int, items: int, most: int) -> "
                    "tuple[list[tuple[bytes, bytes]], tuple[Table, int] | bool]"),
-           "At most `items` pairs and about `most` bytes; and the (table, block) to supply before going on, or whether "
-           "that was the end.");
+           "Returns at most `items` pairs of about `most` bytes, and a second value: the (table, block) to supply "
+           "before the next call, True at the end, else False.");
   nb::class_<Compaction>(m, "Compaction", "Writes a view as tables.")
       .def(nb::init<View, std::size_t, bool, std::int64_t>(), "view"_a, "target"_a, "bottom"_a, "dead_before"_a,
-           "`bottom`: leave out deletions and what expired before `dead_before` (ms).")
+           "`bottom`: leave out deletions, and records that expired before `dead_before` (ms).")
       .def("step", &step, nb::sig("def step(self) -> bool | tuple[Table, int]"),
-           "(table, block) to supply; or whether this was the last table, and then `take` it.")
+           "Returns the (table, block) to supply; or, when a table is ready for `take`, whether it is the last one.")
       .def("take", &take, nb::sig("def take(self) -> tuple[bytes, bytes, bytes, int, int, int] | None"),
            "(bytes, first key, last key, offset of the index, its bytes, records), or None without records.");
 }

@@ -1,8 +1,9 @@
 // Index of a page cache: 16-byte digest of a key -> segment, place, size and checksum of the page.
 //
 // Open addressing with linear probing: 40 bytes a slot, at most 3 of 4 slots taken. A segment is a number that its owner
-// gives and never uses twice. To forget a segment takes constant time: a slot whose segment is unknown counts as no page,
-// and leaves when the table is laid anew. So a page costs 53 to 64 bytes after that, and at most 64 + 40 / 0.75 during it.
+// gives and never uses twice. Forgetting a segment takes constant time: a slot whose segment is unknown counts as no
+// page, and is dropped when the table is rebuilt. A page costs 53 to 64 bytes after a rebuild, and at most
+// 64 + 40 / 0.75 during a rebuild.
 //
 // Thread contract: the caller serialises all calls.
 #pragma once
@@ -34,14 +35,14 @@ class PageIndex {
  public:
   // Begins a segment. Throws Error(invalid) if it is known.
   void begin(std::uint32_t segment);
-  // Adds a page of a segment that has begun; a known digest moves there.
+  // Adds a page of a segment that has begun; a known digest moves to this page.
   void insert(std::string_view digest, const Page& page);
   std::optional<Page> find(std::string_view digest) const;
   void hit(std::string_view digest);  // counts a use
   bool holds(std::string_view digest) const { return probe(digest) != nullptr; }
   // Removes a page if it lies in this segment.
   void remove(std::string_view digest, std::uint32_t segment);
-  // Forgets a segment with its pages, in constant time.
+  // Removes a segment with its pages, in constant time.
   void forget(std::uint32_t segment);
 
   std::size_t pages() const { return pages_; }

@@ -75,7 +75,7 @@ std::size_t Block::lower_bound(std::string_view key) const {
 void BlockCache::added(const std::shared_ptr<Table>& table, std::size_t block, std::size_t bytes) {
   turn_.push_back({table, block, bytes});
   bytes_ += bytes;
-  // Each block passes at most twice: once because it was used, once more to go. The newest one, last of all, stays.
+  // Visits each block at most twice: the first visit clears the mark of use, the second evicts. The newest block stays.
   for (std::size_t turns = 2 * turn_.size(); bytes_ > capacity_ && turn_.size() > 1 && turns > 0; --turns) {
     Place place = std::move(turn_.front());
     turn_.pop_front();

@@ -4,7 +4,7 @@
 // number of blocks u32; for each block its offset u64, bytes u32, key bytes u32, last key. Trailer: "FFKVTBL1", offset of the
 // index u64, its bytes u64, crc32c of these three u32. A table holds at most one version of a key.
 //
-// A table does no I/O: it asks for the ranges of its file that it needs, and verifies what it is supplied with.
+// A table does no I/O: it names the ranges of its file that it needs, and verifies the bytes that the caller supplies.
 //
 // Thread contract: the caller serialises all calls on tables that share a cache (Python: the GIL). Tables of a merge have
 // a cache of their own.
@@ -43,7 +43,7 @@ class Block {
 
 class Table;
 
-// Blocks in memory, with a bound in bytes; a block that was used since its last turn gets another (CLOCK).
+// Cache of blocks with a bound in bytes. Evicts by CLOCK: a block that was used since the hand's last visit stays.
 class BlockCache {
  public:
   explicit BlockCache(std::size_t capacity) : capacity_(capacity) {}
@@ -70,8 +70,8 @@ class Table : public std::enable_shared_from_this<Table> {
   bool indexed() const { return !blocks_.empty(); }
   std::size_t count() const { return blocks_.size(); }
 
-  // Range of the file: of the index and the trailer for block -1, else of this block and those after it that are absent too, of at most
-  // `most` bytes together, but at least of this one.
+  // Range of the file to read. For block -1: the index and the trailer. Else this block, and the missing blocks after
+  // it as long as the range has at most `most` bytes.
   std::pair<std::uint64_t, std::uint64_t> range(std::int64_t block, std::uint64_t most) const;
   // Takes bytes of the file from an offset that `range` returned. Throws Error(corrupted).
   void supply(std::uint64_t offset, std::string_view bytes);
@@ -79,7 +79,7 @@ class Table : public std::enable_shared_from_this<Table> {
   // REQUIRES: indexed(). First block whose last key is at least `key`; count() if there is none.
   std::size_t block_of(std::string_view key) const;
   std::shared_ptr<const Block> block(std::size_t at);  // nullptr: not in memory
-  bool evict(std::size_t at);                          // false: it was used, and stays
+  bool evict(std::size_t at);  // false: the block was used since the last call, and stays
 
  private:
   struct Place {
@@ -111,7 +111,7 @@ class TableBuilder {
   };
   void add(const Record& record);  // REQUIRES: keys ascend
   std::size_t bytes() const { return file_.size() + block_.size(); }
-  std::optional<Whole> finish();  // nullopt: no records; the builder is then as new
+  std::optional<Whole> finish();  // nullopt: no records. Afterwards the builder is empty
 
  private:
   void end_block();

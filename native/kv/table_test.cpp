@@ -90,7 +90,7 @@ void refuses_every_flipped_bit() {
   std::mt19937 random(7);
   for (int turn = 0; turn < 400; ++turn) {
     TableBuilder::Whole damaged = whole;
-    // Every third one in the index or the trailer.
+    // Every third turn damages the index or the trailer.
     const std::size_t tail = whole.index_bytes + kTrailer;
     const std::size_t at = turn % 3 == 0 ? whole.bytes.size() - 1 - random() % tail : random() % whole.bytes.size();
     damaged.bytes[at] = static_cast<char>(damaged.bytes[at] ^ (1 << random() % 8));

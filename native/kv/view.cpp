@@ -55,7 +55,7 @@ void Cursor::resume() {
   if (need_) settle_table();
 }
 
-void Cursor::reassure() {
+void Cursor::refresh() {
   if (memtable_ && !ended_) settle_memory();
 }
 

@@ -1,10 +1,10 @@
 // One state of the store: memtables and runs of tables, newest first, up to a sequence number.
 //
-// A run is a list of tables whose key ranges ascend and do not overlap. Of several versions of a key the first source that
-// has one decides, because sources are ordered by age.
+// A run is a list of tables whose key ranges ascend and do not overlap. If several sources have a version of a key, the
+// first of them decides, because sources are ordered by age.
 //
-// Thread contract: that of the tables. A view that holds memtables without further operations, and tables of a cache of its
-// own, may be merged by any one thread.
+// Thread contract: that of the tables. A view may be merged by any one thread if its memtables take no more operations
+// and its tables have a separate cache.
 #pragma once
 
 #include <cstddef>
@@ -31,18 +31,20 @@ struct View {
 
 enum class Found { yes, no, blocked };
 
-// Looks a key up. `holder` keeps the slices of `record` alive while the view is. `need` is set if blocked.
+// Looks a key up. While the view exists, `holder` keeps the slices of `record` alive. Sets `need` if it returns
+// Found::blocked.
 Found find(const View& view, std::string_view key, Record& record, std::shared_ptr<const Block>& holder,
            std::optional<Need>& need);
 
-// Walks through a source in the order of keys. If `need` is set, the cursor stands still until that range was supplied.
+// Walks through a source in the order of keys. While `need` is set, the cursor does not move; after the range was
+// supplied, call resume().
 class Cursor {
  public:
   Cursor(std::shared_ptr<const Memtable> memtable, std::uint64_t sequence, std::string_view start);
   Cursor(Run run, std::string_view start);
 
-  void resume();    // tries again to read what it needs
-  void reassure();  // after operations were added to its memtable, which may have moved the record's value
+  void resume();   // tries again to read the needed range
+  void refresh();  // call after operations were added to the memtable: they may have moved the record's value
   bool ended() const { return ended_; }
   const std::optional<Need>& need() const { return need_; }
   const Record& record() const { return record_; }  // REQUIRES: not ended, no need
@@ -58,7 +60,7 @@ class Cursor {
   Run run_;
   std::string start_;  // where to begin in the table that is not indexed yet
   std::size_t table_ = 0, block_ = 0, at_ = 0;
-  bool placed_ = false;  // block_ and at_ are those of table_
+  bool placed_ = false;  // true if block_ and at_ are valid for table_
   std::shared_ptr<const Block> holder_;
   std::optional<Need> need_;
   Record record_;
@@ -71,12 +73,12 @@ class Merge {
   Merge(const View& view, std::string_view start, std::optional<std::string> end);
 
   enum class State { record, blocked, ended };
-  State look();  // after State::record, record() is the next one
+  State look();  // if it returns State::record, record() is the next record
   const Record& record() const { return cursors_[smallest_].record(); }
-  void pass();  // goes behind the key of record(), whose slices end here
-  // Call it before look() if a memtable may have got more operations.
-  void reassure() {
-    for (Cursor& cursor : cursors_) cursor.reassure();
+  void pass();  // moves behind the key of record(); invalidates the record's slices
+  // Must be called before look() if a memtable may have got more operations.
+  void refresh() {
+    for (Cursor& cursor : cursors_) cursor.refresh();
   }
   const std::optional<Need>& need() const { return need_; }
 
@@ -87,7 +89,7 @@ class Merge {
   std::size_t smallest_ = 0;
 };
 
-// Walks through the visible records of a view. Blocks that it stands on stay in memory, whatever the cache holds.
+// Walks through the visible records of a view. Keeps its current blocks in memory, even if the cache evicts them.
 class Scan {
  public:
   Scan(View view, std::string_view start, std::optional<std::string> end)
@@ -102,12 +104,12 @@ class Scan {
 // Writes a view as tables of about `target` bytes.
 class Compaction {
  public:
-  // With `bottom` nothing older lies below: deletions, and what expired before `dead_before` (ms), are left out.
+  // `bottom`: there are no older tables. Deletions, and records that expired before `dead_before` (ms), are left out.
   Compaction(View view, std::size_t target, bool bottom, std::int64_t dead_before)
       : view_(std::move(view)), merge_(view_, {}, std::nullopt), target_(target), bottom_(bottom), dead_before_(dead_before) {}
 
   enum class State { blocked, full, ended };
-  State step();  // after full and ended, `take` the table
+  State step();  // after State::full and State::ended, call `take`
   std::optional<TableBuilder::Whole> take() { return builder_.finish(); }
   const std::optional<Need>& need() const { return merge_.need(); }
 

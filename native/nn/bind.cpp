@@ -1,6 +1,6 @@
-// Python binding of the operators' kernels: `fireflyer._native.nn`. Tensors cross as pointers, without a check: the
-// Python side owns shapes, types and lifetimes. Every call releases the GIL and shares long work among the process's
-// pool of threads.
+// Python binding of the operators' kernels: `fireflyer._native.nn`. Tensors are passed as unchecked pointers: Python
+// code is responsible for shapes, types and lifetimes. Every call releases the GIL and shares long work among the
+// process's pool of threads.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 
@@ -27,8 +27,8 @@ using Address = std::uintptr_t;
 template <class T>
 T* at(Address address) { return reinterpret_cast<T*>(address); }
 
-// Elements of a part, worth a thread's time, a multiple of 64 so that no two threads share a word of bits. Parts are
-// many: where other programs hold the cores, the thread that runs takes more of them.
+// Elements of a part: enough to repay a thread, and a multiple of 64 so that no two threads share a word of bits. There
+// are more parts than threads, so that a thread with a free core takes more of them.
 constexpr std::size_t kGrain = std::size_t{1} << 17;
 
 template <class Part>
@@ -67,7 +67,8 @@ void dropout(std::uint32_t type, Address x, Address y, std::size_t count, std::u
   });
 }
 
-// PyTorch's share of one of its threads, and the elements of it that whole pairs of its vectors take.
+// PyTorch's division of elements among its threads. A share begins with the elements that fill whole pairs of PyTorch's
+// vectors.
 class Shares {
  public:
   // `unit`: elements of two of PyTorch's vectors.
@@ -132,7 +133,7 @@ void in_rows(std::size_t rows, std::size_t width, unsigned threads, Part part) {
 
 std::size_t inner_size(std::uint32_t type) { return static_cast<Float>(type) == Float::f64 ? 8 : 4; }
 
-// An address some rows on; null stays null.
+// Advances an address by some rows; null stays null.
 template <class T = void>
 T* on(Address address, std::size_t bytes) { return address == 0 ? nullptr : at<T>(address + bytes); }
 
@@ -194,25 +195,30 @@ void decode(const Numbers& numbers, Address codes, std::size_t planes, Address i
 void bind(nb::module_ m) {
   m.doc() = "Kernels of the operators of fireflyer.nn, on addresses. `type`: 0 float32, 1 float64, 2 float16, 3 bfloat16.";
   m.def("forward", &forward, "activation"_a, "type"_a, "x"_a, "y"_a, "bits"_a, "count"_a, "slope"_a, "threads"_a,
-        "Activation 0 ReLU, 1 ReLU6, 2 leaky ReLU, and a bit an element: the gradient passes. Bits: a multiple of 8 bytes.");
+        "Applies activation 0 (ReLU), 1 (ReLU6) or 2 (leaky ReLU), and sets the bits of elements whose gradient "
+        "passes. `bits`: a multiple of 8 bytes.");
   m.def("backward", &backward, "leaking"_a, "type"_a, "g"_a, "bits"_a, "dx"_a, "count"_a, "slope"_a, "threads"_a,
-        "The gradient where its bit is set; elsewhere 0, or the gradient times `slope`.");
+        "Writes the gradient where its bit is set; elsewhere 0 or, if `leaking`, the gradient times `slope`.");
   m.def("dropout", &dropout, "type"_a, "x"_a, "y"_a, "count"_a, "seed"_a, "threshold"_a, "scale"_a, "threads"_a,
-        "Times 0 where the hash of the seed and the element's number is below `threshold`, times `scale` elsewhere.");
+        "Multiplies by 0 where the hash of the seed and the element's number is below `threshold`, elsewhere by "
+        "`scale`.");
   m.def("swiglu", &swiglu, "type"_a, "gate"_a, "up"_a, "y"_a, "count"_a, "unit"_a, "threads"_a,
-        "silu(gate) * up. Not for float64. `unit`: elements of two of torch's vectors.");
+        "Computes silu(gate) * up. Not for float64. `unit`: elements of two of torch's vectors.");
   m.def("swiglu_backward", &swiglu_backward, "type"_a, "g"_a, "gate"_a, "up"_a, "d_gate"_a, "d_up"_a, "count"_a,
-        "unit"_a, "threads"_a, "Gradients of gate and up.");
+        "unit"_a, "threads"_a, "Computes the gradients of gate and up.");
   m.def("rms_norm", &rms_norm, "type"_a, "memory"_a, "rows"_a, "width"_a, "eps"_a, "threads"_a,
-        "RMS norm of rows; `memory`: addresses of x, residual, weight, h, y, scales (nn/kernels.hpp), 0 for none.");
+        "Computes the RMS norm of rows; `memory`: addresses of x, residual, weight, h, y, scales (nn/kernels.hpp), 0 "
+        "for none.");
   m.def("rms_norm_backward", &rms_norm_backward, "type"_a, "memory"_a, "rows"_a, "width"_a, "threads"_a,
-        "Its gradients; `memory`: addresses of h, weight, scales, g, gh, dh, apart, products, 0 for none.");
+        "Computes the gradients of rms_norm; `memory`: addresses of h, weight, scales, g, gh, dh, apart, products, 0 "
+        "for none.");
   m.def("bit_product", &bit_product, "a"_a, "planes_a"_a, "b"_a, "planes_b"_a, "rows"_a, "panels"_a, "words"_a, "out"_a,
         "threads"_a, "Product of bit planes (nn/kernels.hpp) to int32.");
   m.def("encode_places", &encode, "pooling"_a, "indices"_a, "planes"_a, "codes"_a, "threads"_a,
-        "Places of maxima in their windows, in 2, 4 or 8 bits, of places in planes; `pooling` as in nn/pool.hpp.");
+        "Converts places of maxima in planes to places in their windows, of 2, 4 or 8 bits; `pooling`: see "
+        "nn/pool.hpp.");
   m.def("decode_places", &decode, "pooling"_a, "codes"_a, "planes"_a, "indices"_a, "threads"_a,
-        "The reverse of `encode_places`.");
+        "Converts the codes of `encode_places` back to places in planes.");
 }
 
 }  // namespace ff::nn

@@ -14,7 +14,7 @@ constexpr std::size_t kTile = 4;                                               /
 
 #if defined(__AVX512BW__) || defined(__AVX2__)
 
-// Ones of each byte: two look-ups of four bits.
+// Counts the ones of each byte by two look-ups of four bits.
 inline simd::U8 ones_of_bytes(Words v) {
 #if defined(__AVX512BW__)
   // The zero-masked forms: the plain ones make GCC 12 warn of an uninitialized value.
@@ -43,7 +43,7 @@ inline Words sum_of_bytes(simd::U8 v) {
 
 constexpr std::size_t kRun = 31;  // a byte counts to 255: 31 words of at most 8 ones
 
-// found[r][p] = ones of (row r of a) & (part p of the panel), lane by lane.
+// Sets found[r][p] to the number of ones in (row r of a) & (part p of the panel), lane by lane.
 template <std::size_t rows>
 inline __attribute__((always_inline)) void count_tile(const std::uint64_t* a, const std::uint64_t* b,
                                                       std::size_t words, Words (&found)[kTile][kParts]) {
@@ -91,7 +91,7 @@ using CountTile = void (*)(const std::uint64_t* a, const std::uint64_t* b, std::
 
 #if defined(__AVX512BW__)
 
-// The same by an instruction that not every processor with AVX-512 has.
+// Sets `found` by an instruction that only some processors with AVX-512 have.
 template <std::size_t rows>
 __attribute__((target("avx512vpopcntdq"))) void count_tile_at_once(const std::uint64_t* a, const std::uint64_t* b,
                                                                   std::size_t words,

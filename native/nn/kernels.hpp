@@ -28,17 +28,17 @@ struct NormForward {
   void *h, *y, *scales;
 };
 
-// Its gradients: dh of h, from `g` of y and, unless null, `gh` of h. If `apart` is not null it gets the summand that
-// goes through the scale, and dh the other one. If `products` are not null they get g * h * scale, of which the
-// weight's gradient is the sum over the rows, in the accumulators' type.
+// Memory of an RMS norm's gradients. dh is the gradient of h, from `g` (gradient of y) and, unless null, `gh` (of h).
+// If `apart` is not null, it gets the summand that goes through the scale, and dh gets the other one. If `products` is
+// not null, it gets g * h * scale in the accumulators' type; the weight's gradient is their sum over the rows.
 struct NormBackward {
   const void *h, *weight, *scales, *g, *gh;
   void *dh, *apart, *products;
 };
 
 struct Kernels {
-  // y[i] = activation(x[i]), and bit i = the gradient passes unchanged. relu keeps -0 and NaN, as PyTorch does on
-  // CPUs. `slope` counts for `leaky` alone. y may be x.
+  // y[i] = activation(x[i]); bit i is set if the gradient passes unchanged. relu keeps -0 and NaN, as PyTorch does on
+  // CPUs. Only `leaky` uses `slope`. y may be x.
   using Forward = void (*)(const void* x, void* y, std::uint8_t* bits, std::size_t count, double slope);
   Forward forward[kActivations][kFloats];
   // dx[i] = bit i ? g[i] : +0; with `leak` g[i] * slope instead of +0. dx may be g.
@@ -49,8 +49,8 @@ struct Kernels {
   using Dropout = void (*)(const void* x, void* y, std::size_t count, std::uint64_t seed, std::uint64_t first,
                            std::uint32_t threshold, double scale);
   Dropout dropout[kFloats];
-  // y = silu(gate) * up, silu rounded to the type; the exponential of the first `whole` elements is that of PyTorch's
-  // vectors, that of the others the C library's. Not for f64, whose entry is null.
+  // y = silu(gate) * up, silu rounded to the type. The first `whole` elements use the exponential of PyTorch's vectors,
+  // the others the C library's. The entry for f64 is null.
   using SwiGlu = void (*)(const void* gate, const void* up, void* y, std::size_t count, std::size_t whole);
   SwiGlu swiglu[kFloats];
   using SwiGluBackward = void (*)(const void* g, const void* gate, const void* up, void* d_gate, void* d_up,

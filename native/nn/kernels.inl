@@ -15,7 +15,7 @@ namespace {
 using simd::F64;
 using I64 = simd::Vector<std::int64_t>;
 
-// Masks as wide as the accumulators' lanes, to bits and back.
+// Conversions between bits and masks as wide as the accumulators' lanes.
 #if defined(__AVX512BW__)
 inline std::uint64_t bits_of(I32 mask) { return _mm512_movepi32_mask(simd::as<__m512i>(mask)); }
 inline std::uint64_t bits_of(I64 mask) { return _mm512_movepi64_mask(simd::as<__m512i>(mask)); }
@@ -44,7 +44,7 @@ inline I mask_of_lanes(std::uint64_t bits) {
 inline I32 mask_of(std::uint64_t bits, F32) { return mask_of_lanes<I32, std::int32_t>(bits); }
 inline I64 mask_of(std::uint64_t bits, F64) { return mask_of_lanes<I64, std::int64_t>(bits); }
 
-// The accumulators of one step of T at x, changed by each(v, i), rounded to y.
+// Reads one step of T at x, applies each(v, i) to its accumulators, and writes them, rounded, to y.
 template <class T, class Each>
 inline __attribute__((always_inline)) void map_step(const char* x, char* y, std::size_t i,
                                                     Each each) {
@@ -56,7 +56,7 @@ inline __attribute__((always_inline)) void map_step(const char* x, char* y, std:
   for (std::size_t j = 0; j < T::kRaw; ++j) simd::store(y + j * simd::kWidth, raw[j]);
 }
 
-// The same for `count` elements, the last ones through a buffer of a whole step.
+// Does so for `count` elements. The last ones go through a buffer of a whole step.
 template <class T, class Each>
 inline __attribute__((always_inline)) void map(const void* from, void* to, std::size_t count,
                                                Each each) {
@@ -133,7 +133,7 @@ void backward(const void* g, const std::uint8_t* bits, void* dx, std::size_t cou
   });
 }
 
-// Zero where an element is dropped, `scale` elsewhere: one vector a draw, or two of doubles.
+// Sets `found` to zero for dropped elements and to `scale` for others. A draw serves one vector, or two of doubles.
 inline void factors(simd::Noise& noise, std::uint32_t threshold, F32 scale, F32 (&found)[kVectors]) {
   for (auto& part : found) {
     part = noise.next() < splat<simd::U32>(threshold) ? F32{} : scale;

@@ -17,13 +17,13 @@ struct Pooling {
   unsigned bits() const;
 };
 
-// Writes for each maximum, given by its place in the plane, its place in the window: row * kernel_width + column.
+// Converts each maximum's place in the plane to its place in its window: row * kernel_width + column.
 // Plane p begins at byte p * ceil(out_height * out_width * bits / 8) of `codes`.
 // REQUIRES: bits() > 0, and each index lies in its window.
 void encode_places(const Pooling& pooling, const std::int64_t* indices, std::size_t planes, std::uint8_t* codes,
                    unsigned threads);
 
-// The reverse.
+// Converts codes of encode_places back to places in planes.
 void decode_places(const Pooling& pooling, const std::uint8_t* codes, std::size_t planes, std::int64_t* indices,
                    unsigned threads);
 

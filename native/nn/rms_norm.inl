@@ -12,7 +12,7 @@ template <class S>
 class RowSum {
  public:
   static constexpr std::size_t kLane = 32 / sizeof(S), kGroup = 4 * kLane, kGroups = 16;
-  static constexpr std::size_t kTerms = kGroup * kGroups;  // of one call of `add`
+  static constexpr std::size_t kTerms = kGroup * kGroups;  // most terms of one call of `add`
 
   explicit RowSum(std::size_t width) : groups_(width / kGroup) {
     std::size_t bits = 0;
@@ -20,7 +20,7 @@ class RowSum {
     power_ = bits / kLevels < 4 ? 4 : bits / kLevels;
   }
 
-  // Adds the next terms, all of them but at the end of the row: kTerms.
+  // Adds the next `count` terms: kTerms, or fewer at the end of the row.
   void add(const S* terms, std::size_t count) {
     const std::size_t groups = count / kGroup;
     for (std::size_t group = 0; group < groups; ++group) {
@@ -34,7 +34,7 @@ class RowSum {
     left_ = count % kGroup;
   }
 
-  // The sum. REQUIRES: the terms of the last `add` are still there.
+  // Returns the sum. REQUIRES: the terms of the last `add` are still in memory.
   S total() const {
     S part[4][kLane];
     Part whole[kParts];
@@ -87,7 +87,8 @@ class RowSum {
   Part sums_[kLevels][kParts] = {};
 };
 
-// Calls each(i, n) for the steps of a row in turn, n elements from i, and adds what it makes of their terms.
+// Calls each(i, n, term) for every step of a row; `each` sets `term` from the n elements from i on. Returns the sum of
+// all terms.
 template <class T, class Each>
 inline __attribute__((always_inline)) typename T::Scalar sum_of(std::size_t width, Each each) {
   using S = typename T::Scalar;

@@ -1,6 +1,6 @@
 // SwiGLU, silu(gate) * up, with PyTorch's bits. Included by kernels.inl.
 //
-// PyTorch computes whole vectors by SLEEF's exponential, and what is left of a thread's share by the C library's. Its
+// PyTorch uses SLEEF's exponential for whole vectors, and the C library's for the rest of a thread's share. PyTorch's
 // compiler fuses 1 + x * (1 - sigmoid) into one rounding.
 #pragma once
 

@@ -63,7 +63,7 @@ void clear_past(Tile& tile, std::size_t n) {
   std::fill(tile.x + n, tile.x + (n + kTileStep - 1) / kTileStep * kTileStep, 0.0f);
 }
 
-// out: the floats that the n wire values represent.
+// Converts n wire values to floats in `out`.
 void unpack(Codec codec, const char* wire, std::size_t n, Tile& out) {
   if (codec == Codec::int8) {
     kernels().codec.decode_int8(wire, n, out.x);

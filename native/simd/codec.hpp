@@ -9,7 +9,7 @@
 // int8    blocks of 256 values (the last may    absmax/254 (1 + 2^-14) with the block's absmax; blocks with an
 //         be shorter): f32 scale, then one      absmax below 2^-119 travel as zeros
 //         signed byte each, value = scale * q
-// Stochastic rounding: twice that.
+// With stochastic rounding, the bounds are twice as large.
 //
 // int8: scale = absmax / 127. A block of zeros has scale 0. A block with an infinity or NaN has scale NaN, so that all
 // of it decodes to NaN: the receiver notices, but loses the neighbouring values.
@@ -33,9 +33,9 @@ std::size_t encoded_bytes(Codec codec, DType dtype, std::size_t count);
 // residual: error feedback, `count` floats that the caller keeps for the next encode of the same elements (zeros at
 //   first): x = value + residual[i] is sent and residual[i] = x - decoded, or 0 where that is not finite. nullptr: x is
 //   the value. `none` sends the values alone and leaves the residual as it is.
-// seed: 0 rounds to nearest, ties to even; any other rounds up or down at random, so that the mean over seeds is x. The
-//   bits depend on seed and element index alone. Stochastic rounding may take an x between the largest bf16 or f16
-//   and the next power of two to infinity.
+// seed: 0 rounds to nearest, ties to even. Any other seed rounds up or down at random, so that the mean over seeds is
+//   x. The bits depend only on seed and element index. Stochastic rounding may round an x between the largest bf16 or
+//   f16 and the next power of two to infinity.
 void encode(Codec codec, DType dtype, const void* values, std::size_t count, void* wire,
             float* residual, std::uint64_t seed);
 

@@ -3,8 +3,8 @@
 //   Vec            accumulators, kVectors of them a step; `step` elements in all
 //   read(p, v)     step elements at p, widened
 //   round(v, raw)  the same elements in storage form, kRaw vectors. REQUIRES: a NaN in v is `quiet`.
-// The order of lanes in the accumulators is the type's own affair unless `natural`: only natural types meet another
-// type in one kernel.
+// A type that is not `natural` may order the lanes of its accumulators in its own way. Only natural types are combined
+// with another type in one kernel.
 #pragma once
 
 #include "simd/lanes.inl"
@@ -49,7 +49,7 @@ struct Bool : Plain<std::uint8_t> {
   }
 };
 
-// What all types that accumulate in f32 share.
+// Base of all types that accumulate in f32.
 template <class Storage>
 struct Short {
   using Scalar = float;
@@ -61,8 +61,8 @@ struct Short {
   static F32 quiet() { return Float32::quiet(); }
 };
 
-// bf16 is the upper half of an f32. To nearest even: the carry out of the lower half, to which a little less than half
-// the step is added, and the rest where the upper half is odd.
+// bf16 is the upper half of an f32. Rounds to nearest even: adds to the lower half 0x7FFF where the upper half is even,
+// 0x8000 where it is odd, and keeps the carry.
 inline U32 round_upper_half(F32 v) {
   const U32 u = as<U32>(v);
   return u + (((u >> 16) & 1u) + 0x7FFFu);
@@ -85,15 +85,15 @@ struct BFloat16 : Short<std::uint16_t> {
     if constexpr (kWidth < 64) {
       return as<U16>((round_upper_half(even) >> 16) | (round_upper_half(odd) & 0xFFFF0000u));
     }
-    // With mask registers it takes fewer steps on 16-bit lanes: up if the lower half exceeds 0x8000, or is just that
-    // and the upper half odd.
+    // With mask registers, 16-bit lanes take fewer instructions. Rounds up if the lower half exceeds 0x8000, or equals
+    // 0x8000 and the upper half is odd.
     const U16 upper = as<U16>((as<U32>(even) >> 16) | (as<U32>(odd) & 0xFFFF0000u));
     const U16 lower = as<U16>((as<U32>(even) & 0xFFFFu) | (as<U32>(odd) << 16));
     return (lower | (upper & 1)) > 0x8000 ? upper + 1 : upper;
   }
 };
 
-// The same with natural lanes.
+// bf16 with natural lanes.
 struct NaturalBFloat16 : Short<std::uint16_t> {
   static void read(const char* p, F32 (&v)[kVectors]) {
     for (std::size_t j = 0; j < kVectors; ++j) {
@@ -120,8 +120,8 @@ struct Float16 : Short<std::uint16_t> {
   }
 };
 
-// f32 rounded to `mantissa` bits below the leading one, but no finer than the step of the smallest normal number,
-// 2^least. Adding the power of two whose last bit is the step rounds the sum there, to nearest even.
+// Rounds an f32 to `mantissa` bits below the leading one, but no finer than the step of the smallest normal number,
+// 2^least. Adding a power of two whose last bit is that step rounds the sum to the step, to nearest even.
 // REQUIRES: a >= 0, and a < 2^100 or NaN.
 template <int mantissa, int least>
 inline F32 round_mantissa(F32 a) {
@@ -132,8 +132,8 @@ inline F32 round_mantissa(F32 a) {
   return (a + anchor) - anchor;
 }
 
-// What both f8 share. Half-way between storage and f32 their values are f16 on 16-bit lanes: Type::halves makes those
-// of bytes in the low halves of lanes, and Type::codes the reverse.
+// Base of both f8 types. Conversions between storage and f32 go through f16 on 16-bit lanes: Type::halves converts
+// bytes in the low halves of lanes to f16, and Type::codes converts f16 to such bytes.
 template <class Type>
 struct Float8 : Short<std::uint8_t> {
   static void read(const char* p, F32 (&v)[kVectors]) {
@@ -156,7 +156,7 @@ struct Float8 : Short<std::uint8_t> {
 };
 
 // e4m3fn: 4 exponent bits of bias 7, 3 mantissa bits, no infinity, NaN is S.1111.111. With one exponent bit more it
-// is an f16 of 2^-8 times the value. What is beyond 448, infinity too, becomes 448, as PyTorch 2.13 converts.
+// is an f16 of 2^-8 times the value. Values beyond 448, also infinity, become 448, as PyTorch 2.13 converts them.
 struct Float8E4M3 : Float8<Float8E4M3> {
   static constexpr float kUnit = 0x1p8f, kLimit = 448;
   static constexpr int kMantissa = 3, kLeast = -6;
@@ -170,7 +170,7 @@ struct Float8E4M3 : Float8<Float8E4M3> {
   }
 };
 
-// e5m2: the upper half of an f16. 65536 stands for all that overflows to infinity.
+// e5m2: the upper half of an f16. 65536 represents every value that overflows to infinity.
 struct Float8E5M2 : Float8<Float8E5M2> {
   static constexpr float kUnit = 1, kLimit = 65536;
   static constexpr int kMantissa = 2, kLeast = -14;

@@ -59,8 +59,9 @@ const Kernels* kernels_for(const char* isa);
 // Returns a kernel of the table in use; nullptr if the combination has no meaning: band, bor and bxor of floating
 // types, avg of integers and bool.
 ReduceFn reduce_kernel(DType dtype, Op op);
-// Return sums of f32, f16, bf16 and f8 with f32 on one side (nullptr for other types). widen: sources of `dtype`,
-// destinations f32, so that a partial sum stays unrounded. narrow: sources f32, destinations of `dtype`, rounded once.
+// Return kernels that sum f32, f16, bf16 or f8 (nullptr for other types) with f32 on one side. widen_kernel: sources
+// of `dtype`, destinations f32, so that a partial sum stays unrounded. narrow_kernel: sources f32, destinations of
+// `dtype`, rounded once.
 // A destination may be a source only if the two types have the same size.
 ReduceFn widen_kernel(DType dtype);
 ReduceFn narrow_kernel(DType dtype);

@@ -58,8 +58,8 @@ struct Xor {
   static V apply(V a, V b) { return a ^ b; }
 };
 
-// How far ahead of a source the cache is asked for its lines. Types that take more instructions a byte would otherwise
-// keep too few misses under way: bf16 reads memory a third faster with it, and in cache it costs nothing.
+// Distance in bytes at which sources are prefetched. Without prefetching, types that take more instructions a byte keep
+// too few cache misses in flight. It reads bf16 from memory a third faster, and costs nothing in cache.
 constexpr std::size_t kAhead = 2048;
 
 inline void ask_ahead(const char* p, std::size_t bytes) {
@@ -69,7 +69,8 @@ inline void ask_ahead(const char* p, std::size_t bytes) {
   }
 }
 
-// One step of the reduction: source(k) is where From::step elements of source k lie, target(k) where they go.
+// Does one step of the reduction. source(k) is the address of From::step elements of source k, target(k) that of
+// destination k.
 template <class Operation, class From, class To, class Source, class Target>
 inline __attribute__((always_inline)) void reduce_step(std::size_t dsts, std::size_t srcs,
                                                        double scale, Source source,
@@ -96,7 +97,7 @@ inline __attribute__((always_inline)) void reduce_step(std::size_t dsts, std::si
   }
 }
 
-// The `rest` < From::step elements from i on, through buffers of a whole step.
+// Reduces the `rest` < From::step elements from i on, through buffers of a whole step.
 template <class Operation, class From, class To>
 __attribute__((noinline)) void reduce_rest(void* const* dst, std::size_t dsts,
                                            const void* const* src, std::size_t srcs,

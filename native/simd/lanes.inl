@@ -49,7 +49,7 @@ inline void store(void* p, V v) {
   std::memcpy(p, &v, sizeof v);
 }
 
-// The same bits as another vector type of the same size.
+// Returns the same bits as another vector type of the same size.
 template <class To, class From>
 inline To as(From v) {
   static_assert(sizeof(To) == sizeof(From));
@@ -66,7 +66,7 @@ inline F32 with_sign_of(F32 magnitude, F32 v) {
   return as<F32>(as<U32>(magnitude) | (as<U32>(v) & 0x80000000u));
 }
 
-// a * b + c, rounded once.
+// Returns a * b + c, rounded once.
 inline F32 fused(F32 a, F32 b, F32 c) {
 #if defined(__AVX512BW__)
   return _mm512_fmadd_ps(a, b, c);
@@ -78,7 +78,7 @@ inline F32 fused(F32 a, F32 b, F32 c) {
 #endif
 }
 
-// The nearest integer, to even; the smallest one where there is none.
+// Rounds to the nearest integer, ties to even. Returns the smallest integer for values that have none.
 inline I32 to_integer(F32 v) {
 #if defined(__AVX512BW__)
   return as<I32>(_mm512_maskz_cvtps_epi32(0xFFFF, v));
@@ -196,8 +196,8 @@ inline U8 pack(U16 low, U16 high) {
   return as<U8>(_mm_packus_epi16(as<__m128i>(low), as<__m128i>(high)));
 }
 
-// An f16 has 5 exponent bits of bias 15 and 10 mantissa bits. Shifted up by 13 its fields lie where those of an f32
-// lie, and the exponent wants 112 more; a denormal gets one more still, and the implicit bit taken off again.
+// An f16 has 5 exponent bits of bias 15 and 10 mantissa bits. Shifted up by 13, its fields are in the places of an
+// f32's, and the exponent needs 112 more. A denormal's exponent needs 113 more; its implicit bit is then subtracted.
 inline F32 half_to_float(Half16 v) {
   const U32 u = wide(v);
   const U32 field = (u & 0x7FFFu) << 13;

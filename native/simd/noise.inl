@@ -1,4 +1,4 @@
-// Random bits by number of an element, for kernels of any instruction set: all of them give the same bits.
+// Random bits by an element's number. Kernels of all instruction sets draw the same bits.
 #pragma once
 
 #include "simd/lanes.inl"
@@ -14,7 +14,7 @@ class Noise {
     draw_keys();
   }
 
-  // 32 bits for each of the next kLanes elements. REQUIRES: `first` was a multiple of kLanes.
+  // Returns 32 bits for each of the next kLanes elements. REQUIRES: `first` was a multiple of kLanes.
   U32 next() {
     U32 h = (lanes_ + static_cast<std::uint32_t>(next_)) ^ key_[0];
     h = (h ^ (h >> 16)) * 0x7FEB352Du;
@@ -25,7 +25,7 @@ class Noise {
   }
 
  private:
-  // Once for 2^32 elements.
+  // Called once for 2^32 elements.
   void draw_keys() {
     std::uint64_t k = seed_ + (next_ >> 32) * 0x9E3779B97F4A7C15u;
     k = (k ^ (k >> 30)) * 0xBF58476D1CE4E5B9u;

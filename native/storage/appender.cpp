@@ -50,7 +50,7 @@ std::unique_ptr<IoQueue> make_queue(unsigned entries) {
 Appender::Appender(int fd, std::uint64_t size, const MakeQueue& make) : fd_(fd) {
   const bool disk = has_disk(fd_);
   if (disk && !set_direct(fd_, true)) return;
-  allocates_ = disk;  // in memory that would touch the pages twice
+  allocates_ = disk;  // allocating a file in memory would touch its pages twice
   queue_ = make(kDepth);
   slots_.resize(std::min(kDepth, queue_->capacity()));
   if (size > 0) reserve(size);
@@ -59,11 +59,11 @@ Appender::Appender(int fd, std::uint64_t size, const MakeQueue& make) : fd_(fd) 
 Appender::~Appender() {
   if (queue_ && queue_->own()) {
     try {
-      for (IoResult result; flying_ > 0;) {
+      for (IoResult result; in_flight_ > 0;) {
         queue_->submit(1);
-        while (queue_->take(result)) --flying_;
+        while (queue_->take(result)) --in_flight_;
       }
-    } catch (...) {  // the queue's error: then the kernel has no request of this object
+    } catch (...) {  // the queue has failed, so the kernel has no request of this object
     }
     for (const Slot& slot : slots_) {
       if (slot.block != nullptr) ::munmap(slot.block, kRequest);
@@ -175,14 +175,14 @@ void Appender::start(unsigned slot, const char* data, std::size_t bytes) {
   slots_[slot].offset = position_;
   slots_[slot].busy = true;
   queue_->write(fd_, data, bytes, static_cast<std::int64_t>(position_), slot);
-  ++flying_;
+  ++in_flight_;
   position_ += bytes;
   queue_->submit(0);
 }
 
 void Appender::collect() {
   for (IoResult result; queue_->take(result);) {
-    --flying_;
+    --in_flight_;
     arrived(slots_[result.tag], result.bytes);
   }
 }
@@ -210,7 +210,7 @@ void Appender::plain(const char* data, std::size_t bytes, std::uint64_t offset) 
 }
 
 void Appender::drain() {
-  while (flying_ > 0) {
+  while (in_flight_ > 0) {
     queue_->submit(1);
     collect();
   }

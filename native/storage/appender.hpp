@@ -31,8 +31,8 @@ class Appender {
   static constexpr std::size_t kRequest = std::size_t{1} << 20;
   static constexpr unsigned kDepth = 8;
 
-  // `fd` is an empty file without other writers; the caller keeps owning it. `size`: the bytes to come, if known; then
-  // a full disk is detected here.
+  // `fd` is an empty file without other writers; the caller owns it. `size`: number of bytes that will be appended, if
+  // known; the constructor then detects a full disk.
   explicit Appender(int fd, std::uint64_t size = 0, const MakeQueue& make = make_queue);
   ~Appender();  // waits for requests
   Appender(const Appender&) = delete;
@@ -42,7 +42,7 @@ class Appender {
   void append(const char* data, std::size_t bytes);
   // Afterwards the file is complete, but not durable: the caller must fsync.
   void finish();
-  // Returns the number of bytes, from the first on, whose memory may be reused.
+  // Returns the number of leading bytes whose memory may be reused.
   std::uint64_t settled() const;
 
  private:
@@ -68,11 +68,11 @@ class Appender {
   std::vector<Slot> slots_;
   int filling_ = -1;            // the slot whose block is being filled
   std::size_t filled_ = 0;      // bytes in it
-  std::uint64_t position_ = 0;  // of the next request
+  std::uint64_t position_ = 0;  // offset of the next request
   std::uint64_t started_ = 0;   // end of the range for which writeback was started
   std::uint64_t allocated_ = 0;
   bool allocates_ = true;
-  unsigned flying_ = 0;
+  unsigned in_flight_ = 0;
 };
 
 }  // namespace ff::storage

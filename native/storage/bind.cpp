@@ -124,16 +124,16 @@ void read(const std::vector<std::string>& paths, const Rows& rows, const Crcs& c
 void bind(nb::module_ m) {
   m.doc() = "Files at the speed of the disk: appending past the page cache, reading with checksums.";
   nb::class_<Writer>(m, "Writer",
-                     "Writes one new file from its begin to its end, past the page cache where that is possible, with "
-                     "several requests under way, also between the calls. Errors are OSError; then only close().")
+                     "Writes one new file sequentially, past the page cache where that is possible. Several requests "
+                     "are in flight, also between the calls. Errors are OSError; then only close() may be called.")
       .def(nb::init<int, std::uint64_t>(), "fd"_a, "size"_a = 0,
-           "`fd`: of an empty file, stays the caller's and must stay open until close(). `size`: the bytes to come, if "
-           "known, so that a full disk is noticed here.")
+           "`fd`: an empty file that the caller owns and keeps open until close(). `size`: number of bytes that will "
+           "be appended, if known; a full disk is then detected here.")
       .def("append", &Writer::append, "data"_a, nb::sig("def append(self, data: typing_extensions.Buffer) -> None"),
-           "Adds contiguous bytes, which must not change until finish(). Straight from their memory where it begins at "
-           "a page and the bytes before are a multiple of 4096; else by a copy.")
-      .def("finish", &Writer::finish, "All requests are over and the file has its length; fsync is the caller's.")
-      .def("close", &Writer::close, "Waits for requests that are under way and lets the buffers go.");
+           "Adds contiguous bytes, which must not change until finish(). They are written without a copy if their "
+           "memory begins at a page and the number of bytes before them is a multiple of 4096.")
+      .def("finish", &Writer::finish, "Waits for all requests and cuts the file to its length. Does not fsync.")
+      .def("close", &Writer::close, "Waits for requests in flight and releases the buffers.");
   m.def(
       "advise_huge",
       [](std::uintptr_t address, std::size_t bytes) {
@@ -142,7 +142,7 @@ void bind(nb::module_ m) {
         if (end > first) static_cast<void>(::madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE));
       },
       "address"_a, "bytes"_a,
-      "Asks for huge pages in fresh memory, so that filling it takes fewer page faults; a wish, never an error.");
+      "Asks for huge pages in fresh memory, so that filling it takes fewer page faults. Never fails.");
   m.def(
       "read_summed",
       [](const std::vector<std::string>& paths, const Rows& rows, const std::vector<std::uint32_t>& starts) {
@@ -158,14 +158,14 @@ void bind(nb::module_ m) {
         return read_summed(paths, ranges);
       },
       "paths"_a, "rows"_a, "starts"_a,
-      "Reads ranges, int64[n, 4] of (index of the path, offset, bytes, address), on several threads; returns the CRC32C of "
-      "each, continuing its start. The memory must stay alive. Raises Corrupted for a file that ends too early, StorageError "
-      "for one that cannot be read.");
+      "Reads ranges, int64[n, 4] of (index of the path, offset, bytes, address), on several threads. Returns the "
+      "CRC32C of each range, continued from its value in `starts`. The memory must stay alive. Raises Corrupted if a "
+      "file ends inside a range, StorageError if a file cannot be read.");
   m.def("read_checked", &read, "paths"_a, "segments"_a, "crcs"_a, "threads"_a = 0, "in_place"_a = false,
         "Reads segments, int64[n, 4] of (index of the path, offset, bytes <= 4 MiB, address), and compares their CRC32 "
-        "with crcs, uint32[n]. The memory must stay alive. Raises Corrupted for a mismatch or a file that ends too "
-        "early, StorageError for one that cannot be read, whose `segment` is the segment's index. in_place: the disk may "
-        "write to the memory itself, which must be shared, or the process must not fork meanwhile.");
+        "with crcs, uint32[n]. The memory must stay alive. Raises Corrupted for a mismatch or a file that ends inside "
+        "a segment, StorageError if a file cannot be read; the error's `segment` is the segment's index. in_place: the "
+        "disk may write directly to the memory, which must be shared unless the process does not fork meanwhile.");
 }
 
 }  // namespace ff::storage

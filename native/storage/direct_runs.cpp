@@ -14,7 +14,7 @@ namespace ff::storage {
 namespace {
 
 constexpr std::int64_t kAlign = 4096;
-constexpr std::int64_t kGap = std::int64_t{32} << 10;       // read these bytes in vain rather than issue two reads
+constexpr std::int64_t kGap = std::int64_t{32} << 10;       // a gap of at most this many bytes is read, not skipped
 constexpr std::int64_t kRequest = std::int64_t{1} << 20;
 constexpr std::int64_t kSumStep = std::int64_t{256} << 10;   // in the core's cache between checksum and copy
 constexpr std::size_t kBlock = static_cast<std::size_t>(kMostSegment + 2 * kAlign);
@@ -57,11 +57,11 @@ class Reader {
   // Waits for the reads in flight, because their memory is about to be freed.
   ~Reader() {
     try {
-      for (IoResult result; flying_ > 0;) {
+      for (IoResult result; in_flight_ > 0;) {
         queue_->submit(1);
-        while (queue_->take(result)) --flying_;
+        while (queue_->take(result)) --in_flight_;
       }
-    } catch (...) {  // the queue's error: then the kernel has no request of this object
+    } catch (...) {  // the queue has failed, so the kernel has no request of this object
     }
   }
   Reader(const Reader&) = delete;
@@ -69,10 +69,10 @@ class Reader {
 
   void run(std::atomic<std::size_t>& next) {
     for (unsigned slot = 0; slot < slots_.size(); ++slot) begin(slot, next);
-    while (flying_ > 0) {
+    while (in_flight_ > 0) {
       queue_->submit(1);
       for (IoResult result; queue_->take(result);) {
-        --flying_;
+        --in_flight_;
         const auto slot = static_cast<unsigned>(result.tag / kParts);
         const auto part = static_cast<unsigned>(result.tag % kParts);
         if (!arrived(slot, part, result.bytes) || --slots_[slot].parts > 0) continue;
@@ -92,7 +92,7 @@ class Reader {
     unsigned parts = 0;             // parts that have not arrived
   };
 
-  // The disk can write the run, which is one segment, to its place.
+  // Returns true if the disk can write the run directly to its place: the run is one segment of whole pages.
   bool straight(const Run& run) const {
     const Segment& segment = *jobs_[run.first].segment;
     const auto address = reinterpret_cast<std::uintptr_t>(segment.target);
@@ -122,7 +122,7 @@ class Reader {
     const std::int64_t at = slot.at[part];
     queue_->read(first_of(slot).file->direct(), slot.memory + (at - slot.begin),
                  static_cast<std::size_t>(slot.stop[part] - at), at, number * kParts + part);
-    ++flying_;
+    ++in_flight_;
   }
 
   // False: the part is incomplete and its read continues.
@@ -172,7 +172,7 @@ class Reader {
   const Blocks memory_;
   std::vector<Slot> slots_;
   const std::unique_ptr<IoQueue> queue_;
-  unsigned flying_ = 0;
+  unsigned in_flight_ = 0;
 };
 
 }  // namespace
@@ -197,7 +197,7 @@ void read_runs(const std::vector<Job>& jobs, const std::vector<Run>& runs, std::
   try {
     reader.run(next);
   } catch (...) {
-    next = runs.size();  // the other threads need not continue
+    next = runs.size();  // stops the other threads
     throw;
   }
 }

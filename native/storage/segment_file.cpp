@@ -53,7 +53,7 @@ SegmentFile::SegmentFile(const std::string& path, std::size_t segment)
     : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
   if (fd_ < 0)
     throw SegmentError(Code::storage, "cannot read " + path + ": " + std::strerror(errno), segment);
-  // Then a read in vain costs one page instead of the kernel's readahead.
+  // With this advice, a read that finds nothing in the page cache fetches one page instead of the readahead.
   ::posix_fadvise(fd_, 0, 0, POSIX_FADV_RANDOM);
   direct_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
   map();
@@ -110,7 +110,7 @@ bool SegmentFile::copy(const Job& job, std::uint32_t& crc) const {
     crc = crc32(crc, from + at, step);
   }
   stream_fence();
-  ::madvise(pages, bytes, MADV_DONTNEED);  // otherwise the process would seem to hold all that it has read
+  ::madvise(pages, bytes, MADV_DONTNEED);  // otherwise the process's resident memory would count all bytes read
   return true;
 }
 

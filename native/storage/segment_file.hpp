@@ -34,8 +34,8 @@ class SegmentFile {
   SegmentFile& operator=(const SegmentFile&) = delete;
 
   const std::string& path() const { return path_; }
-  // For a file in memory (tmpfs): copies a whole segment to its place and computes its CRC. Returns false, without a
-  // reason, if that is impossible: then use read(). If the file is truncated meanwhile, SIGBUS may end the process.
+  // Copies a whole segment of a file in memory (tmpfs) to its place and computes its CRC. Returns false if that is
+  // impossible; the caller then uses read(). If the file is truncated meanwhile, SIGBUS may end the process.
   bool copy(const Job& job, std::uint32_t& crc) const;
   // Reads up to `most` bytes of a segment from its byte `at` on, to their place. Returns 0 only if not `wait` and the
   // next byte is not in the page cache. Throws SegmentError.

@@ -1,8 +1,8 @@
 // Reads ranges of files and computes the CRC32C of each, on several threads. A thread reads 256 KiB at a time and sums
 // them while they are in the core's cache.
 //
-// What the page cache lacks is left to the kernel's own read-ahead, with a few ranges in flight: it fills large folios,
-// which later reads copy up to 1.5 times as fast as the single pages that POSIX_FADV_WILLNEED leaves.
+// Uncached bytes are read by the kernel's own read-ahead, with a few ranges in flight. It fills large folios, which
+// later reads copy up to 1.5 times as fast as the single pages that POSIX_FADV_WILLNEED creates.
 //
 // Thread contract: any thread, any number of calls at once. A call leaves nothing behind except threads of
 // base/process/worker_pool.hpp.

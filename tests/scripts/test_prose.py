@@ -20,6 +20,12 @@ def ask() -> None:
 NATIVE = """// A rank that waits until somebody comes.
 const char* said = "whoever";  // it lets him in
 int he = 1;
+
+// Whether it lets one in.
+// What follows continues the block.
+bool open();  // What is open
+#include "door.hpp"
+  // Of both doors.
 """
 
 
@@ -33,4 +39,10 @@ def test_python(tmp_path: Path) -> None:
 def test_native(tmp_path: Path) -> None:
     path = tmp_path / "asked.cpp"
     path.write_text(NATIVE)
-    assert [line.split(": ")[1] for line in native_findings(path)] == ["'somebody'", "'him'"]
+    found = [line.removeprefix(f"{path}:").split(": ")[:2] for line in native_findings(path)]
+    assert found == [
+        ["1", "'somebody'"],
+        ["2", "'him'"],
+        ["5", "a comment opens with 'Whether'"],
+        ["9", "a comment opens with 'Of'"],
+    ]

@@ -28,7 +28,7 @@ constexpr std::array<std::array<std::uint32_t, 256>, 8> make_tables() {
 
 constexpr auto kTables = make_tables();
 
-// Eight bytes a step by tables ("slicing by 8", Kounavis and Berry 2005). Works on the inverted register.
+// Processes eight bytes a step by tables ("slicing by 8", Kounavis and Berry 2005). Works on the inverted register.
 std::uint32_t crc32_tables(std::uint32_t c, const unsigned char* p, std::size_t size) {
   for (; size >= 8; p += 8, size -= 8) {
     std::uint32_t low, high;
@@ -64,8 +64,8 @@ FF_CLMUL inline __m128i fold(__m128i acc, __m128i k, __m128i next) {
                        next);
 }
 
-// Returns the register after a message whose folded beginning is `a`; ends with Barrett reduction. REQUIRES: size a
-// multiple of 16.
+// Folds the rest of the message onto `a`, the folded beginning. Returns the register after the whole message, by
+// Barrett reduction. REQUIRES: size is a multiple of 16.
 FF_CLMUL inline std::uint32_t finish(__m128i a, const unsigned char* p, std::size_t size) {
   const __m128i fold128 = pair(kFactors.by128);
   const __m128i fold64 = _mm_set_epi64x(0, 0x0163cd6124);
@@ -82,8 +82,8 @@ FF_CLMUL inline std::uint32_t finish(__m128i a, const unsigned char* p, std::siz
 }
 
 // Carry-less multiplication with four 128-bit lanes in flight (Gopal et al., "Fast CRC Computation for Generic
-// Polynomials Using PCLMULQDQ", Intel 2009; constants from there). `wider`, if given, does the first part. REQUIRES:
-// size >= 64 and a multiple of 16.
+// Polynomials Using PCLMULQDQ", Intel 2009; constants from there). If `wider` is not null, it folds the first part.
+// REQUIRES: size >= 64 and a multiple of 16.
 FF_CLMUL std::uint32_t crc32_clmul(CrcFold wider, std::uint32_t c, const unsigned char* p, std::size_t size) {
   if (wider != nullptr && size >= 256) {
     const std::size_t folded = size & ~std::size_t{63};

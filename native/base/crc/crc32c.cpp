@@ -20,7 +20,7 @@ constexpr std::uint32_t multiply(std::uint32_t a, std::uint32_t b) {
   return product;
 }
 
-// x^(8 * 2^k): multiplication by it appends 2^k zero bytes to a register.
+// Returns the powers x^(8 * 2^k). Multiplying a register by power k appends 2^k zero bytes.
 constexpr std::array<std::uint32_t, 64> make_powers() {
   std::array<std::uint32_t, 64> powers{};
   powers[0] = std::uint32_t{1} << (31 - 8);
@@ -52,7 +52,7 @@ class Shift {
   std::array<std::array<std::uint32_t, 256>, 4> tables_{};
 };
 
-constexpr std::size_t kLong = 1360, kShort = 168;  // bytes of one of three streams: for a block of 4096, for one of 512
+constexpr std::size_t kLong = 1360, kShort = 168;  // bytes of each of three streams, in blocks of 4096 and of 512
 constexpr Shift kShiftLong(kLong), kShiftShort(kShort), kShiftBlock(4096);
 
 std::uint32_t shift(std::uint32_t c, std::uint64_t bytes) {
@@ -85,8 +85,8 @@ FF_SSE42 inline std::uint64_t word(std::uint64_t c, const unsigned char* p) {
 }
 
 // The instruction has a latency of three cycles and a throughput of one a cycle: three streams run side by side and
-// shifts join them. The processor prefetches one stream a page, not three, so a long piece prefetches the next piece
-// itself.
+// shifts join them. The processor prefetches only one stream a page. For long pieces this function therefore prefetches
+// the next piece.
 template <std::size_t Bytes>
 FF_SSE42 inline std::uint32_t three(std::uint32_t c, const unsigned char* p, const Shift& join) {
   std::uint64_t a = c, b = 0, d = 0;
@@ -115,7 +115,7 @@ constexpr CrcFactors kFactors = {.by2048 = {0xdcb17aa4, 0xb9e02b86},
                                  .by512 = {0x740eef02, 0x9e4addf8},
                                  .by128 = {0xf20c0dfe, 0x14cd00bd6}};
 
-// `wider` does the first part, the instruction the rest. REQUIRES: size >= 256.
+// Folds the first part by `wider` and processes the rest by the CRC32 instruction. REQUIRES: size >= 256.
 FF_SSE42 std::uint32_t crc32c_folded(CrcFold wider, std::uint32_t value, const unsigned char* p, std::size_t size) {
   const std::size_t folded = size & ~std::size_t{63};
   const Folded a = wider(~value, p, folded, kFactors);
@@ -134,7 +134,7 @@ std::uint32_t crc32c_by(CrcFold wider, std::uint32_t value, const void* data, st
   return wider != nullptr && size >= 256 ? crc32c_folded(wider, value, p, size) : crc32c_sse42(value, p, size);
 }
 
-// Eight bytes a step by tables ("slicing by 8", Kounavis and Berry 2005).
+// Processes eight bytes a step by tables ("slicing by 8", Kounavis and Berry 2005).
 std::uint32_t crc32c_portable(std::uint32_t value, const void* data, std::size_t size) {
   const auto* p = static_cast<const unsigned char*>(data);
   std::uint32_t c = ~value;

@@ -1,4 +1,5 @@
-// A queue of concurrent reads and writes. Implementations: a kernel ring, threads in its place, and tests' own.
+// A queue of concurrent reads and writes. Implementations: io_uring, threads where io_uring is missing, and fakes for
+// tests.
 //
 // Thread contract: one thread at a time. Memory given to `read` or `write` belongs to the queue until the result is
 // taken.
@@ -28,8 +29,8 @@ class IoQueue {
  public:
   virtual ~IoQueue() = default;
 
-  // Adds a request; it starts with the next `submit`. REQUIRES: fewer than capacity() requests whose result is not
-  // taken.
+  // Adds a request; it starts with the next `submit`. REQUIRES: fewer than capacity() requests have a result that is
+  // not taken yet.
   virtual void read(int fd, void* to, std::size_t bytes, std::int64_t offset, std::uint64_t tag) = 0;
   virtual void write(int fd, const void* from, std::size_t bytes, std::int64_t offset, std::uint64_t tag) = 0;
   // Starts the added requests and waits until `wanted` results can be taken. Under memory pressure it may return with

@@ -90,14 +90,14 @@ class Ring final : public IoQueue {
       const int done = calls_.enter(fd_, added_, missing, missing > 0 ? IORING_ENTER_GETEVENTS : 0);
       if (done >= 0) {
         added_ -= static_cast<unsigned>(done);
-        flying_ += static_cast<unsigned>(done);
+        in_flight_ += static_cast<unsigned>(done);
         continue;
       }
       if (done == -EINTR) continue;
       // The kernel lacks memory for requests, or its results must be taken first.
       if (done != -EAGAIN && done != -EBUSY) throw_errno("an io_uring takes no more requests", -done);
       if (ready() > 0) return;
-      if (flying_ == 0) throw_errno("an io_uring takes no more requests", -done);
+      if (in_flight_ == 0) throw_errno("an io_uring takes no more requests", -done);
       calls_.enter(fd_, 0, 1, IORING_ENTER_GETEVENTS);
     }
   }
@@ -108,7 +108,7 @@ class Ring final : public IoQueue {
     const io_uring_cqe& entry = cqes_[head & cq_mask_];
     result = {entry.user_data, entry.res};
     std::atomic_ref(*cq_head_).store(head + 1, std::memory_order_release);
-    --flying_;
+    --in_flight_;
     return true;
   }
 
@@ -145,7 +145,7 @@ class Ring final : public IoQueue {
   unsigned cq_mask_ = 0;
   io_uring_cqe* cqes_ = nullptr;
   unsigned added_ = 0;   // entries that the kernel has not taken yet
-  unsigned flying_ = 0;  // entries that the kernel has taken and whose results are not taken yet
+  unsigned in_flight_ = 0;  // entries that the kernel has taken and whose results are not taken yet
 };
 
 }  // namespace

@@ -9,7 +9,7 @@
 namespace ff {
 
 // Returns the bytes that can still be allocated without swapping and within the limits of the process's control groups
-// (version 2). Returns SIZE_MAX if the kernel does not tell. `root` is a prefix of the kernel's paths, for tests.
+// (version 2). Returns SIZE_MAX if the kernel reports neither. `root` is a prefix of the kernel's paths, for tests.
 std::size_t available_memory(const std::string& root = "");
 
 }  // namespace ff

@@ -1,7 +1,7 @@
 // Copies of memory that is not used again soon: stores that bypass the caches, so that the target is not read first.
 //
-// Thread contract: no synchronization of their own. Call stream_fence() before telling another thread that the bytes
-// are there.
+// Thread contract: the functions do not synchronize. Call stream_fence() before telling another thread that the bytes
+// are in place.
 #pragma once
 
 #include <cstddef>

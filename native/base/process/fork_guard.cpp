@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kBits = 64;
 constexpr std::size_t kWords = (1u << 20) / kBits;
 
-// One bit per descriptor. Plain atomics, because the child's handler may neither lock nor allocate.
+// One bit per descriptor. The words are plain atomics, because the child's handler may neither lock nor allocate.
 std::atomic<std::uint64_t> words[kWords];
 std::atomic<std::size_t> words_used = 0;
 std::atomic<unsigned> born = 0;

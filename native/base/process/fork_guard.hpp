@@ -3,7 +3,7 @@
 //
 // Thread-safe. The first call registers the handler that runs in the child. The handler replaces each guarded
 // descriptor by one of /dev/null: its number stays taken, so code in the child that closes it closes nothing else. The
-// connection itself is left alone: the parent does not notice.
+// parent's connection stays open.
 #pragma once
 
 #include <new>
@@ -22,8 +22,8 @@ void close(int fd);
 // add() does.
 unsigned generation();
 
-// For a child's copy of an object: constructs a member anew without destroying the old one. Its destructor would wait
-// for threads of the parent, or end what the parent still uses.
+// Constructs a member anew, without destroying the old one, in a child's copy of an object. The old member's destructor
+// would wait for threads of the parent, or end something that the parent still uses.
 template <class T>
 void forget(T& member) {
   new (&member) T();

@@ -15,7 +15,8 @@ using Interrupted = std::function<bool()>;
 
 inline thread_local const Interrupted* current = nullptr;
 
-// `interrupted` tells once that the caller was interrupted; an empty one never does. Scopes of a thread do not nest.
+// Makes check() ask `interrupted`, which returns true once after the caller was interrupted. With an empty function,
+// check() never throws. Scopes of a thread do not nest.
 class Scope {
  public:
   explicit Scope(Interrupted interrupted) : interrupted_(std::move(interrupted)) {

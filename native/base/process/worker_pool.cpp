@@ -39,8 +39,8 @@ class Pool {
 
   void share(unsigned helpers, Work& work) {
     std::unique_lock lock(mutex_);
-    hire(helpers);
-    helpers = std::min(helpers, hired_);
+    start_threads(helpers);
+    helpers = std::min(helpers, started_);
     for (unsigned i = 0; i < helpers; ++i) tickets_.push_back(&work);
     lock.unlock();
     for (unsigned i = 0; i < helpers; ++i) wake_.notify_one();
@@ -53,11 +53,11 @@ class Pool {
   }
 
  private:
-  // REQUIRES: the mutex is held. Goes on with fewer threads if one cannot be started.
-  void hire(unsigned wanted) {
+  // REQUIRES: the mutex is held. Continues with fewer threads if a thread cannot be started.
+  void start_threads(unsigned wanted) {
     wanted = std::min(wanted, kMost - 1);
     try {
-      for (; hired_ < wanted; ++hired_) std::thread([this] { serve(); }).detach();
+      for (; started_ < wanted; ++started_) std::thread([this] { serve(); }).detach();
     } catch (const std::system_error&) {
     }
   }
@@ -96,7 +96,7 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Work*> tickets_;
-  unsigned hired_ = 0;
+  unsigned started_ = 0;
 };
 
 // Returns this process's pool. A child abandons its parent's pool, whose lock a thread may hold that does not exist in

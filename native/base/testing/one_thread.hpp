@@ -1,5 +1,5 @@
-// For a test that starts no thread. CMakeLists.txt leaves its program out of the thread sanitizer's build, which would
-// find nothing there. The program aborts if it starts a thread.
+// Included by tests that start no thread. CMakeLists.txt leaves such a test out of the thread sanitizer's build, which
+// would find nothing there. The test aborts if it starts a thread.
 #pragma once
 
 #include <pthread.h>

@@ -1,7 +1,7 @@
-// Fuzzer of opening and reading record files: any bytes are read or refused with ff::Error, within the memory of the
-// file. Inputs start as valid files, and most have valid checksums, so that wrong values get past them.
-// The entry point is libFuzzer's. Without libFuzzer, a driver of our own mutates valid files from seeds 0, 1, ..:
-// index_fuzz [SECONDS] (default 10); index_fuzz seed N repeats one.
+// Fuzzer of opening and reading record files: any bytes are read or refused with ff::Error, without an access outside
+// the file. Inputs start as valid files. Most get valid checksums, so that wrong values pass the checks of checksums.
+// The entry point is libFuzzer's. Without libFuzzer, base/testing/fuzz_driver.hpp mutates valid files from seeds 0, 1,
+// ..: index_fuzz [SECONDS] (default 10); index_fuzz seed N repeats one seed.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -146,7 +146,7 @@ extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t s
                                                unsigned seed) {
   Random random(seed);
   Bytes file(data, data + size);
-  // So that an empty corpus begins with valid files too.
+  // Makes a valid file even if the corpus is empty.
   if (size < 12 || random() % 64 == 0) file = good_file(random);
   for (std::uint64_t changes = random() % 4; changes > 0; --changes) {
     if (random() % 4 != 0) {

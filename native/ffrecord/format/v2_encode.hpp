@@ -96,7 +96,7 @@ inline Bytes encode_v2(const std::vector<std::vector<Bytes>>& commits, const std
   return file;
 }
 
-// Corrects all checksums of the metadata that can be found, so that wrong values get past them.
+// Corrects all checksums of the metadata that it can find, so that wrong values pass the checks of checksums.
 inline void seal_v2(Bytes& file) {
   if (file.size() < sizeof(V2Header)) return;
   const auto number = [&file](std::size_t at) {

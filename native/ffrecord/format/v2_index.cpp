@@ -137,7 +137,7 @@ std::vector<Run> V2Index::load_footer(const V2Slot& slot, const V2Bytes& bytes, 
   std::memcpy(&head, footer, sizeof head);
   if (!sealed(footer, slot.footer_bytes)) wrong = "does not match its checksum";
   else if (head.commit != slot.commit || slot.footer_bytes != head_bytes + std::int64_t{head.runs} * 24)
-    wrong = "is that of another commit";
+    wrong = "belongs to another commit";
   if (!wrong.empty()) return {};
   std::vector<Run> runs(head.runs);
   if (!runs.empty()) std::memcpy(runs.data(), footer + head_bytes, runs.size() * sizeof(Run));
@@ -146,12 +146,12 @@ std::vector<Run> V2Index::load_footer(const V2Slot& slot, const V2Bytes& bytes, 
     const bool placed = run.place >= data_start_ && run.place < slot.footer && run.place % kPage == 0;
     if (!placed || run.first != samples || run.count <= 0 ||
         run.count > (slot.footer - run.place) / kPage * kPageEntries) {
-      wrong = "has a run of index pages that cannot be";
+      wrong = "has an impossible run of index pages";
       return {};
     }
     samples += run.count;
   }
-  if (slot.samples >= 0 && samples != slot.samples) wrong = "counts other samples than its slot";
+  if (slot.samples >= 0 && samples != slot.samples) wrong = "has another number of samples than its slot";
   return runs;
 }
 

@@ -1,7 +1,7 @@
 // The metadata of a v2 file (docs/internals/ffrecord-v2.md), from any source of bytes: the valid commit, the index page
 // of a sample, and the entries of a page. No other code parses this layout.
 //
-// Threads: immutable after the constructor. It keeps no page: its memory does not grow with the samples.
+// Threads: immutable after the constructor. V2Index keeps no page, so its memory does not grow with the samples.
 //
 // Invariant: an Extent that entry() returns lies inside [0, end()), for any bytes given.
 #pragma once
@@ -95,7 +95,7 @@ class V2Index {
   // REQUIRES: 0 <= i < count().
   Place place(std::int64_t i) const;
   // Throws Code::corrupted unless `page`, the bytes at `place`, is that page. Other threads and processes may write to
-  // it meanwhile.
+  // `page` meanwhile.
   void check(const V2Page& page, const Place& place) const;
   // Returns the place of sample i according to its page; throws Code::corrupted if the page's value is impossible.
   Extent entry(const V2Page& page, const Place& place, std::int64_t i) const;

@@ -22,7 +22,7 @@ constexpr std::int64_t kGapBytes = 4096;
 constexpr unsigned kCopyThreads = 4;
 constexpr std::int64_t kShare = std::int64_t{256} << 10;   // bytes per thread, when copying
 constexpr std::int64_t kMapped = 4096;      // samples of up to this many bytes are copied from the mapping
-constexpr std::size_t kMany = 32;           // samples between two checks whether the copying waited for the disk
+constexpr std::size_t kMany = 32;           // samples copied between two checks for waits on the disk
 constexpr std::int64_t kWaitShare = std::int64_t{64} << 10;  // bytes per thread, when waiting
 
 // Calls `part` with ranges [first, last) of the pieces, of about `bytes` each, on up to `threads` threads.
@@ -60,7 +60,7 @@ bool read_large(const Job& job, Piece& piece, bool wait) {
   return true;
 }
 
-// Reads pieces[at] and the neighbours after it, which alignment gaps may separate. Returns the index after them.
+// Reads pieces[at] and the adjacent pieces after it (alignment gaps may separate them). Returns the index after them.
 std::size_t read_run(Job& job, std::size_t at, std::size_t last, bool wait, std::size_t& missing) {
   Piece& first = job.pieces[at];
   Source& source = *first.source;
@@ -139,14 +139,14 @@ void touch_ahead(const Job& job, std::size_t i, std::size_t last) {
 }
 
 // Copies small samples from the mapping without a system call for each, if all were in the page cache at the last
-// check. If a page is gone after all, waits for it and skips the rest. Returns whether it waited.
+// check. If a page was evicted since, waits for it and skips the rest. Returns whether it waited.
 bool copy_whole(Job& job) {
   if (job.pieces.size() < kMany || job.bytes > kMapped * static_cast<std::int64_t>(job.pieces.size())) return false;
   const Source* known = nullptr;
   for (const Piece& piece : job.pieces) {
     if (piece.source == known) continue;
     if (piece.source->seen.load(std::memory_order_relaxed) != Source::Seen::whole) return false;
-    if (piece.source->elsewhere() || piece.source->try_mapping() == nullptr) return false;
+    if (piece.source->remote() || piece.source->try_mapping() == nullptr) return false;
     known = piece.source;
   }
   check_sizes(job);

@@ -2,7 +2,7 @@
 //
 // Threads: each function runs on the calling thread and, until it returns, on threads of base/process/worker_pool.hpp. Any
 // number of batches may be fetched at once. The functions throw Code::corrupted for a damaged sample or a truncated
-// file, and Code::storage for a failed read. Then none of their threads and reads is left behind.
+// file, and Code::storage for a failed read. Afterwards none of their threads and reads continues.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,7 @@ struct Job {
 
 constexpr std::int64_t kShareBytes = std::int64_t{1} << 20;  // a larger batch is shared between threads
 
-// Reads what the page cache holds, neighbours with one system call. Returns the number of pieces not done.
+// Reads the pieces that the page cache holds, adjacent ones by one system call. Returns the number of remaining pieces.
 std::size_t fetch_cached(Job& job);
 // Reads the remaining pieces through the page cache, with many threads that wait for the disk.
 void fetch_waiting(Job& job);

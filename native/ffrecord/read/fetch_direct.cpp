@@ -12,7 +12,7 @@ namespace ff::ffrecord {
 namespace {
 
 constexpr std::int64_t kAlign = 4096;
-constexpr std::int64_t kGap = std::int64_t{32} << 10;  // read these bytes in vain rather than issue two reads
+constexpr std::int64_t kGap = std::int64_t{32} << 10;  // a gap of at most this many bytes is read, not skipped
 
 // A read in flight: [offset, end) of a file, both multiples of kAlign.
 struct Request {
@@ -45,7 +45,7 @@ class Direct {
     std::vector<unsigned> idle(std::min(DirectQueue::kDepth, queue_.queue().capacity()));
     for (unsigned i = 0; i < idle.size(); ++i) idle[i] = i;
     in_slot_.resize(idle.size());
-    for (std::size_t next = 0; next < requests_.size() || flying_ > 0;) {
+    for (std::size_t next = 0; next < requests_.size() || in_flight_ > 0;) {
       for (; next < requests_.size() && !idle.empty(); ++next) {
         in_slot_[idle.back()] = requests_[next];
         start(idle.back());
@@ -55,7 +55,7 @@ class Direct {
       IoResult result;
       // A few at a time, so that the disk does not idle during checksums.
       for (int taken = 0; taken < 8 && queue_.queue().take(result); ++taken) {
-        --flying_;
+        --in_flight_;
         const auto slot = static_cast<unsigned>(result.tag);
         if (arrived(slot, result.bytes)) {
           idle.push_back(slot);
@@ -69,14 +69,14 @@ class Direct {
   // Waits for the reads in flight, because their memory must not be freed before.
   void drain() {
     IoResult result;
-    while (flying_ > 0) {
+    while (in_flight_ > 0) {
       queue_.queue().submit(1);
-      while (queue_.queue().take(result)) --flying_;
+      while (queue_.queue().take(result)) --in_flight_;
     }
   }
 
  private:
-  // Merges neighbours to ranges and cuts these into pieces of a slot.
+  // Merges adjacent pieces to ranges, and cuts these into requests of at most one slot.
   void plan() {
     for (std::size_t first = 0; first < pieces_.size();) {
       Source* const source = pieces_[first]->source;
@@ -102,7 +102,7 @@ class Direct {
     const Request& request = in_slot_[slot];
     queue_.queue().read(request.fd, queue_.slot(slot),
                         static_cast<std::size_t>(request.end - request.offset), request.offset, slot);
-    ++flying_;
+    ++in_flight_;
   }
 
   // Handles the bytes of a finished read. False: the shortened request must continue.
@@ -151,7 +151,7 @@ class Direct {
   std::vector<std::int64_t> left_;   // bytes of each that are still missing
   std::vector<Request> requests_;
   std::vector<Request> in_slot_;
-  unsigned flying_ = 0;
+  unsigned in_flight_ = 0;
 };
 
 }  // namespace

@@ -140,7 +140,7 @@ void Reader::fetch(Job& job) const {
   switch (options_.strategy) {
     case Strategy::automatic: {
       if (fetch_cached(job) == 0) return;
-      // If the kernel does not tell what is cached, the failed reads have begun to fill the cache.
+      // If the kernel hides which pages are cached, the failed reads have begun to fill the cache.
       const bool blind = std::any_of(job.pieces.begin(), job.pieces.end(),
                                      [](const Piece& piece) { return !piece.done && piece.source->blind; });
       if (blind || fetch_direct(job, queues_, calls_) > 0) fetch_waiting(job);

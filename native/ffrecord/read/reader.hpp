@@ -66,7 +66,7 @@ class Reader {
   // Returns the file of sample `index` of the sequence, and its number there. REQUIRES: 0 <= index < count().
   std::pair<const RecordFile*, std::int64_t> locate(std::int64_t index) const;
 
-  // Returns where the samples are mapped as stored, each checked once; throws what `read` throws.
+  // Returns the samples' places in the mapped files, as stored. Each sample is checked once. Throws what `read` throws.
   std::vector<View> views(const std::int64_t* indices, std::size_t count) const;
   const std::shared_ptr<const MappedFile>& mapping(std::size_t file) const { return sources_[file]->mapping(); }
 
@@ -74,7 +74,7 @@ class Reader {
   void check_all() const;
 
  private:
-  // One requested sample: number `index` of the sequence, for places [slot] of the batch.
+  // One requested sample: number `index` of the sequence, for position `slot` of the batch.
   struct Want {
     std::int64_t index;
     std::size_t slot;

@@ -19,7 +19,7 @@ namespace {
 constexpr std::size_t kSystemPage = 4096;
 constexpr int kWrong = 4;
 // Magic numbers of statfs: 9P, AFS, BeeGFS, Ceph, CIFS, FUSE, GPFS, Lustre, NFS, SMB and SMB2.
-constexpr std::array<std::uint32_t, 11> kElsewhere = {0x01021997, 0x5346414f, 0x19830326, 0x00c36400,
+constexpr std::array<std::uint32_t, 11> kRemoteFileSystems = {0x01021997, 0x5346414f, 0x19830326, 0x00c36400,
                                                       0xff534d42, 0x65735546, 0x47504653, 0x0bd00bd0,
                                                       0x6969,     0x517b,     0xfe534d42};
 
@@ -182,14 +182,14 @@ const std::shared_ptr<const MappedFile>& Source::mapping() {
   return *found;
 }
 
-bool Source::elsewhere() {
-  if (elsewhere_ < 0) {
+bool Source::remote() {
+  if (remote_ < 0) {
     struct statfs found {};
-    const bool local = calls_.fstatfs(file_.fd(), &found) == 0 &&
-                       std::ranges::find(kElsewhere, static_cast<std::uint32_t>(found.f_type)) == kElsewhere.end();
-    elsewhere_ = local ? 0 : 1;
+    const bool known = calls_.fstatfs(file_.fd(), &found) == 0;
+    const auto type = static_cast<std::uint32_t>(found.f_type);
+    remote_ = known && std::ranges::find(kRemoteFileSystems, type) == kRemoteFileSystems.end() ? 0 : 1;
   }
-  return elsewhere_ == 1;
+  return remote_ == 1;
 }
 
 const MappedFile* Source::try_mapping() {

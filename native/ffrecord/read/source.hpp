@@ -43,7 +43,7 @@ class MappedFile {
   std::size_t size() const { return size_; }
   bool verified(std::int64_t sample) const;
   void set_verified(std::int64_t sample) const;
-  // Returns whether all pages of a range are in memory, as far as the kernel tells this user.
+  // Returns whether all pages of a range are in memory; true if the kernel hides that from this user.
   bool resident(std::int64_t offset, std::int64_t bytes, const Calls& calls) const;
 
  private:
@@ -76,18 +76,17 @@ class Source {
   // Returns a descriptor for direct reads; negative if this file refuses them.
   int direct();
   void refuse_direct() { refused_ = true; }
-  // Returns whether a range is in the page cache; true if the kernel does not tell this user.
+  // Returns whether a range is in the page cache; true if the kernel hides that from this user.
   bool resident(std::int64_t offset, std::int64_t bytes);
-  // Records that a read found too little in the page cache, although, if `asked`, resident() returned true.
+  // Records that the page cache lacked bytes of a read. `asked`: resident() had returned true for them.
   void missed(bool asked);
   // Maps the file at the first call; throws what throw_errno does.
   const std::shared_ptr<const MappedFile>& mapping();
   // Returns null if the address space has no room.
   const MappedFile* try_mapping();
   long waits() const { return calls_.waits(); }
-  // Returns whether the file is on another machine or behind a program: its pages may vanish without notice, also for
-  // good.
-  bool elsewhere();
+  // Returns whether the file is on a network or FUSE file system: its pages may vanish without notice, even for good.
+  bool remote();
 
   // Result of the last check of the page cache.
   enum class Seen : std::uint8_t {
@@ -96,8 +95,8 @@ class Source {
     whole,  // a batch of many samples was cached: small ones can be copied from the mapping
   };
   std::atomic<Seen> seen = Seen::nothing;
-  // True if the kernel does not tell this user what is cached: its answer was wrong several times and never no. An
-  // honest answer may be wrong if a page is evicted between answer and read.
+  // True if the kernel hides from this user which pages are cached: it always answered that they are, and was wrong
+  // several times. A single wrong answer proves nothing: the page may be evicted between answer and read.
   std::atomic<bool> blind = false;
 
  private:
@@ -107,7 +106,7 @@ class Source {
   std::atomic<int> wrong_ = 0;
   std::atomic<bool> waits_ = false;  // its file system has no non-waiting reads
   std::atomic<bool> refused_ = false;
-  std::atomic<int> elsewhere_ = -1;  // unknown
+  std::atomic<int> remote_ = -1;  // unknown
   std::atomic<int> direct_ = -1;
   std::atomic<const std::shared_ptr<const MappedFile>*> mapping_ = nullptr;
 };

@@ -1,6 +1,6 @@
 // Ranges of files as pieces of chunks.
 //
-// Thread contract: none; one thread at a time.
+// Thread contract: one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -37,9 +37,9 @@ std::vector<io::Piece> split(std::span<const FileMap* const> files, std::span<co
 struct Pieces {
   std::vector<io::Piece> pieces;
 
-  // (piece, outcome, chain, node asked) of those that are not ok.
+  // (piece, outcome, chain, node asked) of each piece that is not ok.
   std::vector<std::tuple<std::size_t, int, std::uint32_t, std::uint32_t>> failures() const;
-  // Opens a piece that is not ok again, for a node. Throws Code::invalid.
+  // Reopens a piece that is not ok, for a node. Throws Code::invalid.
   void again(std::size_t n, std::uint32_t node);
   std::uint64_t bytes() const;
   std::tuple<std::uint64_t, std::uint32_t> chunk(std::size_t n) const;

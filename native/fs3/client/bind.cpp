@@ -70,7 +70,7 @@ Batch of_ranges(const std::vector<const FileMap*>& files, const Rows& rows) {
   return batch;
 }
 
-// `ends`: ends of the files, beyond which no byte is read; empty for writes.
+// Makes a batch from buffers. `ends`: ends of the files, beyond which no byte is read; empty for writes.
 Batch of_buffers(const std::vector<const FileMap*>& files, const std::vector<std::int64_t>& ends,
                  const std::vector<std::tuple<std::size_t, std::int64_t, nb::object>>& requests) {
   Batch batch;
@@ -178,36 +178,37 @@ nb::dict statistics(const Engine& engine) {
 
 void bind(nb::module_ m) {
   m.attr("ANY_NODE") = io::kAnyNode;
-  nb::enum_<Outcome>(m, "Outcome", nb::is_arithmetic(), "What became of a piece; numbers below 16 are the service's.")
+  nb::enum_<Outcome>(m, "Outcome", nb::is_arithmetic(), "Outcome of a piece; numbers below 16 are those of Status.")
       .value("OK", Outcome::ok)
       .value("STALE_ROUTING", Outcome::stale_routing)
       .value("CORRUPT", Outcome::corrupt)
       .value("INVALID", Outcome::invalid)
-      .value("MISMATCH", Outcome::mismatch, "The bytes that came do not fit their CRCs.")
-      .value("LOST", Outcome::lost, "The connection broke; a write was done or not.")
-      .value("LATE", Outcome::late, "No answer in time; likewise.")
+      .value("MISMATCH", Outcome::mismatch, "The received bytes do not match their CRCs.")
+      .value("LOST", Outcome::lost, "The connection broke; a write may have been done.")
+      .value("LATE", Outcome::late, "No answer before the deadline; a write may have been done.")
       .value("UNREACHABLE", Outcome::unreachable, "No connection; not done.")
-      .value("NO_ROUTE", Outcome::no_route, "Nobody serves that chain; not done.")
+      .value("NO_ROUTE", Outcome::no_route, "No target serves that chain; not done.")
       .value("NO_SPACE", static_cast<Outcome>(Status::no_space))
       .value("IO_ERROR", static_cast<Outcome>(Status::io_error))
       .value("DUPLICATE", static_cast<Outcome>(Status::duplicate))
       .value("DIVERGED", static_cast<Outcome>(Status::diverged))
       .value("OPEN", Outcome::open);
-  nb::class_<FileMap>(m, "FileMap", "Where the chunks of a file are: chunk i on chains[i % len(chains)]. Immutable.")
+  nb::class_<FileMap>(m, "FileMap", "Chains of a file's chunks: chunk i is on chains[i % len(chains)]. Immutable.")
       .def(nb::init<std::uint64_t, std::uint64_t, std::vector<std::uint32_t>>(), "inode"_a, "chunk_size"_a, "chains"_a)
       .def_prop_ro("chains", [](const FileMap& file) { return file.chains; });
-  nb::class_<Pieces>(m, "Pieces", "Pieces of chunks, and the outcome of each. One thread at a time.")
+  nb::class_<Pieces>(m, "Pieces", "Pieces of chunks, and the outcome of each. Only one thread at a time may use them.")
       .def("__len__", [](const Pieces& batch) { return batch.pieces.size(); })
-      .def_prop_ro("bytes", &Pieces::bytes, "Of all pieces together.")
-      .def("failures", &Pieces::failures, "(piece, outcome, chain, node asked) of those that are not OK.")
+      .def_prop_ro("bytes", &Pieces::bytes, "Bytes of all pieces together.")
+      .def("failures", &Pieces::failures, "(piece, outcome, chain, node asked) of each piece that is not OK.")
       .def("again", &Pieces::again, "piece"_a, "node"_a = io::kAnyNode,
-           "The next call tries it again; a read: at this node, if it serves the chain.")
+           "Makes the next call retry this piece. A read is retried at this node, if it serves the chain.")
       .def("chunk", &Pieces::chunk, "piece"_a, "(inode, index) of a piece.")
       .def_prop_ro("holes", &Pieces::holes,
-                   "Inodes of the files, once all is read, of which it asked for bytes that no chunk has: zeros in memory.")
+                   "Inodes of files in which a requested byte belongs to no chunk (zeros in memory). Valid once all is "
+                   "read.")
       .def("found", &Pieces::found,
-           "Of answered questions: (index of the last chunk, chunks in a row from it downwards, as many apart as the file has "
-           "chains, bytes of that chunk); a row of 0: there is none.");
+           "Answers of a batch of_chains: (index of the last chunk, chunks of the row that ends there, bytes of the "
+           "last chunk). The chunks of a row are len(chains) apart; a row of 0: there is no chunk.");
   nb::class_<Batch, Pieces>(m, "Batch", "Pieces with the memory that they fill or write.")
       .def(nb::new_(&of_ranges), "files"_a, "rows"_a,
            "rows: int64[n, 4] of (index of the file, offset, bytes, address). The memory must stay alive; ranges that are "
@@ -215,20 +216,20 @@ void bind(nb::module_ m) {
       .def_static("of_buffers", &of_buffers, "files"_a, "ends"_a, "requests"_a,
                   nb::sig("def of_buffers(files: collections.abc.Sequence[FileMap], ends: collections.abc.Sequence[int], "
                           "requests: collections.abc.Sequence[tuple[int, int, typing_extensions.Buffer]]) -> Batch"),
-                  "requests: (index of the file, offset, contiguous memory), kept by the batch. ends: of each file, beyond "
-                  "which nothing is read; empty for a batch to write.")
+                  "requests: (index of the file, offset, contiguous memory), kept by the batch. ends: end of each "
+                  "file, beyond which nothing is read; empty for writes.")
       .def_prop_ro("counts", [](const Batch& batch) { return batch.counts; }, "Bytes of each request or row.")
       .def("sums", [](const Batch& batch, const std::vector<std::uint32_t>& starts) { return batch.sums(batch.counts, starts); },
            "starts"_a,
-           "Once all is read: the CRC32C of each request or row, continuing its start; joined from the CRCs that the bytes "
-           "were compared with.")
+           "CRC32C of each request or row, continued from its start and joined from the CRCs with which the bytes were "
+           "compared. Valid once all is read.")
       .def_static("of_chunks", &of_chunks, "file"_a, "kind"_a, "indexes"_a, "length"_a = 0,
-                  "The same for each of these chunks; `length`: of a chunk then.")
+                  "Makes a batch with the same change of each chunk; `length`: the chunk's new length.")
       .def_static("of_chains", &of_chains, "file"_a, "asks"_a,
-                  "Questions of (which chain in the file's order, index): for the last chunk up to there on that chain, and "
-                  "how many stand below it in a row.")
-      .def_static("joined", &joined, "batches"_a, "The pieces of batches that move no bytes, one batch's after another's.");
-  nb::class_<Engine>(m, "Engine", "The way to the bytes; docs/internals/fs3-service.md. Any thread.")
+                  "Makes queries from (position of a chain in the file's order, index): for the last chunk up to the "
+                  "index on that chain, and the number of chunks in the row that ends there.")
+      .def_static("joined", &joined, "batches"_a, "Joins the pieces of batches that move no bytes, in order.");
+  nb::class_<Engine>(m, "Engine", "The client's data path; docs/internals/fs3-service.md. Any thread.")
       .def("__init__",
            [](Engine* self, std::uint64_t client, nb::callable connect, unsigned lanes, unsigned senders, double connect_s,
               bool local) {
@@ -238,18 +239,23 @@ void bind(nb::module_ m) {
            "client"_a, "connect"_a, "lanes"_a = 8, "senders"_a = 2, "connect_s"_a = 1.0, "local"_a = true,
            nb::sig("def __init__(self, client: int, connect: collections.abc.Callable[[int, float], int], "
                    "lanes: int = 8, senders: int = 2, connect_s: float = 1.0, local: bool = True) -> None"),
-           "connect(node, seconds) gives the descriptor of a connected and proved socket, which becomes the engine's, or "
-           "raises PeerLost or DeadlineExceeded. local: over a Unix socket chunks are read from the node's files.")
+           "connect(node, seconds) returns the descriptor of a connected and authenticated socket, which the engine "
+           "then owns, or raises PeerLost or DeadlineExceeded. local: over a Unix socket, read chunks from the node's "
+           "files.")
       .def("routing", &set_routing, "chains"_a, "local"_a = io::kAnyNode,
            "chains: (chain, version, nodes of the serving targets, head first). local: the node on this machine.")
       .def("read", [](Engine& e, Pieces& b, double seconds) { return e.read(b.pieces, after(seconds)); }, "batch"_a,
-           "seconds"_a, Free(), "Tries what is open; returns how many pieces are not OK.")
+           "seconds"_a, Free(), "Reads the open pieces; returns how many pieces are not OK.")
       .def("write", [](Engine& e, Pieces& b, double seconds) { return e.write(b.pieces, after(seconds)); }, "batch"_a,
-           "seconds"_a, Free(), "Likewise. What was tried keeps its tag, so that it is done once.")
+           "seconds"_a, Free(),
+           "Writes the open pieces; returns how many are not OK. A piece that was tried keeps its tag, so that the "
+           "write is done once.")
       .def("query_last", [](Engine& e, Pieces& b, double seconds) { return e.query_last(b.pieces, after(seconds)); },
-           "batch"_a, "seconds"_a, Free(), "Likewise.")
+           "batch"_a, "seconds"_a, Free(), "Sends the open queries; returns how many pieces are not OK.")
       .def("statistics", &statistics, nb::sig("def statistics(self) -> dict[str, int]"),
-           "Counters: read_bytes, local_bytes (of those: read from files of this machine), written_bytes, frames, mismatches, connections; held (large reads that waited for their turn to be sent); senders, most_senders (that may send much, now and at a time).");
+           "Counters: read_bytes, local_bytes (part of read_bytes: from files of this machine), written_bytes, frames, "
+           "mismatches, connections, held (large reads whose answers waited for a permit), senders and most_senders "
+           "(permits in use: now, and most at a time).");
 }
 
 }  // namespace ff::fs3::client

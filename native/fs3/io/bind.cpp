@@ -32,7 +32,7 @@ using Report = std::tuple<TargetId, replica::Incarnation, int, ChainVersion, std
 
 constexpr std::size_t kNumber = 1;  // the store's state word with its number; word 0 belongs to the replica's shell
 
-// Returns the number that a store got when it was made; the manager sees by it that a disk was replaced.
+// Returns the number that a store got when it was made. It shows the manager that a disk was replaced.
 std::uint64_t number_of(store::Store& held) {
   auto words = held.state();
   if (words[kNumber] == 0) {
@@ -202,7 +202,7 @@ class Node {
     return found;
   }
 
-  // By kind of work: how many took less than 2^(kFirst + n) ns and at least half of that, and ns in all.
+  // Returns by kind of work: the counts of durations below 2^(kFirst + n) ns and at least half of that, and ns in all.
   nb::dict timings() {
     ServiceStatistics now;
     Meter::Reading syncing;
@@ -273,36 +273,41 @@ class Node {
 void bind(nb::module_ m) {
   nb::class_<Node>(m, "Node", "The storage service of one process. Any thread.")
       .def(nb::init<unsigned, std::size_t>(), "workers"_a = 0, "buffers"_a = std::size_t{256} << 20,
-           "workers: threads, 0 for cores + 4. buffers: bytes of payload under way, at most.")
+           "workers: number of threads, 0 for cores + 4. buffers: most bytes of payload in flight.")
       .def("open", &Node::open, "path"_a, "target"_a, "chain"_a, "incarnation"_a,
            "reserve_bytes"_a = store::Options{}.reserve_bytes, Free(),
-           "Opens or makes a target's chunk store in a directory and takes its place in the chain. Writes leave so many "
-           "bytes of the disk free. Raises StorageError, NoSpace, ValueError.")
+           "Opens or makes a target's chunk store in a directory and takes its place in the chain. Writes leave "
+           "`reserve_bytes` of the disk free. Raises StorageError, NoSpace, ValueError.")
       .def("close", &Node::close, "target"_a, Free())
       .def("routing", &Node::routing, "target"_a, "version"_a, "members"_a, Free(),
-           "The target's chain as published: members (target, state, incarnation) in order; an older one is passed over.")
+           "Sets the target's chain as published: members (target, state, incarnation) in order. Ignores an older "
+           "version.")
       .def("lease", &Node::lease, "left"_a, "targets"_a, Free(),
-           "The lease of these (target, version of its chain at the manager) runs for so many seconds from now.")
+           "Grants a lease of `left` seconds from now to these (target, version of its chain at the manager).")
       .def("reports", &Node::reports, Free(),
-           "(target, incarnation, local state, its version, number of its store, chain version known, role, failed) of each.")
-      .def("wait", &Node::wait, "seconds"_a, Free(), "Until a report changes, at most so long; whether one did.")
+           "(target, incarnation, local state, version of that state, number of its store, known chain version, role, "
+           "failed) of each target.")
+      .def("wait", &Node::wait, "seconds"_a, Free(),
+           "Waits at most `seconds` until a report changes; returns True if one did.")
       .def("scrub", &Node::scrub, "target"_a, "inode"_a, "index"_a, "limit"_a, Free(),
-           "Reads and checks up to `limit` chunks after this one; returns the last one. At the end the index is written anew: (0, 0).")
+           "Reads and checks up to `limit` chunks after this one; returns the last one, or (0, 0) at the end, when the "
+           "index is written anew.")
       .def("findings", &Node::findings, Free(),
-           "What was found since the last call: (target, inode, index, damaged) of chunks, False when one is whole again or "
-           "gone; and how many came beyond the first 64 of a target.")
-      .def("serve", &Node::serve, "fd"_a, Free(), "A proved connection of a client or another node.")
-      .def("locate", &Node::locate, "target"_a, "node"_a, Free(), "On which node a target is.")
-      .def("connected", &Node::connected, "node"_a, "fd"_a, Free(), "A proved connection to a node's service.")
+           "Returns the findings since the last call: (target, inode, index, damaged) of chunks (False: the chunk is "
+           "whole again or gone), and the number of findings beyond the first 64 of a target.")
+      .def("serve", &Node::serve, "fd"_a, Free(), "Serves an authenticated connection of a client or another node.")
+      .def("locate", &Node::locate, "target"_a, "node"_a, Free(), "Records the node of a target.")
+      .def("connected", &Node::connected, "node"_a, "fd"_a, Free(),
+           "Takes an authenticated connection to a node's service.")
       .def("wanted", &Node::wanted, Free(), "Nodes to which a connection is missing.")
       .def("statistics", &Node::statistics, nb::sig("def statistics(self) -> dict[str, int]"),
-           "Counters since the start, and what the chunk stores hold.")
+           "Counters since the start, and the contents of the chunk stores.")
       .def("targets", &Node::targets, nb::sig("def targets(self) -> dict[int, dict[str, int]]"),
-           "By target: what its store holds, and counters since it was opened.")
+           "By target: the contents of its store, and counters since the store was opened.")
       .def("timings", &Node::timings, nb::sig("def timings(self) -> dict[str, tuple[list[int], int]]"),
-           "Of `read` and `write` frames and of `sync`s: how many took less than 2^(13 + n) ns, not less than half of that "
-           "(the last: all above), and ns in all.")
-      .def("stop", &Node::stop, Free(), "Ends all threads and closes all targets; nothing may be called afterwards.");
+           "Durations of `read` and `write` frames and of `sync`s: counts of those below 2^(13 + n) ns and at least "
+           "half of that (the last count: all longer ones), and ns in all.")
+      .def("stop", &Node::stop, Free(), "Ends all threads and closes all targets. No other call may follow.");
 }
 
 }  // namespace ff::fs3::io

@@ -82,7 +82,7 @@ Answer answer_of(const nb::object& from) {
   return answer;
 }
 
-// A file system's side of a mount, and the mount.
+// A mount, and its connection to the file system's Python code.
 class Mount {
  public:
   Mount(io::Engine& engine, nb::callable call, nb::callable finish, double attempt_s, double slowest)
@@ -176,15 +176,17 @@ void bind(nb::module_ m) {
            "inode"_a, "map"_a, "end"_a)
       .def_ro("inode", &FileState::inode)
       .def_prop_rw("end", [](const FileState& f) { return f.end.load(); }, [](FileState& f, std::int64_t to) { f.end = to; },
-                   "Length in bytes, as far as the mount knows.")
+                   "Length in bytes that this mount knows.")
       .def_prop_rw("widened", [](const FileState& f) { return f.widened.load(); },
-                   [](FileState& f, std::int64_t to) { f.widened = to; }, "No byte at or beyond it is written.")
+                   [](FileState& f, std::int64_t to) { f.widened = to; },
+                   "Limit of writes: no byte at or beyond it is written.")
       .def_prop_ro("writers", [](const FileState& f) { return f.writers.load(); }, "Writes in flight.")
-      .def_prop_ro("dirty", [](const FileState& f) { return f.written != kClean; }, "Bytes were written since `take`.")
+      .def_prop_ro("dirty", [](const FileState& f) { return f.written != kClean; },
+                   "True if bytes were written since `take`.")
       .def_prop_ro("written_ns", [](const FileState& f) { return f.written_ns.load(); }, "Time of the last write.")
       .def("take", [](FileState& f) { return f.written.exchange(kClean); },
            "Returns the largest end written since the last call, or -1.")
-      .def("reach", &FileState::reach, "end"_a, "Sets `end`, unless it is larger.")
+      .def("reach", &FileState::reach, "end"_a, "Raises the file's `end` to at least this value.")
       .def("wrote", &FileState::wrote, "end"_a, "Records a write up to `end`.");
   nb::class_<Mount>(m, "Mount", "Answers the kernel's requests for a directory. Any thread.")
       .def(nb::init<io::Engine&, nb::callable, nb::callable, double, double>(), "engine"_a, "call"_a, "finish"_a,
@@ -193,21 +195,21 @@ void bind(nb::module_ m) {
                    "call: collections.abc.Callable[[Request], object], "
                    "finish: collections.abc.Callable[[int, fireflyer._native.fs3.client.Pieces, bool], int], "
                    "attempt_s: float, slowest: float) -> None"),
-           "call(request) returns an error number or the answer; finish(inode, pieces, write) finishes pieces that "
-           "failed or met a hole and returns an error number.")
+           "call(request) returns an error number or the answer. finish(inode, pieces, write) finishes pieces that "
+           "failed or touched a hole, and returns an error number.")
       .def("mount", &Mount::mount, "library"_a, "directory"_a, "source"_a, "attributes_s"_a, "others"_a,
            Free(),
-           "library: path of libff_fuse.so. source: name in /proc/mounts. others: let other users in. Raises "
+           "library: path of libff_fuse.so. source: name in /proc/mounts. others: allow other users. Raises "
            "StorageError.")
       .def("work", &Mount::work, Free(), "Answers requests until the directory is unmounted or `stop` is called.")
       .def("stop", &Mount::stop, Free())
       .def("close", &Mount::close, Free(), "Unmounts the directory. No thread may be in `work`.")
       .def("read", [](Mount& a, FileState& f, std::int64_t offset, nb::handle memory) { return move(a, f, offset, memory, false); },
            "file"_a, "offset"_a, "memory"_a, nb::sig("def read(self, file: FileState, offset: int, memory: typing_extensions.Buffer) -> int"),
-           "Fills memory, as the kernel's READ; returns the bytes read or a negative error number.")
+           "Reads into memory, as the kernel's READ does; returns the bytes read or a negative error number.")
       .def("write", [](Mount& a, FileState& f, std::int64_t offset, nb::handle memory) { return move(a, f, offset, memory, true); },
            "file"_a, "offset"_a, "memory"_a, nb::sig("def write(self, file: FileState, offset: int, memory: typing_extensions.Buffer) -> int"),
-           "Writes memory, as the kernel's WRITE; returns likewise.");
+           "Writes memory, as the kernel's WRITE does; returns the bytes written or a negative error number.");
 }
 
 }  // namespace ff::fs3::mount

@@ -45,7 +45,7 @@ Core::Core(io::Engine& engine, Call call, Finish finish, Limits limits)
 Answer Core::call(const Request& request) noexcept {
   try {
     return call_(request);
-  } catch (const std::exception&) {  // of an answer of another form: a bug, which must not end the mount
+  } catch (const std::exception&) {  // an answer of another form is a bug, which must not end the mount
     return {.error = EIO};
   }
 }
@@ -58,7 +58,7 @@ std::int64_t Core::read(FileState& file, std::int64_t offset, std::span<std::byt
     const std::size_t failed = engine_.read(batch.pieces, deadline(memory.size()));
     if (failed != 0 || !batch.holes().empty()) {
       if (const int error = finish_(file, batch, false); error != 0) return -error;
-      return std::clamp<std::int64_t>(file.end - offset, 0, wanted);  // another client may have cut the file
+      return std::clamp<std::int64_t>(file.end - offset, 0, wanted);  // another client may have truncated the file
     }
     return wanted;
   } catch (const std::exception&) {

@@ -19,13 +19,13 @@ namespace ff::fs3::mount {
 class Core final : public Handler {
  public:
   using Call = std::function<Answer(const Request&)>;
-  // Finishes pieces that failed, or that met a hole, and returns 0 or a number of POSIX. Retries keep the tags of
-  // writes, so that a write that is still under way cannot come after a later one.
+  // Finishes pieces that failed, or that touched a hole, and returns 0 or an errno. Retries keep the tags of writes, so
+  // that a write still in flight cannot take effect after a later one.
   using Finish = std::function<int(FileState&, client::Pieces&, bool write)>;
 
   struct Limits {
-    double attempt_s;  // of one attempt
-    double slowest;    // bytes/s: many bytes get more time
+    double attempt_s;  // timeout of one attempt, without the time for its bytes
+    double slowest;    // bytes/s that extend the timeout
   };
 
   Core(io::Engine& engine, Call call, Finish finish, Limits limits);
@@ -43,7 +43,7 @@ class Core final : public Handler {
   const Limits limits_;
 };
 
-// Mounts a directory by the library that needs libfuse. Throws Code::storage if the library or the mount fails.
+// Mounts a directory through the library that links to libfuse. Throws Code::storage if the library or the mount fails.
 std::unique_ptr<Session> open_session(const std::string& library, const std::string& directory, Handler& handler,
                                       const Options& options);
 

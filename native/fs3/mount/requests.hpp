@@ -1,7 +1,7 @@
-// What the kernel asks of a mount, and the answers: the border between libfuse and the file system.
+// Requests of the kernel to a mount, and the answers: the interface between libfuse and the file system.
 //
 // Thread contract: a Handler is called from all threads of a session at once. FileState: any thread.
-// Inode numbers of the kernel are those of fs3, so no table of them is kept: FORGET has nothing to do.
+// The kernel's inode numbers are those of fs3, so no table of inodes is kept and FORGET has nothing to do.
 #pragma once
 
 #include <algorithm>
@@ -26,9 +26,9 @@ inline constexpr std::int64_t kClean = -1;
 // Invariants
 //   - No byte at or beyond `end` is read; `end` is at least the end of every write that has returned.
 //   - `written` is the largest end written since it was last taken, or kClean.
-//   - It is owned by shared pointers alone, of which Python's object holds one: the last may go without the GIL.
-//   - No chunk at or beyond byte `widened` is written. A write counts itself in `writers` before it looks at `widened`.
-//     A thread that sets `widened` to 0 and then sees no writers knows that each later write asks again.
+//   - Only shared pointers own it. Python's object holds one of them; the last may be destroyed without the GIL.
+//   - No chunk at or beyond byte `widened` is written. A write increments `writers` before it reads `widened`. So after
+//     a thread has set `widened` to 0 and seen no writers, each later write must ask again.
 struct FileState : std::enable_shared_from_this<FileState> {
   FileState(std::uint64_t number, client::FileMap chunks, std::int64_t length)
       : inode(number), map(std::move(chunks)), end(length) {}
@@ -61,7 +61,7 @@ struct Attributes {
   std::uint32_t mode = 0, nlink = 0, uid = 0, gid = 0;
   std::int64_t size = 0, atime = 0, mtime = 0, ctime = 0;  // bytes; ns
   std::uint32_t block = 0, device = 0;
-  double age_s = 0;  // since the metadata service told them
+  double age_s = 0;  // seconds since the metadata service sent these attributes
 };
 
 struct Entry {
@@ -84,7 +84,7 @@ struct Request {
 };
 
 struct Answer {
-  int error = 0;  // number of POSIX, or 0
+  int error = 0;  // errno, or 0
   Attributes attributes = {};
   std::string bytes = {};
   std::vector<Entry> entries = {};
@@ -99,14 +99,14 @@ class Handler {
 
   virtual ~Handler() = default;
   virtual Answer call(const Request& request) noexcept = 0;
-  // Each returns a number of bytes, or a negative number of POSIX.
+  // Each returns a number of bytes, or a negative errno.
   virtual std::int64_t read(FileState& file, std::int64_t offset, std::span<std::byte> memory) noexcept = 0;
   virtual std::int64_t write(FileState& file, std::int64_t offset, std::span<const std::byte> bytes) noexcept = 0;
 };
 
 struct Options {
-  double attributes_s = 1;  // how long the kernel may keep attributes and names
-  bool others = false;      // let other users in
+  double attributes_s = 1;  // time for which the kernel may cache attributes and names
+  bool others = false;      // allow other users
   std::string source = {};  // name of the file system in /proc/mounts
 };
 

@@ -10,15 +10,15 @@
 
 namespace ff::fs3::replica {
 
-// To the store; Applied{op} follows when the change is durable, or when it is refused and nothing changed. io_error
-// also means that the outcome is unknown: the store must be reopened.
+// Gives a change to the store. Applied{op} follows when the change is durable, or when it is refused and nothing
+// changed. io_error also means that the outcome is unknown: the store must be reopened.
 // kind replace: sets contents and version over any former state, and keeps the block CRCs that came with the bytes. If
-// committed it replaces both versions, else the pending one. any_base: ignore `base` and drop a pending version
-// (replace always has it; so has a removal that is not a client's).
+// `committed`, it replaces both versions, otherwise the pending one. any_base: ignore `base` and drop a pending version
+// (always set for replace, and for a removal that is not a client's).
 struct Apply {
   Op op = 0;
   ChunkId chunk;
-  Version base = 0;  // the committed version that it builds on
+  Version base = 0;  // the committed version on which the change builds
   Version version = 0;
   ChainVersion chain_version = 0;
   Kind kind = Kind::write;
@@ -30,7 +30,7 @@ struct Apply {
   Payload payload = 0;
 };
 
-struct Commit {  // makes the pending version the committed one, at once; needs no sync of its own
+struct Commit {  // makes the pending version the committed one, at once; needs no separate sync
   ChunkId chunk;
   Version version = 0;
 };
@@ -43,60 +43,64 @@ struct Drop {
   Version version = 0;
 };
 
-// Marks the store as no complete replica: durable word "not complete", all tags forgotten. The replica does not wait
-// for it, because any later Apply becomes durable after it.
+// Marks the store as no complete replica: sets the durable word "not complete" and forgets all tags. The replica does
+// not wait for the mark, because any later Apply becomes durable after the mark.
 struct Mark {};
 
-// Makes the store a complete replica, then Applied{op}: raises the floor, keeps the payload's tags (of a channel the
-// larger seq; of equal ones the larger version), forgives damage of the log, sets the durable word "complete".
+// Makes the store a complete replica; then Applied{op} follows. Raises the floor and keeps the payload's tags (of two
+// tags of a channel the larger seq, then the larger version). Clears damage of the log, and sets the durable word
+// "complete".
 struct Conclude {
   Op op = 0;
   Version floor = 0;
   Payload payload = 0;  // 0: no tags
 };
 
-// Sends the message to the target, together with these bytes:
-// Update of kind write: those of its payload; of kind replace, and Fetched that is ok: the whole contents and stored
-// block CRCs of (chunk, version), committed or pending, as the store has them when the action is carried out; SyncDone
-// and Tags: the store's tags. Unless `as_is`, contents are compared with their CRCs first: a mismatch becomes
-// SendFailed{op, corrupt} of an Update and Fetched{status = corrupt}.
-// SendFailed reports a message that is never answered (Update, PageAsk, SyncDone, Fetch, TagsAsk).
+// Sends the message to the target, together with bytes:
+// - Update of kind write: the bytes of its payload;
+// - Update of kind replace, and Fetched that is ok: the whole contents and stored block CRCs of (chunk, version),
+//   committed or pending, as the store has them when the action is carried out;
+// - SyncDone and Tags: the store's tags.
+// Unless `as_is`, contents are compared with their CRCs first. A mismatch becomes SendFailed{op, corrupt} for an
+// Update, and Fetched{status = corrupt} for a Fetched.
+// SendFailed reports a request that is never answered (Update, PageAsk, SyncDone, Fetch, TagsAsk).
 struct Send {
   TargetId to = 0;
   Message message;
   bool as_is = false;
 };
 
-struct Reply {  // to a ClientWrite, or to a Read that gets no bytes; once for each op
+struct Reply {  // answers a ClientWrite, or a Read that gets no bytes; once for each op
   Op op = 0;
   Status status = Status::ok;
   Version version = 0;
   std::uint32_t length = 0;  // of the chunk, as of now
 };
 
-// To a Read: the bytes of that version. The shell holds them from this action on, and may send them later, also after
-// the lease.
+// Answers a Read with the bytes of that version. The shell holds the bytes from this action on, and may send them
+// later, also after the lease.
 struct ServeRead {
   Op op = 0;
   ChunkId chunk;
   Version version = 0;
 };
 
-struct Pause {  // give Retry{op} after a backoff (the shell may let it grow from op to op)
+struct Pause {  // asks for Retry{op} after a backoff, which the shell may increase from op to op
   Op op = 0;
 };
 
-// The target's report in heartbeats from now on: (its incarnation, state, version). Initially: ONLINE, 0.
+// Sets the target's report in heartbeats: (its incarnation, state, version). Initially: ONLINE, 0.
 struct LocalState {
   Local state = Local::online;
   ChainVersion version = 0;
 };
 
-struct Release {  // the replica is done with it
+struct Release {  // the replica needs the payload no more
   Payload payload = 0;
 };
 
-struct Unrepairable {  // no replica has these bytes intact; readers see CRCs that do not match, until the bytes are overwritten
+// No replica has these bytes intact. Readers get CRCs that do not match, until the bytes are overwritten.
+struct Unrepairable {
   ChunkId chunk;
   Version version = 0;
 };

@@ -71,14 +71,14 @@ nb::class_<A> action(nb::module_ m, const char* called) {
 }
 
 void bind_values(nb::module_ m) {
-  nb::enum_<State>(m, "State", "Of a member of a chain; in the order of members.")
+  nb::enum_<State>(m, "State", "State of a chain's member. Members are ordered by state.")
       .value("serving", State::serving)
       .value("recovering", State::recovering)
       .value("lastsrv", State::lastsrv)
       .value("syncing", State::syncing)
       .value("waiting", State::waiting)
       .value("offline", State::offline);
-  nb::enum_<Local>(m, "Local", "What a target says of itself.")
+  nb::enum_<Local>(m, "Local", "State that a target reports of itself.")
       .value("online", Local::online)
       .value("uptodate", Local::uptodate)
       .value("faulty", Local::faulty);
@@ -89,7 +89,7 @@ void bind_values(nb::module_ m) {
       .def_ro("target", &Member::target)
       .def_ro("state", &Member::state)
       .def_ro("incarnation", &Member::incarnation);
-  nb::class_<Entry>(m, "Entry", "What an index or a page says of a chunk; version 0: none.")
+  nb::class_<Entry>(m, "Entry", "State of a chunk in an index or a page; version 0: none.")
       .def("__init__", [](Entry* at, const ChunkId& chunk, Version committed, std::uint32_t length, std::uint32_t crc,
                           Version pending, bool removes, std::uint32_t pending_crc) {
              new (at) Entry{chunk, committed, length, crc, pending, removes, pending_crc};
@@ -101,11 +101,11 @@ void bind_values(nb::module_ m) {
       .def_ro("crc", &Entry::crc)
       .def_ro("pending", &Entry::pending)
       .def_ro("removes", &Entry::removes);
-  nb::class_<Pending>(m, "Pending", "A pending version; `length` is the chunk's with it.")
+  nb::class_<Pending>(m, "Pending", "A pending version; `length`: the chunk's length in that version.")
       .def("__init__", [](Pending* at, const ChunkId& chunk, Version version, std::uint32_t length, bool removes,
                           const Tag& tag) { new (at) Pending{chunk, version, length, removes, tag}; },
            "chunk"_a, "version"_a, "length"_a, "removes"_a, "tag"_a = Tag{});
-  nb::class_<Tagged>(m, "Tagged", "The newest write of a channel; version 0: it did not happen.")
+  nb::class_<Tagged>(m, "Tagged", "The newest write of a channel; version 0: the write did not happen.")
       .def("__init__", [](Tagged* at, const Tag& tag, const ChunkId& chunk, Version version) {
              new (at) Tagged{tag, chunk, version};
            }, "tag"_a, "chunk"_a, "version"_a)
@@ -198,7 +198,8 @@ void bind_actions(nb::module_ m) {
       .def_ro("payload", &Conclude::payload);
   action<Send>(m, "Send")
       .def_ro("to", &Send::to)
-      .def_prop_ro("message", [](const Send& send) { return send.message; }, "A copy, an event of the receiver's.")
+      .def_prop_ro("message", [](const Send& send) { return send.message; },
+                   "A copy of the message, which is an event of the receiver.")
       .def_ro("as_is", &Send::as_is);
   action<Reply>(m, "Reply")
       .def_ro("op", &Reply::op)
@@ -218,21 +219,22 @@ void bind_actions(nb::module_ m) {
 }
 
 void bind_lookups(nb::module_ m) {
-  nb::class_<Lookup>(m, "Lookup", "What a replica asks the store of its target.");
+  nb::class_<Lookup>(m, "Lookup", "A replica's queries to its target's store.");
   nb::class_<ObjectLookup, Lookup>(m, "ObjectLookup",
-                                   "Over an object with entry(chunk) -> Entry, page(after, limit) -> list[Entry], "
+                                   "Queries an object with entry(chunk) -> Entry, page(after, limit) -> list[Entry], "
                                    "tag(client, channel) -> Tagged | None, floor() -> int, complete() -> bool and "
                                    "pendings() -> list[Pending].")
       .def("__init__", [](ObjectLookup* at, nb::object store) { new (at) ObjectLookup(std::move(store)); }, "store"_a,
            nb::sig("def __init__(self, store: object) -> None"));
   nb::class_<MapStore, Lookup>(m, "MapStore", "A store whose chunks hold one number each; for tests.")
       .def(nb::init<>())
-      .def("apply", &MapStore::apply, "action"_a, "written"_a = 0, "bad"_a = false, "Its refusal, or nothing: sync() will say.")
+      .def("apply", &MapStore::apply, "action"_a, "written"_a = 0, "bad"_a = false,
+           "Returns the refusal, if any; otherwise sync() returns the outcome.")
       .def("commit", &MapStore::commit, "action"_a)
       .def("drop", &MapStore::drop, "action"_a)
       .def("mark", &MapStore::mark)
       .def("conclude", &MapStore::conclude, "action"_a, "tags"_a)
-      .def("sync", &MapStore::sync, "Makes all durable; what is done.")
+      .def("sync", &MapStore::sync, "Makes all changes durable; returns their outcomes.")
       .def("entry", &MapStore::entry, "chunk"_a)
       .def("tags", &MapStore::tags, "pending_as_they_are"_a);
 }
@@ -240,10 +242,11 @@ void bind_lookups(nb::module_ m) {
 }  // namespace
 
 void bind(nb::module_ m) {
-  m.doc() = "The CRAQ replica of a target, as docs/internals/fs3-chain.md says: step(event) -> actions.";
+  m.doc() = "The CRAQ replica of a target (docs/internals/fs3-chain.md): step(event) -> actions.";
   bind_values(m);
   bind_lookups(m);
-  Machine machine(m, "Replica", "One target's part in its chain. Bytes never enter it: payloads are the caller's numbers.");
+  Machine machine(m, "Replica",
+                  "Replica of one target in its chain. It handles no bytes: payloads are numbers of the caller.");
   bind_actions(m);
   bind_events(m, machine);
   machine
@@ -253,9 +256,10 @@ void bind(nb::module_ m) {
       .def_prop_ro("target", &Replica::target)
       .def_prop_ro("incarnation", &Replica::incarnation)
       .def_prop_ro("local", &Replica::local, "The last LocalState.")
-      .def_prop_ro("role", &Replica::role, "In which it works; offline also where the chain names another incarnation.")
-      .def_prop_ro("busy_chunks", &Replica::busy_chunks, "With jobs, pending versions or parked reads.")
-      .def_prop_ro("outstanding", &Replica::outstanding, "Sends, Applies and Drops without an answer yet.");
+      .def_prop_ro("role", &Replica::role, "The replica's role; offline also if the chain names another incarnation.")
+      .def_prop_ro("busy_chunks", &Replica::busy_chunks,
+                   "Number of chunks with jobs, pending versions or parked reads.")
+      .def_prop_ro("outstanding", &Replica::outstanding, "Number of Sends, Applies and Drops without an answer.");
 }
 
 }  // namespace ff::fs3::replica

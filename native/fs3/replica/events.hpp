@@ -1,8 +1,8 @@
 // Inputs of a replica: events of its shell and messages of other replicas. Plain values; copying one copies no bytes.
 //
-// A *payload* is the shell's number for bytes (0: none). Exactly one Release action gives back each payload of an
-// event. An *op* is the number of a request that both its sides know. The shell's ops (ClientWrite, Read) never repeat
-// while the replica lives; the replica's ops grow by one and never repeat.
+// A *payload* is the shell's number for bytes (0: none). Exactly one Release action returns each payload of an event.
+// An *op* is the number of a request, known to both sides. The shell's ops (ClientWrite, Read) never repeat while the
+// replica exists; the replica's ops grow by one and never repeat.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ enum class Local : std::uint8_t { online, uptodate, faulty };
 struct Member {
   TargetId target = 0;
   State state = State::offline;
-  Incarnation incarnation = 0;  // for which it was made SERVING, RECOVERING or SYNCING
+  Incarnation incarnation = 0;  // incarnation that was made SERVING, RECOVERING or SYNCING
 };
 
 // State of a chunk in an index or a page.
@@ -45,9 +45,9 @@ struct Routing {
   std::vector<Member> members;  // in order
 };
 
-// False: the lease ended. True: it runs, with the same incarnation. If it did not run before, `version` is the chain's
-// at the manager when the lease was granted. The target may have left the chain meanwhile, so it serves only once it
-// knows that version.
+// runs false: the lease has ended. true: the lease runs, for the same incarnation. If the lease did not run before,
+// `version` is the chain's version at the manager when the lease was granted. The target may have left the chain
+// meanwhile, so it serves only once it knows that version.
 struct Lease {
   bool runs = false;
   ChainVersion version = 0;
@@ -71,36 +71,36 @@ struct Read {
   bool allow_uncommitted = false;
 };
 
-// The stored bytes of the chunk's committed version fail their CRC. The scrub or a client found it, and the shell
-// confirmed it.
+// The stored bytes of the chunk's committed version fail their CRC. The scrub or a client found the damage, and the
+// shell confirmed it.
 struct Damaged {
   ChunkId chunk;
 };
 
-// The store's outcome of an Apply, Drop or Conclude, once for each. ok: durable.
+// Outcome of an Apply, Drop or Conclude in the store, once for each. ok: durable.
 struct Applied {
   Op op = 0;
   Status status = Status::ok;
   std::uint32_t length = 0;  // Apply: of the chunk afterwards
 };
 
-// No answer to the Send of `op` may come any more (connection lost, timeout), or it was never sent. `corrupt`: the
-// contents that it needs fail their CRC; `not_found`: that version does not exist.
+// The Send of `op` may stay without an answer (connection lost, timeout), or the message was never sent. `corrupt`: the
+// contents to send fail their CRC; `not_found`: that version does not exist.
 struct SendFailed {
   Op op = 0;
   Status status = Status::io_error;
 };
 
-struct Retry {  // the pause of Pause{op} is over
+struct Retry {  // the backoff of Pause{op} is over
   Op op = 0;
 };
 
-// ---- Messages from one replica to another: sent by a Send action, given to the other's step() as they are -----------
-// An answer (Answer, Page, Fetched, Tags) carries op and chain version of its request. A replica works in a chain
-// version in one incarnation only, so the chain version reveals an answer to an earlier incarnation.
+// ---- Messages between replicas: sent by a Send action, passed unchanged to the receiver's step() -------------------
+// An answer (Answer, Page, Fetched, Tags) carries op and chain version of its request. In one chain version a replica
+// has only one incarnation, so the chain version reveals an answer to an earlier incarnation.
 
-// The sender wants `version` of the chunk to be durable at its successor. `settled`: all ops below it were answered or
-// given up, so an update with a lower op than a `settled` seen before is a late duplicate.
+// Asks the successor to make `version` of the chunk durable. `settled`: all ops below it were answered or abandoned, so
+// an update whose op is below a `settled` seen before is a late duplicate.
 struct Update {
   Op op = 0;
   Op settled = 0;
@@ -117,7 +117,7 @@ struct Update {
   bool forget = false;  // remove: the receiver's chunk is not the chain's; no removal happened
 };
 
-// Answers an Update or SyncDone; or refuses (never `ok`) a PageAsk, Fetch or TagsAsk.
+// Answers an Update or SyncDone. For a PageAsk, Fetch or TagsAsk, an Answer is a refusal (never `ok`).
 struct Answer {
   Op op = 0;
   TargetId from = 0;
@@ -141,8 +141,8 @@ struct Page {
   Version floor = 0;
 };
 
-// The target has all that it lacked; floor and tags (payload) complete it. The shell sends the store's tags as they are
-// when it carries the action out, tags of pending versions with version 0.
+// The successor has all chunks; floor and tags (payload) make it complete. The shell sends the store's tags at the time
+// when it carries out the action; tags of pending versions get version 0.
 struct SyncDone {
   Op op = 0;
   TargetId from = 0;

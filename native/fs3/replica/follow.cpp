@@ -5,7 +5,8 @@
 
 namespace ff::fs3::replica {
 
-// The target's answers are final only when no write from before the routing is still on its way to the disk.
+// Returns whether the asking target may get answers. They are final only when no write from before the routing is in
+// flight to the disk.
 bool Replica::may_ask(TargetId from, ChainVersion chain_version) const {
   if (chain_version != chain_ || old_ > 0) return false;
   return (role_ == State::syncing && from == predecessor_) || (role_ == State::lastsrv && from == recovering_);
@@ -34,10 +35,10 @@ void Replica::on(const SyncDone& done) {
     conclude_ = next_op_++;
     conclude_answer_ = done.op;
     conclude_payload_ = payload;
-    floor_ = std::max(floor_, done.floor);  // as the store's will be: the version numbers of removed chunks are used up
+    floor_ = std::max(floor_, done.floor);  // like the store's floor: versions of removed chunks are used up
     act(Conclude{conclude_, done.floor, payload});
     return;
-  } else if (!mine || conclude_ < routing_op_) {  // a Conclude of an older routing is still under way
+  } else if (!mine || conclude_ < routing_op_) {  // a Conclude of an older routing is still in flight
     answer(done.op, done.from, done.chain_version, Status::stale_routing);
   }
   release(payload);
@@ -46,7 +47,7 @@ void Replica::on(const SyncDone& done) {
 void Replica::concluded(const Applied& done) {
   const bool current = conclude_ >= routing_op_;
   conclude_ = 0;
-  if (!current) old_is_done();
+  if (!current) old_apply_ended();
   release(conclude_payload_);
   if (done.status == Status::io_error) failed_ = stopping_ = true;
   if (!current || failed_) return;
@@ -68,7 +69,7 @@ void Replica::concluded(const Applied& done) {
   complete_ = true;
   uptodate_ = chain_;
   answer(conclude_answer_, predecessor_, chain_, Status::ok);
-  say_local();
+  report_local_state();
 }
 
 void Replica::on(const TagsAsk& asked) {

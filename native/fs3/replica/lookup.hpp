@@ -1,5 +1,5 @@
-// Questions of a replica to its target's store during a step. The answers reflect all actions of earlier steps whose
-// outcome was reported. An Apply may be visible from its sync on, before its Applied comes.
+// Queries of a replica to its target's store during a step. The answers reflect all actions of earlier steps whose
+// outcome was reported. An Apply may be visible from its sync on, before its Applied.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace ff::fs3::replica {
 struct Tagged {
   Tag tag;  // client 0: no write of the channel is known
   ChunkId chunk;
-  Version version = 0;  // 0: the write with this seq did not happen, and those with lower ones are over
+  Version version = 0;  // 0: the write with this seq did not happen, and writes with lower seqs are over
 };
 
 struct Pending {

@@ -3,18 +3,18 @@
 
 namespace ff::fs3::replica {
 
-Replica::Glance Replica::glance(ChunkId chunk, ChainVersion chain_version) const {
-  if (!serving() || !leased() || chain_version != chain_) return Glance::refuse;
-  return chunks_.contains(chunk) ? Glance::step : Glance::serve;
+Replica::ReadOutcome Replica::read_outcome(ChunkId chunk, ChainVersion chain_version) const {
+  if (!serving() || !leased() || chain_version != chain_) return ReadOutcome::refuse;
+  return chunks_.contains(chunk) ? ReadOutcome::step : ReadOutcome::serve;
 }
 
 void Replica::on(const Read& read) {
-  const Glance glanced = glance(read.chunk, read.chain_version);
-  if (glanced == Glance::refuse) {
+  const ReadOutcome outcome = read_outcome(read.chunk, read.chain_version);
+  if (outcome == ReadOutcome::refuse) {
     reply(read.op, Status::stale_routing);
     return;
   }
-  if (glanced == Glance::serve) {
+  if (outcome == ReadOutcome::serve) {
     const Entry entry = lookup_.entry(read.chunk);
     if (entry.committed == 0) {
       reply(read.op, Status::not_found);

@@ -1,5 +1,5 @@
-// A RECOVERING target collects the data that it lacks from the LASTSRV ones: contents first, then removals, then floors
-// and tags.
+// A RECOVERING target collects the data that it lacks from the LASTSRV targets: contents first, then removals, then
+// floors and tags.
 #include <algorithm>
 
 #include "fs3/replica/replica.hpp"
@@ -14,12 +14,12 @@ Version newest(const Entry& entry) { return std::max(entry.committed, entry.pend
 
 void Replica::start_recovery() {
   walk_.phase = Walk::Phase::take;
-  alone_.clear();
+  only_here_.clear();
   for (const Member& member : members_) {
     if (member.state == State::lastsrv) walk_.sources.push_back(member.target);
   }
   for (const auto& [id, chunk] : chunks_) {
-    if (chunk.pending != 0 && !walk_.sources.empty()) alone_.insert(id);
+    if (chunk.pending != 0 && !walk_.sources.empty()) only_here_.insert(id);
   }
 }
 
@@ -27,17 +27,17 @@ void Replica::continue_recovery() {
   for (;;) {
     if (walk_.phase == Walk::Phase::done) return;
     if (walk_.phase == Walk::Phase::tags) {
-      if (walk_.asking || conclude_ != 0) return;  // a Conclude of an older routing may still be under way
+      if (walk_.asking || conclude_ != 0) return;  // a Conclude of an older routing may still be in flight
       if (walk_.source < walk_.sources.size()) {
         ask(Ask::tags, walk_.sources[walk_.source]);
         return;
       }
       walk_.phase = Walk::Phase::done;
       uptodate_ = chain_;
-      say_local();
+      report_local_state();
       return;
     }
-    start_differences(What::take);
+    start_differences(Purpose::take);
     if (walk_.running > 0 || walk_.asking || !walk_.todo.empty()) return;
     if (walk_.source < walk_.sources.size() && !walk_.exhausted) {
       ask(Ask::page, walk_.sources[walk_.source]);
@@ -61,8 +61,8 @@ bool Replica::differs_for_recovery(const Entry* mine, const Entry* theirs) const
   return theirs->removes && theirs->pending > (here != 0 ? here : floor_);
 }
 
-// Runs when the job's turn comes. Checks again, because a write may have been on its way to the disk when the page was
-// compared.
+// Begins a `take` job when its turn comes. Compares again, because a write may have been in flight to the disk when the
+// page was compared.
 void Replica::begin_take(Place& place) {
   const Chunk& chunk = place.second;
   Job& job = place.second.jobs.front();
@@ -76,12 +76,12 @@ void Replica::begin_take(Place& place) {
   const bool absent = job.seen.committed == 0 && job.seen.pending == 0;
   job.kind = Kind::remove;
   job.version = absent ? walk_.floor : job.seen.pending;
-  const Version known = here != 0 ? here : floor_;  // even without a chunk here, the floor's version numbers are used up
+  const Version known = here != 0 ? here : floor_;  // without a chunk here, versions up to the floor are used up
   const bool removed = absent ? here != 0 && here <= job.version : known < job.version;
   removed ? apply(place, true) : finish(place, Status::ok);
 }
 
-// Keeps the tags of one member after another; the word "complete" stays set all the time.
+// Keeps the tags of one member after another. The word "complete" stays set meanwhile.
 void Replica::on(const Tags& tags) {
   Payload payload = tags.payload;
   const auto asked = asks_.find(tags.op);

@@ -1,4 +1,4 @@
-// Contents from another replica: for a chunk whose bytes fail their CRC, and for what a RECOVERING target lacks.
+// Contents from another replica: for a chunk whose bytes fail their CRC, and for chunks that a RECOVERING target lacks.
 #include <utility>
 
 #include "fs3/replica/replica.hpp"
@@ -9,10 +9,10 @@ void Replica::on(const Damaged& damaged) {
   if (!serving()) return;
   Place& place = open(damaged.chunk);
   bool known = false;
-  for (const Job& job : place.second.jobs) known = known || job.what == What::repair;
+  for (const Job& job : place.second.jobs) known = known || job.purpose == Purpose::repair;
   if (!known) {
     Job job;
-    job.what = What::repair;
+    job.purpose = Purpose::repair;
     place.second.jobs.push_back(std::move(job));
   }
   proceed(place);
@@ -22,34 +22,34 @@ void Replica::begin_repair(Place& place) {
   place.second.committed != 0 ? fetch(place) : finish(place, Status::ok);
 }
 
-// The version that the first job needs whole.
+// Returns the version whose whole contents the first job needs.
 Version Replica::wanted(const Place& place) const {
   const Job& job = place.second.jobs.front();
-  return job.what == What::take || job.durable ? job.version : place.second.committed;
+  return job.purpose == Purpose::take || job.durable ? job.version : place.second.committed;
 }
 
-// Its CRC by the index: an equal number may be another version's, of a write that the chain gave up.
+// Returns the CRC of the wanted version by the index: a dropped write may have had the same version number.
 std::uint32_t Replica::wanted_crc(const Place& place) const {
   const Job& job = place.second.jobs.front();
-  const Entry entry = job.what == What::take ? job.seen : lookup_.entry(place.first);
+  const Entry entry = job.purpose == Purpose::take ? job.seen : lookup_.entry(place.first);
   return entry.committed == wanted(place) ? entry.crc : entry.pending_crc;
 }
 
-// Who may have it, in the order of asking. The SYNCING target is among them, so that what it has whole is never replaced by
-// what is damaged here.
+// Returns the replicas that may have the contents, in the order in which they are asked. The SYNCING target is among
+// them, so that its intact contents are never replaced by damaged contents from here.
 std::vector<TargetId> Replica::sources(const Job& job) const {
   std::vector<TargetId> found;
-  if (job.what == What::take) found.push_back(job.peer);
-  if (job.what == What::take && job.as_is) return found;
+  if (job.purpose == Purpose::take) found.push_back(job.peer);
+  if (job.purpose == Purpose::take && job.as_is) return found;
   for (const Member& member : members_) {
-    const bool may = job.what == What::take ? member.state == State::lastsrv && member.target != job.peer
+    const bool may = job.purpose == Purpose::take ? member.state == State::lastsrv && member.target != job.peer
                                             : member.state == State::serving || member.state == State::syncing;
     if (may && member.target != target_) found.push_back(member.target);
   }
   return found;
 }
 
-// Asks the next source; after the last, gives up, or starts over later if one did not answer.
+// Asks the next source. After the last one, gives up; or starts over after a pause if a source did not answer.
 void Replica::fetch(Place& place) {
   Job& job = place.second.jobs.front();
   job.stage = Stage::fetching;
@@ -59,9 +59,9 @@ void Replica::fetch(Place& place) {
     ask(Ask::fetch, from[job.tried], place.first);
     return;
   }
-  if (job.unsure) {
+  if (job.unanswered) {
     job.tried = 0;
-    job.unsure = false;
+    job.unanswered = false;
     fetch_later(place);
   } else {
     give_up(place);
@@ -76,10 +76,10 @@ void Replica::fetch_later(Place& place) {
   pause(job.op);
 }
 
-void Replica::fetch_failed(Place& place, bool unsure) {
+void Replica::fetch_failed(Place& place, bool unanswered) {
   Job& job = place.second.jobs.front();
   ++job.tried;
-  job.unsure = job.unsure || unsure;
+  job.unanswered = job.unanswered || unanswered;
   fetch(place);
 }
 
@@ -101,40 +101,40 @@ void Replica::on(const Fetched& fetched) {
     return;
   }
   job.fetched = payload;
-  if (job.what == What::take) {
+  if (job.purpose == Purpose::take) {
     apply(place, true);
     return;
   }
   const Chunk& chunk = place.second;
   const Version version = wanted(place);
   const bool pending = version != chunk.committed;
-  job.stage = Stage::mending;
+  job.stage = Stage::replacing;
   job.op = next_op_++;
   applies_.emplace(job.op, place.first);
   act(Apply{job.op, place.first, chunk.committed, version, chain_, Kind::replace, !pending, true, 0, 0,
             pending ? chunk.tag : Tag{}, payload});
 }
 
-void Replica::mended(Place& place, Status status) {
+void Replica::contents_replaced(Place& place, Status status) {
   Job& job = place.second.jobs.front();
   release(job.fetched);
-  ++job.mends;
+  ++job.refetches;
   if (status == Status::ok) {
     resume(place);
   } else if (status == Status::no_space && !job.durable) {
-    finish(place, job.what == What::client ? status : Status::ok);  // the good copy is still there
+    finish(place, job.purpose == Purpose::client ? status : Status::ok);  // the intact copy still exists
   } else {
     give_up(place);
   }
 }
 
-// What the job was about before its contents had to be fetched.
+// Continues the job after its contents were fetched.
 void Replica::resume(Place& place) {
   Job& job = place.second.jobs.front();
-  if (job.what == What::repair) {
+  if (job.purpose == Purpose::repair) {
     finish(place, Status::ok);
   } else if (job.durable) {
-    job.what == What::sync && !serving() ? remove_front(place) : advance(place);
+    job.purpose == Purpose::sync && !serving() ? remove_front(place) : advance(place);
   } else if (head()) {
     apply(place);
   } else {
@@ -142,22 +142,23 @@ void Replica::resume(Place& place) {
   }
 }
 
-// No good copy is to be had.
+// Ends the search for contents: no replica has an intact copy.
 void Replica::give_up(Place& place) {
   Job& job = place.second.jobs.front();
-  if (job.what == What::take) {
+  if (job.purpose == Purpose::take) {
     if (std::exchange(job.as_is, true)) {
-      finish(place, Status::ok);  // the other does not have it any more
+      finish(place, Status::ok);  // the other target no longer has the contents
     } else {
       job.tried = 0;
       fetch(place);
     }
     return;
   }
-  const bool nobodys = job.what == What::client ? job.durable && !job.left
-                                                : job.what == What::inherited && alone_.contains(place.first);
-  if (nobodys && !job.committed) {
-    drop(place, Status::stale_routing);  // its client writes again; what others have whole is not replaced by it
+  const bool unacknowledged = job.purpose == Purpose::client
+                                  ? job.durable && !job.left
+                                  : job.purpose == Purpose::inherited && only_here_.contains(place.first);
+  if (unacknowledged && !job.committed) {
+    drop(place, Status::stale_routing);  // the client retries; intact contents of other replicas are not replaced
     return;
   }
   act(Unrepairable{place.first, wanted(place)});
@@ -165,7 +166,7 @@ void Replica::give_up(Place& place) {
     job.as_is = true;
     resume(place);
   } else {
-    finish(place, job.what == What::client ? Status::corrupt : Status::ok);
+    finish(place, job.purpose == Purpose::client ? Status::corrupt : Status::ok);
   }
 }
 

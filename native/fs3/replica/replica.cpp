@@ -1,4 +1,4 @@
-// Roles, the chunks' queues, and whatever ends or begins with a routing or a lease.
+// Roles, the chunks' queues, and the effects of a new routing or lease.
 #include "fs3/replica/replica.hpp"
 
 #include <algorithm>
@@ -38,7 +38,7 @@ void Replica::on(const Routing& routing) {
     walk_.sources = {successor_};
   }
   if (role_ == State::recovering) start_recovery();
-  say_local();
+  report_local_state();
 }
 
 void Replica::take_role(const Routing& routing) {
@@ -74,7 +74,7 @@ void Replica::take_role(const Routing& routing) {
   }
 }
 
-// What was under way is judged by the new role.
+// Ends or continues all jobs by the new role.
 void Replica::regroup() {
   updates_.clear();
   asks_.clear();
@@ -93,7 +93,7 @@ void Replica::regroup(Place& place) {
   auto job = chunk.jobs.begin();
   if (chunk.busy) ++job;
   while (job != chunk.jobs.end()) {
-    const bool stays = job->what == What::client ? head() : job->what == What::repair && serving();
+    const bool stays = job->purpose == Purpose::client ? head() : job->purpose == Purpose::repair && serving();
     if (stays) {
       ++job;
     } else {
@@ -108,20 +108,20 @@ void Replica::regroup(Place& place) {
 
 void Replica::regroup_front(Place& place) {
   Job& job = place.second.jobs.front();
-  job.paused = job.unsure = false;
-  job.as_is = false;  // others may have its contents now
-  job.mends = 0;
+  job.paused = job.unanswered = false;
+  job.as_is = false;  // other replicas may have intact contents now
+  job.refetches = 0;
   job.tried = 0;
   if (!head()) refuse_clients(job);
   switch (job.stage) {
-    case Stage::waiting: case Stage::applying: case Stage::mending: case Stage::dropping:
+    case Stage::waiting: case Stage::applying: case Stage::replacing: case Stage::dropping:
       return;
     case Stage::held:
       if (!head()) remove_front(place);
       return;
     case Stage::fetching:
       if (!job.durable) {
-        const bool stays = job.what == What::client ? head() : job.what == What::repair && serving();
+        const bool stays = job.purpose == Purpose::client ? head() : job.purpose == Purpose::repair && serving();
         stays ? fetch(place) : remove_front(place);
         return;
       }
@@ -130,14 +130,14 @@ void Replica::regroup_front(Place& place) {
       job.left = true;
       break;
   }
-  job.what == What::sync || !serving() ? remove_front(place) : advance(place);
+  job.purpose == Purpose::sync || !serving() ? remove_front(place) : advance(place);
 }
 
-// A pending version that no job of this replica's sees through: of before a restart, or of another role.
+// Makes a job for a pending version that no job completes: it is from before a restart, or from another role.
 void Replica::make_inherited(Place& place) {
   Chunk& chunk = place.second;
   Job job;
-  job.what = What::inherited;
+  job.purpose = Purpose::inherited;
   job.kind = chunk.removes ? Kind::remove : Kind::replace;
   job.whole = job.durable = true;
   job.base = chunk.committed;
@@ -162,7 +162,7 @@ void Replica::on(const Lease& lease) {
       refuse_clients(*job);
       const bool begun = job->stage != Stage::waiting && job->stage != Stage::held &&
                          (job->stage != Stage::fetching || job->durable);
-      if (job->what != What::client || begun) {
+      if (job->purpose != Purpose::client || begun) {
         ++job;
         continue;
       }
@@ -175,7 +175,7 @@ void Replica::on(const Lease& lease) {
   }
 }
 
-// The store failed, or has what the chain does not: refuse everything from now on.
+// Refuses everything from now on, because the store failed or differs from the chain.
 void Replica::stop() {
   stopping_ = false;
   stopped_ = true;
@@ -186,10 +186,10 @@ void Replica::stop() {
   role_ = State::offline;
   head_ = false;
   regroup();
-  say_local();
+  report_local_state();
 }
 
-void Replica::say_local() {
+void Replica::report_local_state() {
   LocalState now;
   const bool needs_contents = state_ == State::serving || state_ == State::recovering || state_ == State::lastsrv;
   if (failed_ || stopped_ || (!complete_ && needs_contents)) {
@@ -213,7 +213,7 @@ void Replica::on(const Applied& done) {
   if (found == applies_.end()) return;
   Place& place = *chunks_.find(found->second);
   applies_.erase(found);
-  if (done.op < routing_op_) old_is_done();
+  if (done.op < routing_op_) old_apply_ended();
   if (done.status == Status::io_error) {
     failed_ = stopping_ = true;
     refuse_clients(place.second.jobs.front());
@@ -224,8 +224,9 @@ void Replica::on(const Applied& done) {
   proceed(place);
 }
 
-// What a SYNCING target applied before the routing may have kept its tag beyond the Mark.
-void Replica::old_is_done() {
+// Marks the store again after the last Apply from before the routing: at a SYNCING target, such an Apply may have kept
+// its tag beyond the first Mark.
+void Replica::old_apply_ended() {
   if (--old_ == 0 && role_ == State::syncing) act(Mark{});
 }
 
@@ -240,7 +241,7 @@ void Replica::on(const SendFailed& failed) {
       return;
     }
     updates_.erase(update);
-    if (job.mends == kMends) {
+    if (job.refetches == kMostRefetches) {
       give_up(place);
     } else {
       fetch(place);
@@ -280,7 +281,7 @@ void Replica::on(const Retry& retry) {
 }
 
 void Replica::on(const Answer& told) {
-  if (told.chain_version != chain_) return;  // perhaps to an op of an earlier incarnation
+  if (told.chain_version != chain_) return;  // may answer an op of an earlier incarnation
   const auto update = updates_.find(told.op);
   if (update == updates_.end()) {
     const auto asked = asks_.find(told.op);
@@ -348,19 +349,19 @@ void Replica::start(Place& place) {
   }
 }
 
-void Replica::proceed(Place& place) {  // the place may be gone after it
+void Replica::proceed(Place& place) {  // may remove the place
   start(place);
   tidy(place.first);
 }
 
 void Replica::begin(Place& place) {
-  switch (place.second.jobs.front().what) {
-    case What::client: begin_client(place); break;
-    case What::update: begin_update(place); break;
-    case What::inherited: break;  // made at work
-    case What::sync: begin_sync(place); break;
-    case What::take: begin_take(place); break;
-    case What::repair: begin_repair(place); break;
+  switch (place.second.jobs.front().purpose) {
+    case Purpose::client: begin_client(place); break;
+    case Purpose::update: begin_update(place); break;
+    case Purpose::inherited: break;  // an inherited job is busy from the start
+    case Purpose::sync: begin_sync(place); break;
+    case Purpose::take: begin_take(place); break;
+    case Purpose::repair: begin_repair(place); break;
   }
 }
 
@@ -398,11 +399,11 @@ void Replica::forget_job(Job& job, ChunkId chunk) {
       channels_.erase(mine);
     }
   }
-  const bool walks = job.what == What::sync || job.what == What::take;
+  const bool walks = job.purpose == Purpose::sync || job.purpose == Purpose::take;
   if (walks && job.chain == chain_ && walk_.running > 0) --walk_.running;
 }
 
-// What a step leaves to do beyond its own chunk.
+// Does the work of a step beyond the step's own chunk.
 void Replica::settle() {
   if (stopping_) stop();
   std::vector<ChunkId> held;

@@ -1,19 +1,19 @@
-// One target's part in its chain, as docs/internals/fs3-chain.md says: a state machine with no I/O, no clock and no
+// The replica of one target in its chain (docs/internals/fs3-chain.md): a state machine with no I/O, no clock and no
 // thread.
 //
-// Thread contract: one thread at a time. `step` allocates for what waits only; a chunk with nothing under way costs no
-// memory here, its versions come from the Lookup.
+// Thread contract: one thread at a time. `step` allocates only for pending work; an idle chunk costs no memory here,
+// because its versions come from the Lookup.
 //
 // Invariants
-// 1. A version is said to be there (Answer ok, Send, Reply ok, ServeRead) only after Applied{ok} of its Apply, or when the
-//    Lookup had it at the start.
-// 2. A chunk has one job at work at a time; a SERVING replica has one for each pending version.
+// 1. A version is reported as present (Answer ok, Send, Reply ok, ServeRead) only after Applied{ok} of its Apply, or
+//    when the Lookup had it at the start.
+// 2. A chunk has at most one busy job at a time; a SERVING replica has one for each pending version.
 // 3. Each op of the shell gets one Reply or ServeRead; each payload one Release; each op of Apply, Drop and Conclude one
 //    Applied.
-// 4. Between two Routings the ops of the Updates that are unanswered are `updates_`, and a successor has seen no
-//    `settled` above the lowest of them.
+// 4. Between two Routings `updates_` holds the ops of the unanswered Updates, and a successor has seen no `settled`
+//    above the lowest of them.
 //
-// What a restart keeps is what the store has: entries, pending versions with their tags, floor, tags, the word
+// A restart keeps only the state of the store: entries, pending versions with their tags, floor, tags, the word
 // "complete". A new Replica is made with the new incarnation and does nothing before its first Routing and Lease{true}.
 #pragma once
 
@@ -58,47 +58,47 @@ class Replica {
   Incarnation incarnation() const { return incarnation_; }
   LocalState local() const { return local_; }  // the last LocalState; a store that is not complete is FAULTY at first
   ChainVersion chain_version() const { return chain_; }
-  State role() const { return role_; }  // in which it works: OFFLINE also where the chain names another incarnation
-  bool heads() const { return serving() && head_; }  // whether it is the first of the SERVING ones
-  // What a Read of that chunk would get in a step, where that changes nothing here: ServeRead of the version that the
-  // Lookup has as committed, or Reply not_found if it has none; or Reply stale_routing. `step`: it takes the step.
-  enum class Glance : std::uint8_t { serve, refuse, step };
-  Glance glance(ChunkId chunk, ChainVersion chain_version) const;
+  State role() const { return role_; }  // the replica's role; OFFLINE also if the chain names another incarnation
+  bool heads() const { return serving() && head_; }  // whether the target is the first SERVING one
+  // Outcome of a Read of that chunk, if it needs no step. serve: ServeRead of the Lookup's committed version, or Reply
+  // not_found if there is none. refuse: Reply stale_routing. step: the Read must be passed to step().
+  enum class ReadOutcome : std::uint8_t { serve, refuse, step };
+  ReadOutcome read_outcome(ChunkId chunk, ChainVersion chain_version) const;
   std::size_t busy_chunks() const { return chunks_.size(); }  // with jobs, pending versions or parked reads
   std::size_t outstanding() const { return updates_.size() + asks_.size() + applies_.size(); }
 
  private:
-  // Fetches of a chunk's contents for one job: a disk that damages each of them ends with `corrupt`.
-  static constexpr std::uint8_t kMends = 3;
+  // Most fetches of a chunk's contents for one job. If the disk damages all of them, the job ends with `corrupt`.
+  static constexpr std::uint8_t kMostRefetches = 3;
   struct Job {
-    enum class What : std::uint8_t { client, update, inherited, sync, take, repair };
-    enum class Stage : std::uint8_t { waiting, held, applying, mending, sending, dropping, fetching };
-    What what = What::client;
+    enum class Purpose : std::uint8_t { client, update, inherited, sync, take, repair };
+    enum class Stage : std::uint8_t { waiting, held, applying, replacing, sending, dropping, fetching };
+    Purpose purpose = Purpose::client;
     Stage stage = Stage::waiting;
     Kind kind = Kind::write;
-    Status outcome = Status::ok;  // dropping: what is answered then
+    Status outcome = Status::ok;  // dropping: the status of the answer afterwards
     bool committed = false;       // applied as the committed version
     bool durable = false;         // applied here, as `version`
-    bool whole = false;           // goes on as REPLACE
-    bool as_is = false;           // goes on whatever its CRCs say
-    bool left = false;            // an Update of it may have reached the successor
+    bool whole = false;           // sent to the successor as REPLACE
+    bool as_is = false;           // sent even if the bytes fail their CRCs
+    bool left = false;            // an Update of the version may have reached the successor
     bool forget = false;
-    bool paused = false;          // a Retry of `op` comes
-    bool unsure = false;          // fetching: some source did not answer
-    std::uint8_t mends = 0;       // fetches that replaced what is here, at most kMends
+    bool paused = false;          // waits for the Retry of `op`
+    bool unanswered = false;      // fetching: some source did not answer
+    std::uint8_t refetches = 0;   // fetches that replaced the local contents, at most kMostRefetches
     std::uint32_t offset = 0, length = 0, tried = 0;
     Version base = 0, version = 0;
-    Version creates = 0, removes = 0;  // what it has in creations_, removals_
+    Version creates = 0, removes = 0;  // the job's entries in creations_ and removals_
     Tag tag;
     Payload payload = 0, fetched = 0;
-    Op op = 0;         // of the Apply, Drop, Send or Fetch under way
-    Op answer = 0;     // of the Update that it answers
-    ChainVersion chain = 0;  // in which that came
-    Entry seen;        // sync, take: what the other has
-    TargetId peer = 0;       // take: the other
+    Op op = 0;         // op of the Apply, Drop, Send or Fetch in flight
+    Op answer = 0;     // op of the Update to answer
+    ChainVersion chain = 0;  // chain version of that Update
+    Entry seen;        // sync, take: the other target's entry
+    TargetId peer = 0;       // take: the other target
     std::vector<Op> clients;
   };
-  using What = Job::What;
+  using Purpose = Job::Purpose;
   using Stage = Job::Stage;
   struct Chunk {
     Version committed = 0;
@@ -106,8 +106,8 @@ class Replica {
     std::uint32_t pending_length = 0;
     Version pending = 0;  // durable
     bool removes = false;
-    bool busy = false;  // the first job is at work
-    Tag tag;            // of `pending`
+    bool busy = false;  // the first job has begun
+    Tag tag;            // tag of `pending`
     std::list<Job> jobs;
     std::vector<Op> reads;  // parked
     Version newest() const { return pending > committed ? pending : committed; }
@@ -115,7 +115,7 @@ class Replica {
   using Chunks = std::unordered_map<ChunkId, Chunk>;
   using Place = Chunks::value_type;  // a chunk with its id
 
-  // What a Send that is no Update waits for.
+  // The awaited answer of a Send that is no Update.
   enum class Ask : std::uint8_t { page, sync_done, fetch, tags };
   struct Asked {
     Ask ask = Ask::page;
@@ -123,7 +123,7 @@ class Replica {
     ChunkId chunk;  // fetch
     bool paused = false;
   };
-  struct Mine {  // a (client, channel) with a write under way here
+  struct Mine {  // a (client, channel) with a write in flight here
     std::uint64_t seq = 0;
     ChunkId chunk;
   };
@@ -134,10 +134,10 @@ class Replica {
     std::vector<TargetId> sources;
     std::size_t source = 0;
     ChunkId after;
-    bool asking = false;  // a PageAsk, SyncDone, TagsAsk or Conclude is out
+    bool asking = false;  // a PageAsk, SyncDone, TagsAsk or Conclude is in flight
     bool exhausted = false;
-    Version floor = 1;  // of the source
-    std::vector<Entry> todo;  // what differs, as the other has it; in reverse order
+    Version floor = 1;  // floor of the source
+    std::vector<Entry> todo;  // the source's entries that differ, in reverse order
     std::size_t running = 0;
   };
 
@@ -154,8 +154,8 @@ class Replica {
   void regroup(Place& place);
   void regroup_front(Place& place);
   void stop();
-  void say_local();
-  void old_is_done();
+  void report_local_state();
+  void old_apply_ended();
   std::vector<ChunkId> sorted_chunks() const;
   Place& open(ChunkId chunk);
   void start(Place& place);
@@ -203,12 +203,12 @@ class Replica {
   void begin_sync(Place& place);
   void continue_sync();
   bool differs_for_sync(const Entry* mine, const Entry* theirs) const;
-  bool straggling() const;
-  void ask(Ask what, TargetId to, ChunkId chunk = {});
+  bool successor_lags() const;
+  void ask(Ask query, TargetId to, ChunkId chunk = {});
   void ask_again(Op op, const Asked& asked);
-  void start_differences(What what);
+  void start_differences(Purpose purpose);
 
-  // follow.cpp: the SYNCING target itself, and what a LASTSRV one is asked
+  // follow.cpp: the SYNCING target, and answers of a LASTSRV target
   void on(const PageAsk& ask);
   void on(const SyncDone& done);
   void on(const TagsAsk& ask);
@@ -228,12 +228,12 @@ class Replica {
   void on(const Fetched& fetched);
   void begin_repair(Place& place);
   void fetch(Place& place);
-  void fetch_failed(Place& place, bool unsure);
+  void fetch_failed(Place& place, bool unanswered);
   void fetch_later(Place& place);
   void give_up(Place& place);
   std::vector<TargetId> sources(const Job& job) const;
   std::uint32_t wanted_crc(const Place& place) const;
-  void mended(Place& place, Status status);
+  void contents_replaced(Place& place, Status status);
   void resume(Place& place);
   Version wanted(const Place& place) const;
 
@@ -256,10 +256,10 @@ class Replica {
   const Options options_;
   Actions* out_ = nullptr;
 
-  // The chain as this replica knows it.
+  // The chain by the last routing.
   ChainVersion chain_ = 0;
   std::vector<Member> members_;
-  State state_ = State::offline;  // what the chain says
+  State state_ = State::offline;  // state in the chain
   State role_ = State::offline;
   bool head_ = false;
   TargetId predecessor_ = 0, successor_ = 0;  // 0: none
@@ -269,28 +269,28 @@ class Replica {
   ChainVersion lease_version_ = 0;
   bool complete_;
   bool failed_ = false;
-  bool stopping_ = false;  // stop() comes at the end of this step
-  bool stopped_ = false;   // since this routing: it could not follow
+  bool stopping_ = false;  // stop() is called at the end of this step
+  bool stopped_ = false;   // stop() was called since this routing
   ChainVersion uptodate_ = 0;
   LocalState local_;
 
-  Version floor_;  // at least 1: so the version of a chunk is at least 2, and 1 stands for "nothing was removed"
-  Version given_up_ = 0;  // the highest version dropped in this life: no number is given twice
+  Version floor_;  // at least 1, so a chunk's version is at least 2; 1: nothing was removed
+  Version given_up_ = 0;  // the highest version dropped since the start: no number is used twice
   Chunks chunks_;
   std::map<std::pair<std::uint64_t, std::uint32_t>, Mine> channels_;
-  std::multiset<Version> creations_, removals_;  // of jobs under way
-  std::vector<ChunkId> held_;                    // whose first job waits for creations_
+  std::multiset<Version> creations_, removals_;  // versions of jobs in progress
+  std::vector<ChunkId> held_;                    // chunks whose first job waits for creations_
 
   Op next_op_ = 1;
-  Op routing_op_ = 1;      // the first one of this routing
-  std::size_t old_ = 0;    // Applies under way from before this routing
-  Op settled_seen_ = 0;    // of the predecessor
-  std::map<Op, Status> answered_;  // its updates, from settled_seen_ on, and what they were answered for good
+  Op routing_op_ = 1;      // the first op of this routing
+  std::size_t old_ = 0;    // Applies in flight from before this routing
+  Op settled_seen_ = 0;    // largest `settled` of the predecessor
+  std::map<Op, Status> answered_;  // the predecessor's updates from settled_seen_ on, and their final answers
   std::map<Op, ChunkId> updates_;
   std::map<Op, Asked> asks_;
-  std::set<ChunkId> alone_;  // recovery found their pending versions here only: no client has an acknowledgement
+  std::set<ChunkId> only_here_;  // chunks whose pending version recovery found only here: no client was acknowledged
   std::unordered_map<Op, ChunkId> applies_;  // Apply and Drop
-  Op conclude_ = 0;  // the Conclude under way
+  Op conclude_ = 0;  // op of the Conclude in flight
   Payload conclude_payload_ = 0;
   Op conclude_answer_ = 0;
   Walk walk_;

@@ -1,4 +1,4 @@
-// One test a rule of docs/internals/fs3-chain.md, as transcripts: what a replica is told, and what it asks for.
+// One test a rule of docs/internals/fs3-chain.md, as transcripts: events of a replica, and its actions.
 #include "fs3/replica/replica.hpp"
 
 #include <cstdio>
@@ -114,7 +114,7 @@ void refusals_at_the_door() {
   b.step(Lease{false});
   CHECK(b.step(write(1, 3, kA, 1)) == refused);
   EXPECT(b.step(Read{1, 3, kA, false}), {"Reply 1 stale_routing"});
-  b.step(Lease{true, 4});  // it does not know yet what became of the chain meanwhile
+  b.step(Lease{true, 4});  // the replica does not know version 4 of the chain yet
   CHECK(b.step(write(1, 3, kA, 1)) == refused);
   b.chain(4, {{2, kServing, 1}, {1, kServing, 1}});
   CHECK(b.step(write(1, 4, kA, 1)) == refused);  // not the head
@@ -152,7 +152,7 @@ void tail_commits_in_the_same_apply_and_drops_late_duplicates() {
   Update removed{5, 5, 1, 3, kA, 2, 3, Kind::remove, 0, 0, {5, 0, 3}, 0, false};
   b.step(removed);
   EXPECT(b.sync(), {"Send to 1: Answer 5 from 2 at 3 ok"});
-  EXPECT(b.step(update(4, 4, 3, kA, 0, 2)), {"Release payload 8"});  // it would bring A back
+  EXPECT(b.step(update(4, 4, 3, kA, 0, 2)), {"Release payload 8"});  // applied, it would restore A
 }
 
 void a_low_version_is_new_where_another_chunk_was_removed() {
@@ -264,7 +264,7 @@ void recovery_takes_contents_then_removals_then_tags() {
   EXPECT(b.sync(), {"Release payload 3", "LocalState UPTODATE at 2"});
 }
 
-// A copy that was held up comes after a newer version, and while an older op of another chunk is still unanswered.
+// A delayed duplicate arrives after a newer version, while an older op of another chunk is still unanswered.
 void a_syncing_target_takes_each_update_once() {
   Bench b(2);
   b.chain(3, {{1, kServing, 1}, {2, kSyncing, 1}});
@@ -277,7 +277,7 @@ void a_syncing_target_takes_each_update_once() {
   EXPECT(b.step(first), {"Send to 1: Answer 5 from 2 at 3 ok", "Release payload 8"});
 }
 
-// The other's pending removal found nothing, and here neither; yet its client may be told its number.
+// The other target's pending removal found no chunk, nor does this target; yet a client may get the removal's version.
 void recovery_takes_the_number_of_a_removal_of_nothing() {
   Bench b = lone();
   b.chain(2, {{1, State::recovering, 1}, {2, kLast, 0}});
@@ -311,7 +311,7 @@ void damage_is_fetched_from_another() {
   EXPECT(b.sync(), {"Release payload 4", "Apply 8 write 1.0 v3 on v2 at 0+9 pending tag 5/0#2 payload 7"});
 }
 
-// Each time its bytes are damaged again before the write is tried again.
+// The chunk's bytes are damaged again before each retry of the write.
 void a_disk_that_damages_all_it_is_given_is_given_up() {
   Bench b = lone();
   b.chain(2, {{1, kServing, 1}, {2, kServing, 1}});
@@ -336,7 +336,7 @@ void a_disk_without_room_for_a_good_copy_is_full_not_damaged() {
   EXPECT(b.sync(), {"Release payload 4", "Reply 2 no_space", "Release payload 7"});
 }
 
-// In a chain of two: it recovered, its own pending bytes are damaged, and the other has them whole.
+// In a chain of two: the target recovered, its pending bytes are damaged, and the other target has intact bytes.
 void what_the_syncing_target_has_is_fetched_not_replaced() {
   Bench b(1);
   b.chain(3, {{1, kServing, 1}, {2, kServing, 1}});
@@ -349,14 +349,14 @@ void what_the_syncing_target_has_is_fetched_not_replaced() {
   const Lines sent = b.chain(5, {{1, kServing, 2}, {2, kSyncing, 2}});
   CHECK(sent.front() == "Send to 2: Update 2 from 1 at 5 replace 1.0 v2 on v0 tag 5/0#1");
   EXPECT(b.step(SendFailed{2, Status::corrupt}), {"Send to 2: Fetch 4 from 1 at 5 1.0 v2"});
-  EXPECT(b.step(SendFailed{4}), {"Pause 5"});  // nothing is replaced before the other has said what it has
+  EXPECT(b.step(SendFailed{4}), {"Pause 5"});  // nothing is replaced before the other target has answered
   EXPECT(b.step(Retry{5}), {"Send to 2: Fetch 6 from 1 at 5 1.0 v2"});
   EXPECT(b.step(Fetched{6, 2, 5, kA, 2, Status::ok, 4, mine.pending_crc}),
          {"Apply 7 replace 1.0 v2 on anything pending tag 5/0#1 payload 4"});
   EXPECT(b.sync(), {"Release payload 4", "Send to 2: Update 8 from 1 at 5 replace 1.0 v2 on v0 tag 5/0#1"});
 }
 
-// It recovered, its own pending bytes are damaged, and none of those that served last had that version.
+// The target recovered, its pending bytes are damaged, and no target that served last had that version.
 void a_damaged_version_that_nobody_else_has_is_dropped() {
   Bench b = lone();
   b.chain(3, {{1, kServing, 1}, {2, kServing, 1}});
@@ -373,7 +373,7 @@ void a_damaged_version_that_nobody_else_has_is_dropped() {
   CHECK(b.store.entry(kA).pending == 0 && b.store.entry(kA).committed == 2);
 }
 
-// The disk lost what the head has just written, before anything of it went to the SYNCING successor.
+// The disk lost a write of the head before an Update was sent to the SYNCING successor.
 void a_damaged_write_that_went_nowhere_is_written_again() {
   Bench b = lone();
   b.chain(2, {{1, kServing, 1}, {2, kSyncing, 1}});
@@ -386,7 +386,7 @@ void a_damaged_write_that_went_nowhere_is_written_again() {
   EXPECT(b.step(write(10, 2, kA, 2)), {"Apply 7 write 1.0 v4 on v2 at 0+9 pending tag 5/0#2 payload 7"});
 }
 
-// Likewise, but an Update of it did leave.
+// The disk lost a write of the head after an Update was sent.
 void a_damaged_write_that_may_be_elsewhere_stays() {
   Bench b = lone();
   b.chain(2, {{1, kServing, 1}, {2, kSyncing, 1}});
@@ -410,7 +410,7 @@ void a_version_of_another_life_is_no_good_copy() {
   EXPECT(b.step(SendFailed{3, Status::corrupt}), {"Send to 2: Fetch 4 from 1 at 2 1.0 v2"});
   EXPECT(b.step(Fetched{4, 2, 2, kA, 2, Status::ok, 4, 99}),
          {"Release payload 4", "Unrepairable 1.0 v2", "Send to 2: Update 5 from 1 at 2 replace 1.0 v2 on v0 (as is)"});
-  // A new member may have it: all are asked again.
+  // A new member may have the contents: all members are asked again.
   EXPECT(b.chain(3, {{1, kServing, 1}, {3, kSyncing, 1}}), {"Send to 3: PageAsk 6 from 1 at 3 after 0.0"});
 }
 
@@ -480,7 +480,7 @@ void issue_345_a_tail_ahead_of_its_predecessor() {
   EXPECT(head.step(Page{4, 2, 4, {mine}, false, 1}), {"Send to 2: SyncDone 5 from 1 at 4 floor 1"});
 }
 
-// 3FS #229: a target whose versions no rule expects, here from a write that its chain gave up, wedges for ever.
+// 3FS #229: a target with unexpected versions, here from a write that its chain dropped, hangs for ever.
 void issue_229_a_version_of_another_life_is_replaced() {
   Bench b(2);
   b.chain(3, {{2, kServing, 1}, {1, kServing, 1}});

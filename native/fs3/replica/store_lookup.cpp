@@ -27,7 +27,7 @@ void StoreLookup::page(ChunkId after, std::size_t limit, std::vector<Entry>& to)
   const auto from = after.inode != 0 ? std::optional(after) : std::nullopt;
   for (const store::Entry& entry : store_.page(from, limit)) {
     to.push_back(known(entry));
-    // Equal to no other target's, so that a sync sends it or has it sent, though version and CRC are right.
+    // A CRC that equals no other target's, so that a sync transfers the chunk although version and CRC would match.
     if (entry.committed.lost) to.back().crc = ~entry.committed.crc;
   }
 }

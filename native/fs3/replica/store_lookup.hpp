@@ -1,5 +1,5 @@
 // The Lookup over a target's chunk store. The word "complete" of docs/internals/fs3-chain.md is state()[0]: 0 if the
-// store is a complete replica (as a new one is), else 1.
+// store is a complete replica (like a new store), else 1.
 // Thread contract: as the store's; the store must outlive this object.
 #pragma once
 

@@ -13,8 +13,8 @@ using namespace ff::fs3::replica;
 
 namespace {
 
-// The record of a REMOVE is damaged, and its chunk's extent holds another's bytes: a page says another CRC of it than any
-// target has, so that a sync sends it.
+// The record of a REMOVE is damaged, and its chunk's extent holds another chunk's bytes: pages give the chunk a CRC
+// that no target has, so that a sync sends the chunk.
 void lost_chunks_are_equal_to_none() {
   store::SimDisk disk(1);
   std::uint32_t crc = 0;
@@ -40,7 +40,7 @@ void lost_chunks_are_equal_to_none() {
   std::vector<Entry> page;
   lookup.page({}, 10, page);
   CHECK(!lookup.complete() && page.size() == 2 && page[0].crc != crc && page[1].crc == lookup.entry({2, 0}).crc);
-  CHECK(lookup.entry({1, 0}).crc == crc);  // what a repair must have
+  CHECK(lookup.entry({1, 0}).crc == crc);  // the CRC of the contents that a repair fetches
 }
 
 }  // namespace

@@ -1,16 +1,16 @@
-// The predecessor's side of a sync: it walks the SYNCING target's index beside its own and sends the differences.
+// The predecessor's side of a sync: compares the SYNCING target's index with its own and sends the differences.
 #include <algorithm>
 
 #include "fs3/replica/replica.hpp"
 
 namespace ff::fs3::replica {
 
-// ---- Questions to other replicas (sync and recovery) --------------------------------------------------------------
+// ---- Queries to other replicas (sync and recovery) ----------------------------------------------------------------
 
-void Replica::ask(Ask what, TargetId to, ChunkId chunk) {
+void Replica::ask(Ask query, TargetId to, ChunkId chunk) {
   const Op op = next_op_++;
-  const Asked& asked = asks_[op] = {what, to, chunk, false};
-  if (what != Ask::fetch) walk_.asking = true;
+  const Asked& asked = asks_[op] = {query, to, chunk, false};
+  if (query != Ask::fetch) walk_.asking = true;
   ask_again(op, asked);
 }
 
@@ -35,7 +35,7 @@ void Replica::ask_again(Op op, const Asked& asked) {
   }
 }
 
-// Compares both indexes after walk_.after, as far as both are known.
+// Compares both indexes from walk_.after on, up to the end of the shorter page.
 void Replica::on(const Page& page) {
   const auto asked = asks_.find(page.op);
   if (page.chain_version != chain_ || asked == asks_.end() || asked->second.ask != Ask::page) return;
@@ -61,7 +61,7 @@ void Replica::on(const Page& page) {
     const Entry* b = use_theirs ? &*theirs++ : nullptr;
     if (a != nullptr && b != nullptr && a->pending != 0) {
       const bool has = a->pending == b->committed || a->pending == b->pending;
-      if (has && a->pending_crc == (a->pending == b->committed ? b->crc : b->pending_crc)) alone_.erase(a->chunk);
+      if (has && a->pending_crc == (a->pending == b->committed ? b->crc : b->pending_crc)) only_here_.erase(a->chunk);
     }
     const bool differs = role_ == State::recovering ? differs_for_recovery(a, b) : differs_for_sync(a, b);
     if (differs) walk_.todo.push_back(b != nullptr ? *b : Entry{a->chunk});
@@ -69,15 +69,15 @@ void Replica::on(const Page& page) {
   std::reverse(walk_.todo.begin(), walk_.todo.end());
 }
 
-void Replica::start_differences(What what) {
+void Replica::start_differences(Purpose purpose) {
   while (walk_.running < options_.window && !walk_.todo.empty()) {
     Place& place = open(walk_.todo.back().chunk);
     Job job;
-    job.what = what;
+    job.purpose = purpose;
     job.seen = walk_.todo.back();
     job.chain = chain_;
     walk_.todo.pop_back();
-    if (what == What::take) job.peer = walk_.sources[walk_.source];
+    if (purpose == Purpose::take) job.peer = walk_.sources[walk_.source];
     ++walk_.running;
     place.second.jobs.push_back(std::move(job));
     proceed(place);
@@ -87,7 +87,7 @@ void Replica::start_differences(What what) {
 // ---- Sync --------------------------------------------------------------------------------------------------------
 
 bool Replica::differs_for_sync(const Entry* mine, const Entry* theirs) const {
-  if (mine != nullptr && chunks_.contains(mine->chunk)) return true;  // its job will decide
+  if (mine != nullptr && chunks_.contains(mine->chunk)) return true;  // the sync job will decide
   if (mine == nullptr || theirs == nullptr) return true;
   return mine->committed != theirs->committed || mine->crc != theirs->crc || theirs->pending != 0;
 }
@@ -120,11 +120,11 @@ void Replica::begin_sync(Place& place) {
 
 void Replica::continue_sync() {
   while (walk_.phase == Walk::Phase::compare) {
-    start_differences(What::sync);
+    start_differences(Purpose::sync);
     if (walk_.running > 0 || walk_.asking || !walk_.todo.empty()) return;
     if (!walk_.exhausted) {
       ask(Ask::page, successor_);
-    } else if (!straggling()) {
+    } else if (!successor_lags()) {
       ask(Ask::sync_done, successor_);
     }
     return;
@@ -132,11 +132,11 @@ void Replica::continue_sync() {
 }
 
 // Returns whether a chunk is committed here but not at the successor yet.
-bool Replica::straggling() const {
+bool Replica::successor_lags() const {
   return std::any_of(chunks_.begin(), chunks_.end(), [](const Place& place) {
     if (!place.second.busy) return false;
     const Job& job = place.second.jobs.front();
-    return job.committed && job.what != What::repair;
+    return job.committed && job.purpose != Purpose::repair;
   });
 }
 

@@ -1,4 +1,4 @@
-// Writes: a client's at the head, a predecessor's at the others.
+// Writes: of clients at the head, of the predecessor at the other targets.
 #include <algorithm>
 
 #include "fs3/replica/replica.hpp"
@@ -82,7 +82,7 @@ void Replica::count(Job& job) {
   }
 }
 
-// A removal waits for the creations with versions that its floor would cover.
+// Returns false for a removal that must wait: its floor would cover the version of a creation in progress.
 bool Replica::may_apply(const Job& job) const {
   return job.removes == 0 || creations_.empty() || *creations_.begin() > job.removes;
 }
@@ -120,7 +120,7 @@ void Replica::on(const Update& update) {
     return;
   }
   Job job;
-  job.what = What::update;
+  job.purpose = Purpose::update;
   job.kind = update.kind;
   job.whole = update.kind == Kind::replace;
   job.forget = update.forget;
@@ -136,7 +136,7 @@ void Replica::on(const Update& update) {
   proceed(place);
 }
 
-// Whether a job of this chunk will answer it: a duplicate, or the same version from before the routing.
+// Returns whether a job of this chunk will answer the update: a duplicate, or the same version from before the routing.
 bool Replica::attach(Place& place, const Update& update) {
   Chunk& chunk = place.second;
   for (Job& job : chunk.jobs) {
@@ -144,7 +144,8 @@ bool Replica::attach(Place& place, const Update& update) {
   }
   if (!chunk.busy || !serving() || update.forget) return false;
   Job& job = chunk.jobs.front();
-  const bool write = job.what == What::client || job.what == What::update || job.what == What::inherited;
+  const bool write =
+      job.purpose == Purpose::client || job.purpose == Purpose::update || job.purpose == Purpose::inherited;
   const bool versioned = job.durable || job.stage == Stage::applying || job.stage == Stage::dropping;
   if (!write || !versioned || job.version != update.version) return false;
   job.answer = update.op;
@@ -178,7 +179,7 @@ void Replica::answer(Op op, TargetId to, ChainVersion chain_version, Status stat
   act(Send{to, Answer{op, target_, chain_version, status}});
 }
 
-// ---- The way of a version: apply, send, commit --------------------------------------------------------------------
+// ---- Steps of a version: apply, send, commit ----------------------------------------------------------------------
 
 void Replica::apply(Place& place, bool any_base) {
   Job& job = place.second.jobs.front();
@@ -194,8 +195,8 @@ void Replica::apply(Place& place, bool any_base) {
 void Replica::applied(Place& place, const Applied& done) {
   Chunk& chunk = place.second;
   Job& job = chunk.jobs.front();
-  if (job.stage == Stage::mending) {
-    mended(place, done.status);
+  if (job.stage == Stage::replacing) {
+    contents_replaced(place, done.status);
     return;
   }
   if (job.stage == Stage::dropping) {
@@ -221,17 +222,17 @@ void Replica::applied(Place& place, const Applied& done) {
   advance(place);
 }
 
-// The store did not take it, and nothing changed.
+// Handles an Apply that the store refused without a change.
 void Replica::refused(Place& place, Status status) {
   Job& job = place.second.jobs.front();
-  if (job.what == What::take) {
+  if (job.purpose == Purpose::take) {
     release(job.fetched);
     fetch_later(place);
-  } else if (job.what == What::client) {
-    status == Status::corrupt && job.mends < kMends && head() ? fetch(place) : finish(place, status);
+  } else if (job.purpose == Purpose::client) {
+    status == Status::corrupt && job.refetches < kMostRefetches && head() ? fetch(place) : finish(place, status);
   } else if (serving() && (status == Status::corrupt || status == Status::no_space)) {
     finish(place, status);
-  } else {  // it cannot follow
+  } else {  // this target cannot follow the chain
     if (job.chain == chain_) stopping_ = true;
     remove_front(place);
   }
@@ -244,10 +245,10 @@ void Replica::set_committed(Place& place, Version version, bool removes, std::ui
   if (removes) floor_ = std::max(floor_, version);
 }
 
-// The version of the first job is durable here: on with it, as the role is now.
+// Continues the first job, whose version is durable here, by the present role.
 void Replica::advance(Place& place) {
   Job& job = place.second.jobs.front();
-  if (serving() && job.what != What::take) {
+  if (serving() && job.purpose != Purpose::take) {
     if (successor_ != 0) {
       send(place);
       return;
@@ -302,11 +303,11 @@ void Replica::commit(Place& place) {
 void Replica::acknowledged(Place& place) {
   Chunk& chunk = place.second;
   Job& job = chunk.jobs.front();
-  if (job.what != What::sync) {
+  if (job.purpose != Purpose::sync) {
     if (!job.committed) commit(place);
-    // The successor has the chunk as it is: waiting sync jobs are needless.
+    // The successor has the same chunk, so waiting sync jobs are obsolete.
     for (auto other = std::next(chunk.jobs.begin()); other != chunk.jobs.end();) {
-      if (other->what != What::sync) {
+      if (other->purpose != Purpose::sync) {
         ++other;
         continue;
       }
@@ -317,7 +318,7 @@ void Replica::acknowledged(Place& place) {
   finish(place, Status::ok);
 }
 
-// No successor has the version, and none will get it.
+// Drops the pending version. REQUIRES: no successor has it, and none will get it.
 void Replica::drop(Place& place, Status status) {
   Job& job = place.second.jobs.front();
   job.stage = Stage::dropping;

@@ -134,14 +134,16 @@ class PyStore {
 };
 
 void bind_disks(nb::module_& m) {
-  nb::class_<Disk>(m, "Disk", "What a Store stands on.");
+  nb::class_<Disk>(m, "Disk", "Storage of a Store.");
   nb::class_<DirectoryDisk, Disk>(m, "DirectoryDisk", "A directory of a real file system, locked for one process.")
       .def(nb::init<const std::string&>(), "path"_a);
-  nb::class_<SimDisk, Disk>(m, "SimDisk", "A disk in memory that forgets what was not synced; the same from the same seeds.")
+  nb::class_<SimDisk, Disk>(m, "SimDisk",
+                            "A disk in memory that may lose unsynced data; deterministic for equal seeds.")
       .def(nb::init<std::uint64_t, std::uint64_t>(), "seed"_a, "capacity"_a = std::uint64_t{1} << 60)
-      .def("power_cut", &SimDisk::power_cut, "seed"_a, "Keeps any sectors of what was not synced; close the store before.")
-      .def("crash", &SimDisk::crash, "Keeps all, as when only the process ends; close the store before.")
-      .def("lie", &SimDisk::lie, "seed"_a, "One of the next few writes that are synced is lost or lands elsewhere.")
+      .def("power_cut", &SimDisk::power_cut, "seed"_a,
+           "Keeps a random part of the unsynced sectors. Close the store before.")
+      .def("crash", &SimDisk::crash, "Keeps all data, as when only the process ends. Close the store before.")
+      .def("lie", &SimDisk::lie, "seed"_a, "Loses or misplaces one of the next few writes that are synced.")
       .def(
           "fail",
           [](SimDisk& disk, std::uint64_t after, int fault, std::uint64_t times) {
@@ -149,10 +151,10 @@ void bind_disks(nb::module_& m) {
             disk.fail(after, static_cast<Fault>(fault), times);
           },
           "after"_a, "fault"_a, "times"_a = ~std::uint64_t{0},
-          "After `after` calls `times` calls fail; fault 0: none, 1: EIO, 2: ENOSPC.")
+          "Makes `times` calls fail after `after` more calls; fault 0: none, 1: EIO, 2: ENOSPC.")
       .def("calls", &SimDisk::calls)
       .def("lies_told", &SimDisk::lies_told)
-      .def("used_bytes", &SimDisk::used_bytes, "prefix"_a = "", "Of the files whose names begin so.");
+      .def("used_bytes", &SimDisk::used_bytes, "prefix"_a = "", "Bytes used by the files with this prefix.");
 }
 
 }  // namespace
@@ -171,14 +173,14 @@ void bind(nb::module_ m) {
       nb::sig("def kinds() -> tuple[str, ...]"), "The names of the kinds of an apply, by number.");
   m.attr("ANY_BASE") = kAnyBase;
   bind_disks(m);
-  nb::class_<Store>(m, "Core", "What the lookup of a replica stands on.");
-  nb::class_<PyStore>(m, "Store", "The chunks of one target. native/fs3/store/store.hpp says what each call means.")
+  nb::class_<Store>(m, "Core", "Native store, for a replica's StoreLookup.");
+  nb::class_<PyStore>(m, "Store", "The chunks of one target. native/fs3/store/store.hpp documents each call.")
       .def(nb::init<Disk&, std::uint32_t, std::uint32_t, std::uint64_t, std::uint64_t>(), "disk"_a, "target"_a = 0,
            "chain"_a = 0, "log_bytes"_a = Options{}.log_bytes, "reserve_bytes"_a = Options{}.reserve_bytes,
            nb::keep_alive<1, 2>(),
-           "Opens or makes it. Raises ValueError for another target's, StorageError or NoSpace.")
-      .def_prop_ro("core", &PyStore::get, nb::rv_policy::reference_internal, "Good until the store is closed.")
-      .def("close", &PyStore::close, "Writes nothing: what was not synced is as after a crash.")
+           "Opens or makes a store. Raises ValueError for another target's store, StorageError or NoSpace.")
+      .def_prop_ro("core", &PyStore::get, nb::rv_policy::reference_internal, "Valid until the store is closed.")
+      .def("close", &PyStore::close, "Closes the store without a write: unsynced changes are as after a crash.")
       .def("apply", &PyStore::apply, "op"_a, "inode"_a, "index"_a, "base"_a, "version"_a, "chain_version"_a, "kind"_a,
            "offset"_a = 0, "length"_a = 0, "data"_a = nb::bytes("", 0), "crcs"_a = nb::bytes("", 0), "committed"_a = false,
            "client"_a = 0, "channel"_a = 0, "seq"_a = 0,
@@ -186,9 +188,9 @@ void bind(nb::module_ m) {
                    "offset: int = 0, length: int = 0, data: typing_extensions.Buffer = b'', "
                    "crcs: typing_extensions.Buffer = b'', committed: bool = False, client: int = 0, channel: int = 0, "
                    "seq: int = 0) -> int"),
-           "0: queued, sync() answers; else the status that refuses it.")
+           "Returns 0 if the change is queued (sync() returns its outcome), else the status of the refusal.")
       .def("sync", &PyStore::sync, nb::sig("def sync(self) -> list[tuple[int, int, int, int, int]]"),
-           "Makes all that was applied durable: a list of (op, status, version, length, crc).")
+           "Makes all applied changes durable; returns a list of (op, status, version, length, crc).")
       .def("commit", [](PyStore& s, std::uint64_t i, std::uint32_t x, Version v) { return number(s.get().commit({i, x}, v)); },
            "inode"_a, "index"_a, "version"_a)
       .def("drop", [](PyStore& s, std::uint64_t i, std::uint32_t x, Version v) { return number(s.get().drop({i, x}, v)); },
@@ -196,11 +198,11 @@ void bind(nb::module_ m) {
       .def("read", &PyStore::read, "inode"_a, "index"_a, "version"_a = 0, "offset"_a = 0, "length"_a = ~std::uint32_t{0},
            nb::sig("def read(self, inode: int, index: int, version: int = 0, offset: int = 0, length: int = 4294967295) -> "
                    "tuple[int, int, int, int, bytes, bytes]"),
-           "Whole blocks: (status, version, length of the chunk, offset of the bytes, bytes, CRCs).")
+           "Reads whole blocks: (status, version, length of the chunk, offset of the bytes, bytes, CRCs).")
       .def("entry", [](PyStore& s, std::uint64_t i, std::uint32_t x) { return row(s.get().entry({i, x})); }, "inode"_a,
            "index"_a, nb::sig("def entry(self, inode: int, index: int) -> tuple[int, int, int, int, int, int, int, int, int, int, bool]"),
            "(inode, index, then version, chain version, length, crc of the committed version and of the pending one, and "
-           "whether that removes); version 0: none.")
+           "whether the pending version removes the chunk); version 0: none.")
       .def(
           "page",
           [](PyStore& s, std::optional<std::pair<std::uint64_t, std::uint32_t>> after, std::size_t limit) {
@@ -252,7 +254,7 @@ void bind(nb::module_ m) {
       .def("damaged", [](PyStore& s) { return s.get().damaged(); })
       .def("clear_damage", [](PyStore& s) { s.get().clear_damage(); })
       .def("failed", [](PyStore& s) { return s.get().failed(); })
-      .def("synced", [](PyStore& s) { return s.get().synced(); }, "Whether the last sync() made its batch durable.")
+      .def("synced", [](PyStore& s) { return s.get().synced(); }, "True if the last sync() made its batch durable.")
       .def(
           "statistics",
           [](PyStore& s) {

@@ -84,7 +84,7 @@ void Core::install(const Record& r, std::vector<Extent>& freed) {
       break;
     }
     case RecordKind::drop: {
-      // The client may retry this write; it did not happen. A snapshot may hold the tag from before the drop and the
+      // The write did not happen, so the client may retry it. A snapshot may hold the tag from before the drop and the
       // chunk from after it.
       for (auto& [channel, tagged] : tags_)
         if (tagged.chunk == r.chunk && tagged.version == r.version) tagged.version = tagged.length = 0;
@@ -125,7 +125,7 @@ void Core::ride(const Record& record) {
   queue_.push_back(std::move(queued));
 }
 
-// Makes the bytes that the batch names durable, and the names of their files. Throws Error.
+// Makes the batch's bytes durable, and the names of their files. Throws Error.
 void Core::sync_data(const std::vector<Queued>& batch) {
   std::vector<std::uint64_t> extents;
   for (const Queued& queued : batch)
@@ -202,7 +202,7 @@ std::vector<Done> Core::sync() {
         if (queued.apply) install(record, freed);
         freed.insert(freed.end(), queued.freed.begin(), queued.freed.end());
       } else if (!queued.apply) {
-        rides.push_back(std::move(queued));  // installed already, so it goes with the next batch
+        rides.push_back(std::move(queued));  // the record is installed already, so the next batch writes it
         continue;
       } else if (!failed_ && queued.fresh) {
         freed.push_back(record.extent);
@@ -230,7 +230,7 @@ void Core::free_unheld(const std::vector<Extent>& extents) noexcept {
     }
     try {
       disk_.punch(file_of(extent), extent.position(), extent.stride());
-    } catch (const Error&) {  // it keeps its space until it is reused
+    } catch (const Error&) {  // the extent keeps its space until it is reused
     }
     const std::unique_lock lock(mutex_);
     space_.free(extent);

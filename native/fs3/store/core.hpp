@@ -24,7 +24,7 @@
 
 namespace ff::fs3::store {
 
-enum class Items : std::uint32_t { head = 1, entries, pending, tags, end };  // of a block of a snapshot
+enum class Items : std::uint32_t { head = 1, entries, pending, tags, end };  // kind of a snapshot block's items
 
 struct Pending {
   IndexEntry entry;  // the chunk's new entry
@@ -35,15 +35,16 @@ struct Queued {
   Record record;
   std::uint64_t op = 0;
   bool apply = false;
-  bool fresh = false;         // an Apply with an extent of its own
+  bool fresh = false;         // an Apply with a new extent
   std::vector<Extent> freed;  // freed by the record, once it is durable
 };
 
-// Log, index and identity each have a copy of the same bytes: what does not verify in one is taken from the other.
+// Log, index and identity each have a copy with the same bytes. Parts that do not verify in one are taken from the
+// other.
 inline constexpr std::string_view kCopyPrefix = "copy-";
 inline std::string copy_name(const std::string& name) { return std::string(kCopyPrefix) + name; }
 
-// A file, closed with this. Throws Error.
+// An open file; the destructor closes it. Throws Error.
 class Opened {
  public:
   Opened(Disk& disk, const std::string& name, bool create) : disk_(disk), file_(disk.open(name, create)) {}
@@ -73,7 +74,7 @@ class Core {
 
   // commit.cpp
   Status settle(RecordKind kind, ChunkId chunk, Version version);  // kind is COMMIT or DROP
-  void ride(const Record& record);                                 // installed now, durable with the next sync
+  void ride(const Record& record);  // installs the record now; it becomes durable with the next sync
   std::vector<Done> sync();
   void free_unheld(const std::vector<Extent>& extents) noexcept;
   void release(std::span<const std::uint64_t> packed) noexcept;
@@ -103,15 +104,15 @@ class Core {
   std::array<std::uint64_t, 4> words_{};
   bool damaged_ = false;
   std::uint64_t mended_ = 0;  // pieces of log, index and identity that recover() took from their copies
-  std::atomic<bool> renew_ = false;  // by a snapshot: then each has a good copy again
+  std::atomic<bool> renew_ = false;  // a snapshot is due, so that each file has an intact copy again
   std::atomic<bool> failed_ = false;
   std::atomic<bool> synced_ = true;  // outcome of the last sync()
 
  private:
   friend class Fill;
   // Applies a record to index, pending versions, floor, tags and words, at runtime and at recovery. Installing a record
-  // again is harmless, even into a state that has seen later ones, if those are installed again too. Appends the freed
-  // extents. REQUIRES: mutex_.
+  // again is harmless, even after later records, if those are installed again too. Appends the freed extents. REQUIRES:
+  // mutex_.
   void install(const Record& record, std::vector<Extent>& freed);
   void install_version(const IndexEntry& entry, bool removes, std::vector<Extent>& freed);
   void give_up(ChunkId chunk, std::vector<Extent>& freed);
@@ -138,13 +139,13 @@ class Core {
 
   // recover.cpp
   bool read_identity(const std::string& name);
-  void write_identity();  // and its copy
+  void write_identity();  // also writes the copy
   void write_identity(const std::string& name);
   bool read_snapshot(std::uint64_t number, std::uint64_t& sequence);
   void read_logs(const std::vector<std::uint64_t>& numbers);
   void read_log(std::uint64_t number, bool last);
   std::vector<std::byte> read_whole(File file);
-  void remove_both(const std::string& name);  // and its copy, first
+  void remove_both(const std::string& name);  // removes the copy first
   bool verifies(const IndexEntry& entry);
   void claim_extents();
   void punch_free(const std::vector<std::string>& names);
@@ -180,7 +181,7 @@ class Core {
 
   struct Held {
     std::uint32_t count = 0;
-    bool free = false;  // to be freed when its last Reading is gone
+    bool free = false;  // the extent is freed after its last Reading
   };
   mutable std::mutex held_mutex_;
   std::unordered_map<std::uint64_t, Held> held_;  // by packed extent

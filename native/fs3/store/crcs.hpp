@@ -1,6 +1,6 @@
 // The CRCs of a Reading, and a cache of those read recently.
 //
-// Thread contract: Crcs as a vector's; CrcPages has its own lock, under which it takes no other.
+// Thread contract: Crcs like a vector; CrcPages has a lock, under which it takes no other lock.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,7 @@
 
 namespace ff::fs3::store {
 
-// A vector that stores a few CRCs in the object itself: a read of a block or two allocates no heap memory. Initially
-// zeros.
+// A vector that stores a few CRCs inline, so that a read of a block or two allocates no heap memory. Initially zeros.
 class Crcs {
  public:
   Crcs() = default;
@@ -48,7 +47,7 @@ class Crcs {
 };
 
 // A cache of CRC table pages as they are in the files, at most kPages * kPage CRCs. A version's part of a page does not
-// change while the version has the extent. So an entry is correct for its key, and no other key finds it.
+// change while the version has the extent. So an entry is always correct for its key.
 class CrcPages {
  public:
   static constexpr std::uint32_t kPage = 1024;  // CRCs
@@ -86,7 +85,7 @@ class CrcPages {
     Key key;
     std::vector<std::uint32_t> crcs;
   };
-  // Neighbouring pages do not evict each other.
+  // Returns a page's slot. Neighbouring pages do not evict each other.
   static std::size_t place(const Key& key) {
     return static_cast<std::size_t>(key.extent + key.extent / 65536 * 259 + key.page * 389) % kPages;
   }

@@ -41,7 +41,7 @@ Status Fill::run() {
   return Status::ok;
 }
 
-// The table is valid if it combines to the chunk's CRC, which the log keeps.
+// Reads the base's table, which is valid if it combines to the chunk's CRC, which the log keeps.
 Status Fill::load_base_crcs() {
   base_crcs_ = core_.read_crcs(base_, 0, blocks_of(base_.length));
   std::uint32_t whole = 0;
@@ -78,8 +78,7 @@ std::uint32_t Fill::added(Range part) {
   return crc32c_combine(crc, given, piece.size());
 }
 
-// Writes beyond the base's end in the base's own extent. The base's bytes stay, and so does the part of the table that
-// it uses.
+// Writes beyond the base's end in the base's extent. The base's bytes stay, and so does the base's part of the table.
 Status Fill::append() {
   const std::uint32_t first = base_.length / kBlock32;
   const bool whole_blocks = base_.length % kBlock32 == 0;
@@ -120,7 +119,7 @@ Status Fill::rewrite() {
   return Status::ok;
 }
 
-// The new bytes fill the extent: writes them and the table behind them in one write.
+// Writes the new bytes, which fill the extent, and the table behind them in one write.
 Status Fill::write_full() {
   const std::uint32_t blocks = blocks_of(entry_.length);
   const std::size_t bytes = table_bytes(entry_.size_class);

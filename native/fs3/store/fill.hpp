@@ -23,15 +23,15 @@ inline constexpr std::uint32_t blocks_of(std::uint64_t bytes) {
 }
 
 struct Filling {
-  Range written;  // of the chunk: `bytes` go there, zeros between the base's end and it; empty at the new end if none
+  Range written;  // the chunk's range for `bytes`, after zeros beyond the base's end; empty at the new end if none
   std::span<const std::byte> bytes;
   std::span<const std::uint32_t> crcs;  // as in Apply
-  bool fresh = false;                   // it has an extent of its own; else the base's
+  bool fresh = false;                   // the version has a new extent; else the base's extent
 };
 
 // Builds one version of a chunk, once. Its parts, in order: bytes of the base (`head`), zeros (`gap`), the caller's
-// bytes (`written`), bytes of the base again (`tail`). A block's CRC is combined from those of its parts. Bytes that
-// came with a CRC keep it; bytes of the base are verified before they are copied.
+// bytes (`written`), bytes of the base again (`tail`). A block's CRC is combined from the CRCs of its parts. Bytes that
+// came with a CRC keep that CRC; bytes of the base are verified before they are copied.
 class Fill {
  public:
   // `entry` has its length, extent and salt, and receives its CRCs. REQUIRES: entry.length > 0.

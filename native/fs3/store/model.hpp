@@ -1,5 +1,5 @@
-// For tests: a Store beside a model of its expected contents. A seed drives it through operations, failures, power cuts
-// and lies. One thread.
+// A Store beside a model of its expected contents, for tests. A seed drives both through operations, failures, power
+// cuts and lies. One thread.
 #pragma once
 
 #include <algorithm>
@@ -92,15 +92,15 @@ class Model {
     store_.reset();
     if (rots_ || chance(3)) disk_.crash();
     else disk_.power_cut(random_());
-    if (rots_) rot();
+    if (rots_) damage();
     open();
     if (!lies_) CHECK(!store_->damaged());
     after_crash();
-    if (rots_ && store_->snapshot_due()) snapshot(false);  // as the shell does
+    if (rots_ && store_->snapshot_due()) snapshot(false);  // like the shell
   }
 
-  // A byte of identity, a log or the index changes, in the file or (but for the index) in its copy.
-  void rot() {
+  // Changes a byte of identity, a log or the index, in the file or (not for the index) in its copy.
+  void damage() {
     std::vector<std::string> names = disk_.list();
     std::erase_if(names, [](const std::string& name) { return name.starts_with("data-") || name.starts_with("copy-index-"); });
     const File file = disk_.open(names[below(names.size())], false);
@@ -367,9 +367,8 @@ class Model {
     CHECK(entries.size() == present && store_->statistics().chunks == present);
   }
 
-  // After all chunks are removed and synced, no space is in use, by the store's count and by the disk's. If a hole
-  // could not
-  // be punched, that holds after reopening.
+  // Checks that no space is in use after all chunks are removed and synced, by the store's count and by the disk's. If
+  // a hole could not be punched, that holds after reopening.
   void drain() {
     static_cast<void>(store_->sync());
     for (std::uint64_t i = 0; i < kChunks; ++i)
@@ -402,7 +401,7 @@ class Model {
   std::map<ChunkId, Chunk> chunks_;
   std::map<std::pair<ChunkId, Version>, Bytes> ever_;
   std::map<std::uint32_t, std::pair<std::uint64_t, std::uint64_t>> tags_;  // by channel: durable seq, newest seq
-  std::map<std::uint64_t, Waiting> waiting_;                               // Applies under way, by op
+  std::map<std::uint64_t, Waiting> waiting_;                               // Applies in flight, by op
   Version version_ = 0, floor_ = 0, durable_floor_ = 0;
   std::uint64_t next_seq_ = 0;
 };

@@ -83,7 +83,7 @@ Crcs Core::crcs_of(const IndexEntry& entry, std::uint32_t first, std::uint32_t e
   return crcs;
 }
 
-// Finds the requested version; false: there is none.
+// Finds the requested version; returns false if there is none.
 bool Core::look_up(const ReadAsk& ask, IndexEntry& entry) const {
   const IndexEntry* const found = index_.find(ask.chunk);
   if (found == nullptr) return false;
@@ -174,7 +174,7 @@ Status Core::check(ChunkId chunk) {
       whole = crc32c_combine(whole, crc, block);
     }
   }
-  return !found || whole == expected ? Status::ok : Status::corrupt;  // !found: replaced meanwhile
+  return !found || whole == expected ? Status::ok : Status::corrupt;  // !found: the version was replaced meanwhile
 }
 
 Entry Core::entry(ChunkId chunk) const {

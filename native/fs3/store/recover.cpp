@@ -47,7 +47,7 @@ std::vector<std::uint64_t> numbers(const std::vector<std::string>& names, std::s
 
 }  // namespace
 
-// False: the file of that name is missing or does not verify. Throws Error(invalid) for another store's.
+// Returns false if the file of that name is missing or does not verify. Throws Error(invalid) for another store's file.
 bool Core::read_identity(const std::string& name) {
   const File file = disk_.open(name, false);
   if (file == kNoFile) return false;
@@ -154,7 +154,7 @@ void Core::read_log(std::uint64_t number, bool last) {
     if (const Opened file(disk_, copy_name(log_name(number)), false); file.exists()) copy = read_whole(file);
   } catch (const Error&) {  // as if there were no copy
   }
-  // A copy without a begin may be that of a log that was removed, whose own name came back at a power cut.
+  // A copy without a BEGIN may belong to a removed log whose name came back at a power cut.
   const bool begins = LogWalk({}, copy, {salt_, number}, 0).first_sequence().has_value();
   const Opened file(disk_, log_name(number), begins);
   if (!file.exists()) return;
@@ -164,10 +164,10 @@ void Core::read_log(std::uint64_t number, bool last) {
   copy.resize(copy.empty() ? 0 : bytes.size());
   LogWalk walk(bytes, copy, {salt_, number}, next_sequence_);
   if (const auto first = walk.first_sequence(); first && *first < next_sequence_) {
-    damaged_ = true;  // the log before went on after this one began
+    damaged_ = true;  // the previous log continued after this one began
     walk = LogWalk(bytes, copy, {salt_, number}, *first);
   }
-  std::vector<Extent> freed;  // claim_extents finds what is free
+  std::vector<Extent> freed;  // not used: claim_extents finds the free extents
   while (const auto record = walk.next()) {
     install(*record, freed);
     freed.clear();
@@ -176,7 +176,7 @@ void Core::read_log(std::uint64_t number, bool last) {
   mended_ += walk.mended();
   next_sequence_ = std::max(next_sequence_, walk.expected());
   log_bytes_ += walk.position();
-  // A sync that failed before the crash may have left pages that look written: they are written once more.
+  // A sync that failed before the crash may have left pages that look written, so they are written once more.
   if ((last || walk.mended() > 0) && walk.position() > 0)
     disk_.write(file, 0, bytes.data(), static_cast<std::size_t>(walk.position()));
   disk_.sync(file);
@@ -225,8 +225,8 @@ bool Core::verifies(const IndexEntry& entry) {
   }
 }
 
-// Marks the entries' extents as taken. If two entries claim one extent, because a record between them is lost, the entry
-// whose bytes it holds gets it; if it holds those of both or of neither, neither gets it.
+// Marks the entries' extents as taken. If two entries claim one extent, because a record between them is lost, the
+// extent goes to the entry whose bytes it holds. If it holds the bytes of both or of neither, neither entry gets it.
 void Core::claim_extents() {
   std::unordered_set<std::uint64_t> twice;
   const auto claim = [&](const IndexEntry& entry) {
@@ -290,8 +290,8 @@ void Core::punch_free(const std::vector<std::string>& names) {
   }
 }
 
-// Creates a new file with its BEGIN, durable with all names before it; then it is the log. On failure the log before
-// stays in use and the new one is removed.
+// Creates a new log with a BEGIN, and makes it and all earlier names durable; then it is the current log. On failure
+// the previous log stays in use and the new one is removed.
 void Core::begin_log(std::uint64_t number) {
   Record begin;
   begin.sequence = next_sequence_;
@@ -323,11 +323,11 @@ void Core::begin_log(std::uint64_t number) {
   ++next_sequence_;
 }
 
-// The copy is there if the disk has it: it says nothing that the log does not, and nothing waits for it.
+// Begins the log's copy if the disk allows it. A missing copy is no error: the copy has no other data than the log.
 void Core::begin_log_copy(std::uint64_t number, std::span<const std::byte> bytes) {
   try {
     if (log_copy_ != kNoFile) disk_.sync(log_copy_);
-  } catch (const Error&) {  // what it lacks it may not be asked for
+  } catch (const Error&) {  // the unsynced part of the copy may never be needed
   }
   if (log_copy_ != kNoFile) disk_.close(std::exchange(log_copy_, kNoFile));
   try {
@@ -338,7 +338,7 @@ void Core::begin_log_copy(std::uint64_t number, std::span<const std::byte> bytes
   copy_log(0, bytes);
 }
 
-// REQUIRES: the log has these bytes there, durable.
+// Copies bytes of the log. REQUIRES: the log's bytes at `position` are durable.
 void Core::copy_log(std::uint64_t position, std::span<const std::byte> bytes) {
   if (log_copy_ == kNoFile) return;
   try {

@@ -119,7 +119,7 @@ std::string Core::index_name(std::uint64_t number) { return "index-" + log_name(
 Status Core::snapshot() {
   const std::lock_guard one(snapshot_mutex_);
   if (failed_) return Status::io_error;
-  renew_ = false;  // tried once: on a full disk each try would leave a log
+  renew_ = false;  // tried only once: on a full disk each try would leave a log
   std::uint64_t number = 0, sequence = 0, older_bytes = 0;
   try {
     const std::lock_guard lock(sync_mutex_);
@@ -142,12 +142,13 @@ Status Core::snapshot() {
   log_bytes_ -= older_bytes;
   try {
     delete_older(number);
-  } catch (const Error&) {  // the next snapshot or open does it
+  } catch (const Error&) {  // the next snapshot or open tries again
   }
   return Status::ok;
 }
 
-// Writes a batch of entries at a time, each in its current state, which is not older than the log's beginning.
+// Writes the index in batches of entries. Each entry has its current state, which is not older than the log's
+// beginning.
 void Core::write_snapshot(std::uint64_t number, std::uint64_t sequence) {
   {
     const Opened file(disk_, "index-new", true), copy(disk_, copy_name("index-new"), true);

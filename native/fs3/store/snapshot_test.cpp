@@ -76,7 +76,7 @@ void a_drop_takes_its_tag_with_it() {
   CHECK(store.tag(7, 1)->version == 0);  // its client may retry that write
 }
 
-// A store that was mended asks for a snapshot once. Each try begins a log: on a full disk they would take its last blocks.
+// A store that was repaired from copies asks for a snapshot once. Each try begins a log, which would fill a full disk.
 void a_full_disk_is_tried_once() {
   SimDisk disk(1);
   {

@@ -2,9 +2,9 @@
 // docs/internals/fs3-store.md describes the files.
 //
 // Thread contract: apply, commit, drop, read, entry, page, check and the other calls from any number of threads at
-// once. sync() and snapshot() may run beside them and beside each other; two calls of the same one run in turn. At most
-// one Apply per chunk is under way (from apply() to its Done); a second one is refused. Readings must be destroyed
-// before the Store, the Store before the Disk.
+// once. sync() and snapshot() may run concurrently with them and with each other; two calls of the same one run in
+// turn. At most one Apply per chunk is in flight (from apply() to its Done); a second one is refused. Readings must be
+// destroyed before the Store, the Store before the Disk.
 //
 // Invariants
 // 1. A chunk has at most one committed version and at most one pending one. Both are durable, with their bytes, when
@@ -42,7 +42,7 @@ struct Options {
   std::uint64_t reserve_bytes = std::uint64_t{256} << 20;  // new extents leave this much of the disk free for log and index
 };
 
-// Stands for "any base; drop a pending version": for changes that a sync from another target applies.
+// Base of changes that a sync from another target applies: any base is allowed, and a pending version is dropped.
 inline constexpr Version kAnyBase = ~Version{0};
 
 struct Apply {
@@ -52,7 +52,7 @@ struct Apply {
   ChainVersion chain_version = 0;
   Kind kind = Kind::write;
   bool committed = false;     // commits in the same record
-  std::uint32_t offset = 0;   // WRITE: of the bytes
+  std::uint32_t offset = 0;   // WRITE: offset of the bytes
   std::uint32_t length = 0;   // TRUNCATE, EXTEND: the new length; no change if it is not shorter or longer, respectively
   std::span<const std::byte> bytes = {};  // WRITE, REPLACE; they belong to the caller, and are used until apply() returns
   // CRC32C of the pieces of `bytes`, cut at the boundaries of the chunk's 4096-byte blocks (first and last may be short).
@@ -112,7 +112,7 @@ struct Statistics {
 
 class Core;
 
-// The right to read a version's bytes: they stay until it is destroyed.
+// The right to read a version's bytes: they stay unchanged until the Reading is destroyed.
 class Reading {
  public:
   Reading() = default;
@@ -131,7 +131,7 @@ class Reading {
   std::uint64_t position = 0;
   Crcs crcs;  // one per block, as stored: the user of the bytes must compare
 
-  Status copy(void* to) const;  // `length` bytes; ok or io_error
+  Status copy(void* to) const;  // copies `length` bytes; ok or io_error
   static void release(std::span<Reading> readings) noexcept;  // like destroying each, but cheaper
 
  private:
@@ -158,17 +158,17 @@ class Store {
   ~Store();
 
   // Writes the bytes and queues the record. ok: a Done with `op` comes from a sync(). Otherwise it is refused and
-  // nothing changed: diverged (wrong base, another pending version, or another Apply under way), corrupt (needed bytes
+  // nothing changed: diverged (wrong base, another pending version, or another Apply in flight), corrupt (needed bytes
   // of the base fail their CRC), no_space, io_error, invalid.
   Status apply(std::uint64_t op, const Apply& apply);
   // Makes the pending `version` the committed one, at once; its record becomes durable with the next sync(). Before
-  // that sync a crash may bring the pending version back. diverged: no such pending version, or an Apply under way.
+  // that sync a crash may restore the pending version. diverged: no such pending version, or an Apply in flight.
   Status commit(ChunkId chunk, Version version);
   // Drops the pending version and sets its tag's version to 0, in one record; otherwise like commit().
   Status drop(ChunkId chunk, Version version);
-  void raise_floor(Version floor);              // these four become durable with the next sync() too
-  void keep_tag(const Tagged& tagged);          // unless a tag with a larger (seq, version) is known
-  void forget_client(std::uint64_t client);     // forgets its tags
+  void raise_floor(Version floor);              // these four also become durable with the next sync()
+  void keep_tag(const Tagged& tagged);          // no effect if a tag with a larger (seq, version) is known
+  void forget_client(std::uint64_t client);     // forgets the client's tags
   void keep_state(const std::array<std::uint64_t, 4>& words);  // words that the replica uses
 
   // Group commit of all changes queued before. Never throws; the Dones and failed() report failures.
@@ -177,15 +177,15 @@ class Store {
   // writes its records other than Applies again.
   bool synced() const;
   bool snapshot_due() const;
-  Status snapshot();  // starts a new log, writes the index, deletes old logs; returns ok or the error: then nothing is lost
+  Status snapshot();  // starts a new log, writes the index, deletes old logs. An error loses no data
 
   // `version` 0: the committed one. The range is cut at the chunk's end.
   Reading read(ChunkId chunk, Version version, std::uint32_t offset, std::uint32_t length);
-  void read(std::span<const ReadAsk> asks);  // all of them, at much less cost
+  void read(std::span<const ReadAsk> asks);  // like many calls of read, at much less cost
   Entry entry(ChunkId chunk) const;  // both versions 0: no such chunk
   std::vector<Entry> page(std::optional<ChunkId> after, std::size_t limit) const;  // in order
-  // Returns the chunk of `upto`'s inode with the largest index up to its own; its row ends at an index off the stride.
-  // Takes time logarithmic in all chunks, and linear in the row and in the pending chunks passed over.
+  // Returns the chunk of `upto`'s inode with the largest index up to its own; the row has chunks `stride` apart. Takes
+  // time logarithmic in all chunks, and linear in the row and in the pending chunks that are skipped.
   std::optional<Last> last(ChunkId upto, std::uint32_t stride = 0) const;  // 0: the run is 1
   // Reads the committed version whole and compares it with its CRCs: ok, corrupt, not_found, io_error.
   Status check(ChunkId chunk);
@@ -195,8 +195,9 @@ class Store {
   std::optional<Tagged> tag(std::uint64_t client, std::uint32_t channel) const;
   std::array<std::uint64_t, 4> state() const;
   // True if part of the log or the index was unreadable when the store was opened, now or before. Any chunk may be
-  // missing, old or back from removal, and tags and floor too low. It holds until clear_damage(), which declares that
-  // all contents were compared with another target's; its record becomes durable with the next sync().
+  // missing, old or back from removal, and tags and floor may be too low. The damage lasts until clear_damage(), which
+  // declares that all contents were compared with another target's. The record of clear_damage() becomes durable with
+  // the next sync().
   bool damaged() const;
   void clear_damage();
   bool failed() const;

@@ -28,12 +28,12 @@ bool valid(const Apply& apply) {
 
 }  // namespace
 
-// An Apply's plan, made under the lock.
+// Plan of an Apply, made under the lock.
 struct Core::Plan {
   IndexEntry base;         // length 0: none
-  bool held = false;       // whether its extent is held
+  bool held = false;       // whether the base's extent is held
   IndexEntry entry;        // the new version
-  std::uint8_t flags = 0;  // of the record
+  std::uint8_t flags = 0;  // flags of the record
   Filling filling;
 };
 

@@ -29,7 +29,7 @@ bool same_memory(const Pieces& a, const Pieces& b) {
   });
 }
 
-// Returns the same pieces side by side from `host` on.
+// Returns pieces of the same sizes, side by side from `host` on.
 Pieces mirrored(const Pieces& pieces, char* host) {
   Pieces mirrors;
   for (const Piece& piece : pieces) {
@@ -39,7 +39,7 @@ Pieces mirrored(const Pieces& pieces, char* host) {
   return mirrors;
 }
 
-// Returns the copies to make; merges neighbours in both memories.
+// Returns the copies to make; merges copies that are adjacent in both memories.
 Spans spans_of(const Pieces& pieces, const Pieces& mirrors) {
   Spans spans;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
@@ -106,8 +106,8 @@ void Passage::Part::poison() const {
   for (const Piece& piece : out) std::memset(piece.data, 0xFF, piece.bytes);
 }
 
-// A result that replaces its input must not be poisoned before the input has arrived. So the second of arrival and
-// failure poisons it. Both come before the copy out.
+// A result that replaces its input must not be poisoned before the input has arrived. So whichever of arrival and
+// failure comes second poisons the result. Both precede the copy out.
 void Passage::arrive(void* argument) noexcept {
   const Part& part = *static_cast<Part*>(argument);
   part.passage->arrived_.raise(part.number);
@@ -133,8 +133,8 @@ bool Passage::wait(double seconds) {
 
 // ---- Staging ----
 
-bool Staging::await_input(const Patience& patience) const {
-  return !part_.has_input || wait_for(passage_->arrived_, part_.number, patience);
+bool Staging::await_input(const WaitPolicy& policy) const {
+  return !part_.has_input || wait_for(passage_->arrived_, part_.number, policy);
 }
 
 void Staging::finish(bool good) noexcept {
@@ -142,7 +142,7 @@ void Staging::finish(bool good) noexcept {
   const auto passage = std::move(passage_);
   if (!good) {
     part_.failed = true;
-    const std::uint32_t arrived = passage->arrived_.value;  // sequentially consistent, as is its counterpart
+    const std::uint32_t arrived = passage->arrived_.value;  // sequentially consistent, as is `failed` in arrive()
     if (static_cast<std::int32_t>(arrived - part_.number) >= 0) part_.poison();
   }
   passage->open_->raise(part_.number);
@@ -188,7 +188,7 @@ Stager::Staged Stager::stage(const Request& request, const std::vector<std::uint
   const std::uint64_t count = request.call.count;
   if (!whole && (request.in.size() > 1 || request.out.size() > 1 || count == 0 ||
                  std::accumulate(counts.begin(), counts.end(), std::uint64_t{0}) != count)) {
-    throw Error(Code::invalid, "only a call with one tensor can be cut, into parts that sum up to it");
+    throw Error(Code::invalid, "invalid counts: only a call with one tensor can be cut, into parts of its total size");
   }
   auto passage = std::make_shared<Passage>(device_);
   const Mirrors mirrors = make_mirrors(request);

@@ -5,10 +5,10 @@
 //   engine's thread                               waits | reduce 0, open = 1 | reduce 1, open = 2
 //   outward stream                           hold 1 . . . . . . . . | copy 0 | hold 2 | copy 1 | done
 //
-// The submitting thread puts all of a call into the streams, and waits for nothing. Then the engine's thread only waits
-// for `arrived` and raises `open`: it never calls the device's runtime. A large call is cut into several operations of
-// the engine, so that copies and reductions of different parts overlap (Algorithm 1 of the paper). Mirrors are in the
-// arena, so the ranks of a host reduce them in place.
+// The submitting thread puts all commands of a call into the streams and never waits. Then the engine's thread only
+// waits for `arrived` and raises `open`: it never calls the device's runtime. A large call is cut into several
+// operations of the engine, so that copies and reductions of different parts overlap (Algorithm 1 of the paper).
+// Mirrors are in the arena, so the ranks of a host reduce them in place.
 //
 // Invariants
 //   - A user's stream waits only for `done`. `done` is recorded when the call is submitted, so that waiting for it
@@ -48,20 +48,20 @@ class Device {
   Device& operator=(const Device&) = delete;
 
   virtual Stream make_stream() = 0;
-  virtual void drop_stream(Stream stream) noexcept = 0;  // queued work still runs
+  virtual void drop_stream(Stream stream) noexcept = 0;  // does not end queued work
   virtual void record(Event event, Stream stream) = 0;
-  // The stream waits for the last record() before this call; later ones do not matter.
+  // Makes the stream wait for the last record() of the event before this call; later records have no effect.
   virtual void wait(Stream stream, Event event) = 0;
   virtual void to_host(Stream stream, char* host, const char* device, std::size_t bytes) = 0;
   virtual void to_device(Stream stream, char* device, const char* host, std::size_t bytes) = 0;
   // Calls the function in stream order. It must not wait, nor call the device.
   virtual void call(Stream stream, void (*function)(void*), void* argument) = 0;
-  // The stream waits until the gate has reached the target. REQUIRES: the gate lies in pinned memory.
+  // Makes the stream wait until the gate has reached the target. REQUIRES: the gate lies in pinned memory.
   virtual void hold(Stream stream, Flag& gate, std::uint32_t target) = 0;
   // Throws if the device has failed, so that work in the stream may never end.
   virtual void probe(Stream stream) = 0;
-  // Pins host memory, so that the device copies without the processor. False if other code had pinned it already:
-  // then the caller must not unpin it.
+  // Pins host memory, so that the device copies without the processor. Returns false if other code had pinned it
+  // already: then the caller must not unpin it.
   virtual bool pin(char* data, std::size_t bytes) = 0;
   virtual void unpin(char* data) noexcept = 0;
 
@@ -94,7 +94,7 @@ class Passage {
   Passage(const Passage&) = delete;
   Passage& operator=(const Passage&) = delete;
 
-  // The stream waits until the results are in the device's memory, and inputs may be written again.
+  // Makes the stream wait until the results are in the device's memory, and inputs may be written again.
   void follow(Device::Stream stream) { device_.wait(stream, done_); }
   // Makes every later follow() also wait for the work in this stream. REQUIRES: the stream already follows.
   void extend(Device::Stream stream) { device_.record(done_, stream); }
@@ -142,8 +142,8 @@ class Staging {
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  // Returns true once the input is in its mirror, false after the deadline. Throws what look_around throws.
-  bool await_input(const Patience& patience) const;
+  // Returns true once the input is in its mirror, false after the deadline. Throws what check_failures throws.
+  bool await_input(const WaitPolicy& policy) const;
   // Reports that the results are in their mirrors (`good`), or never will be. Idempotent.
   void finish(bool good) noexcept;
 
@@ -168,8 +168,8 @@ class Stager {
   };
 
   // Puts the copies of a call on device memory into the streams, after the current work in the user's stream. `counts`:
-  // elements of each operation that the call is cut into; empty: not cut. The device's memory must stay valid until the
-  // passage is finished. Throws Code::invalid for cutting a call that cannot be cut, Code::no_space, Code::collective.
+  // elements of each operation into which the call is cut; empty: not cut. The device's memory must stay valid until
+  // the passage is finished. Throws Code::invalid for a call that cannot be cut, Code::no_space, Code::collective.
   Staged stage(const Request& request, const std::vector<std::uint64_t>& counts,
                Device::Stream user);
 

@@ -22,7 +22,7 @@ void* open_library(const char* variable, std::initializer_list<const char*> name
     if (void* library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL)) return library;
     throw Error(Code::collective, std::string(variable) + ": " + ::dlerror());
   }
-  // A library already loaded has the process's contexts and, of two versions, is the right one.
+  // Prefers a library that is already loaded: it has the process's contexts, also if another version is installed.
   for (const int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW | RTLD_LOCAL}) {
     for (const char* name : names) {
       if (void* library = ::dlopen(name, flags)) return library;
@@ -30,8 +30,8 @@ void* open_library(const char* variable, std::initializer_list<const char*> name
   }
   const char* why = ::dlerror();
   throw Error(Code::collective, std::string("tensors on CUDA devices need ") + *names.begin() + ": " +
-                                    (why != nullptr ? why : "not found") + "; " + variable +
-                                    " may name the file");
+                                    (why != nullptr ? why : "not found") + "; set " + variable +
+                                    " to the library's path");
 }
 
 template <typename Function>

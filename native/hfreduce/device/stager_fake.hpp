@@ -1,8 +1,8 @@
 // A device for tests: its memory is plain memory, its streams are threads with delays.
 //
-// Order, events and callbacks behave as CUDA documents them; in particular, a stream that waits for an event that is
-// not recorded yet does not wait. A test plays the user: it makes streams, puts copies into them as its computation,
-// and may stop a stream temporarily.
+// Order, events and callbacks behave as CUDA documents them; in particular, waiting for an event that is not recorded
+// yet ends at once. A test plays the user: it makes streams, puts copies into them as its computation, and may stop a
+// stream temporarily.
 #pragma once
 
 #include <chrono>
@@ -41,7 +41,7 @@ class FakeDevice : public Device {
   void copy(Stream stream, char* to, const char* from, std::size_t bytes);
   void stop(Stream stream);  // before its next command
   void go_on(Stream stream);
-  void synchronize(Stream stream);  // blocks until all that is in it has run
+  void synchronize(Stream stream);  // blocks until all queued commands have run
   // All commands that have run, in order, as "stream command": "2 to_host 4096".
   std::vector<std::string> history() const;
   std::size_t pinned_bytes() const;

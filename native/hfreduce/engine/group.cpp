@@ -12,7 +12,7 @@
 namespace ff::hfreduce {
 namespace {
 
-// Rank 0's message to the other ranks: the operation whose turn it is, and whether it is withdrawn instead.
+// Rank 0's message to the other ranks: the number of the next operation, and whether that operation is withdrawn.
 std::uint64_t verdict(std::uint64_t number, bool withdrawn) { return number << 1 | (withdrawn ? 1 : 0); }
 
 }  // namespace
@@ -104,7 +104,7 @@ std::shared_ptr<Operation> Group::next(std::unique_lock<std::mutex>& lock) {
       turn = std::find_if(queue_.begin(), queue_.end(), is_next);
       return turn != queue_.end() || closing_ || broken_;
     });
-    if (turn == queue_.end()) turn = queue_.begin();  // it will end with the error of the group
+    if (turn == queue_.end()) turn = queue_.begin();  // that operation will end with the error of the group
     (*turn)->withdrawn = settled == verdict(number, true);
   }
   const auto operation = *turn;
@@ -175,7 +175,7 @@ void Group::run(Operation& operation) {
   operation.complete(std::move(error));
 }
 
-// Other ranks may have found the cause before this rank saw its consequence.
+// Returns the error to report: other ranks may have found the cause before this rank saw its consequence.
 Error Group::cause_of(const Error& caught) {
   Announcer announcer;
   {
@@ -200,10 +200,10 @@ void Group::execute(Operation& operation) {
 
 // Waits until the input has come from the device.
 void Group::await_device(const Staging& staging) {
-  const auto look_around = [this] {
+  const auto check_failures = [this] {
     if (const auto error = failure()) throw Error(*error);
   };
-  if (staging.await_input({0, deadline(), look_around})) return;
+  if (staging.await_input({0, deadline(), check_failures})) return;
   throw Error(Code::rank_failed,
               "rank " + std::to_string(config_.rank) +
                   ": timed out: the input was not copied from its device within the timeout",
@@ -215,8 +215,8 @@ std::optional<Error> Group::failure() {
   return broken_;
 }
 
-// Breaks the group on the other ranks of this host and its links too, so that one error ends it everywhere. REQUIRES:
-// mutex_ held.
+// Breaks the group here, on the other ranks of this host, and on the links, so that one error ends it everywhere.
+// REQUIRES: mutex_ held.
 void Group::break_with(const Error& error) {
   if (broken_ || fork_guard::generation() != generation_) return;
   broken_ = error;

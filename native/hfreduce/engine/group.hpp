@@ -2,12 +2,12 @@
 //
 // Thread contract: every method may be called from any thread. Operations run one at a time, by default in the order of
 // submission. The submitting thread runs an operation if it waits at once and nothing is queued. Otherwise the group's
-// own thread does; it starts with the first queued operation and ends with the group.
+// own thread runs it. That thread starts with the first queued operation and ends with the group.
 //
-// Of adjacent queued operations with a priority the highest runs first. Rank 0 decides it for all ranks, because they
-// may see operations arrive at different times. No operation overtakes, or is overtaken by, one without priority. A
-// prioritised operation can be withdrawn: if the request reaches rank 0 before it has decided that operation's turn,
-// the operation ends as cancelled on all ranks. Otherwise it runs on all.
+// Among adjacent queued operations with a priority, the highest priority runs first. Rank 0 decides the order for all
+// ranks, because ranks may see operations arrive at different times. An operation without priority is never overtaken
+// and never overtakes. A prioritised operation can be withdrawn: if the request reaches rank 0 before its decision on
+// that operation's turn, the operation ends as cancelled on all ranks. Otherwise it runs on all ranks.
 #pragma once
 
 #include <condition_variable>
@@ -44,19 +44,19 @@ class Group {
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  // Pieces must stay valid until the operation is done. With `run_here` the calling thread does the work if nothing
-  // is queued, and the operation is done on return.
+  // Pieces must stay valid until the operation is done. With `run_here`, if nothing is queued, the calling thread runs
+  // the operation, which is done on return.
   std::shared_ptr<Operation> submit(Request request, bool run_here);
   void abort();
-  // Ends the running operation and all later ones with this error, here and on the ranks that wait for this one.
+  // Ends the running operation and all later ones with this error, here and on the ranks that wait for this rank.
   void fail(const Error& error);
-  // Makes waits for other ranks give up now, each naming the rank it waits for: some rank's timeout has passed already.
+  // Makes waits for other ranks time out now, because some rank's timeout has passed. Each wait names the awaited rank.
   void hurry() { hurried_ = true; }
   // Records a request of some rank to cancel the operation of this number. Has an effect on rank 0 only.
   void withdraw(std::uint64_t number);
   std::set<std::uint64_t> withdrawals();  // rank 0: operations that will end as cancelled when their turn comes
   std::optional<Error> failure();
-  // Callback that announces a local failure to other hosts; returns the error that counts, which may be another rank's.
+  // Callback that announces a local failure to other hosts. Returns the error to report, which may be another rank's.
   using Announcer = std::function<Error(const Error&)>;
   void set_announcer(Announcer announcer);
 
@@ -83,7 +83,7 @@ class Group {
   Error cause_of(const Error& caught);
 
   const Config config_;
-  const unsigned generation_;                // of forks: a child's copy must not touch what the parent shares
+  const unsigned generation_;                // fork generation: a child's copy must not touch shared memory or links
   std::atomic<double> timeout_s_;
   std::atomic<bool> hurried_ = false;
   std::unique_ptr<Team> team_;
@@ -95,10 +95,10 @@ class Group {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Operation>> queue_;  // guarded by mutex_, as are the next five
-  std::set<std::uint64_t> withdrawals_;           // rank 0: numbers whose turn is not settled yet
+  std::set<std::uint64_t> withdrawals_;           // rank 0: numbers of operations whose turn is not decided yet
   bool running_ = false;
   bool closing_ = false;
-  std::optional<Error> broken_;                   // why no further operation can run
+  std::optional<Error> broken_;                   // error of all further operations
   Announcer announcer_;
   std::thread thread_;
   std::uint64_t seq_ = 0;                         // of the running thread

@@ -228,7 +228,7 @@ struct Mismatch {
   bool zero_copy;
 };
 
-// No rank may succeed, none may read bytes that were not given, and mismatched pieces are written nowhere.
+// No rank may succeed or read bytes that were not given, and no byte of a mismatched piece is written.
 void lengths_that_differ_end_the_call_on_every_rank(const Sizes& sizes, std::size_t count, const Mismatch& what) {
   auto groups = make_world(sizes);
   Herald herald(groups);
@@ -340,7 +340,7 @@ void a_missing_rank_ends_by_timeout_and_abort(const Sizes& sizes) {
     failed = error.code() == Code::rank_failed && error.rank() > 0;
   }
   CHECK(failed && groups[0]->failure());
-  // Another rank of the host learns of it at once, regardless of its own timeout; a rank elsewhere by its watch.
+  // Another rank of the host fails at once, regardless of its timeout; a rank of another host fails through its watch.
   groups[1]->set_timeout(sizes.size() == 1 ? 60 : 0.2);
   CHECK(groups[1]->submit(call(), true)->done());
   CHECK(groups[1]->failure());

@@ -42,7 +42,7 @@ class Operation {
   explicit Operation(Request what) : request(std::move(what)) {}
   Operation() = default;
 
-  // Returns true when it is over, false after `seconds` (< 0: no limit).
+  // Returns true when the operation is over, false after `seconds` (< 0: no limit).
   bool wait(double seconds);
   bool done();
   void rethrow();  // REQUIRES: done. Throws the error of the operation, if any
@@ -50,9 +50,9 @@ class Operation {
 
   Request request;
   std::uint64_t number = 0;  // in the order of submission to its group
-  bool withdrawn = false;    // used by the engine: it ends as cancelled instead of running
+  bool withdrawn = false;    // used by the engine: the operation ends as cancelled instead of running
   std::shared_ptr<SharedResult> shared;  // of a call with a shared result, once it is over
-  int source = -1;  // receives from any source: the sender's rank, once it is over
+  int source = -1;  // for receives from any source: the sender's rank, once the operation is over
 
  private:
   std::mutex mutex_;

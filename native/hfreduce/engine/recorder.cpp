@@ -13,7 +13,7 @@ std::uint64_t now_ns() {
 
 }  // namespace
 
-// Gives up on a record that has been overwritten.
+// Returns null if the record has been overwritten.
 Record* Recorder::find(std::uint64_t number) {
   Record& record = records_[number % kRecords];
   return record.number == number ? &record : nullptr;

@@ -24,7 +24,7 @@ constexpr auto kVerdict = std::chrono::milliseconds(200);
 constexpr std::size_t kWithdrawals = 4096;  // most withdrawals remembered
 constexpr Code kLastCode = Code::rank_failed;
 
-// A host that vanishes ends its links after about 15 s.
+// Sets keep-alive and timeouts, so that the links of a vanished host end after about 15 s.
 void prepare(int socket) {
   ::fcntl(socket, F_SETFL, ::fcntl(socket, F_GETFL) | O_NONBLOCK);
   int domain = 0;
@@ -77,7 +77,7 @@ struct Watch::Notice {
 struct Watch::Link {
   int rank, socket;
   std::string in{}, out{};
-  bool said_all = false;  // the goodbye is the last item of `out`
+  bool left_queued = false;  // the last item of `out` is the `left` notice
 };
 
 Watch::Watch(int rank, int world)
@@ -153,14 +153,14 @@ void Watch::listen(Listener listener) {
 }
 
 // Reads the other ranks' notices about the rank that an error blames; returns that rank, -1 for none.
-int Watch::hear_of_blamed(std::unique_lock<std::mutex>& lock, const Error& error) {
+int Watch::receive_about_blamed(std::unique_lock<std::mutex>& lock, const Error& error) {
   std::vector<int> sockets;
   for (const auto& [socket, link] : links_) sockets.push_back(socket);
-  for (const int socket : sockets) hear(*links_.at(socket));  // notices there are older than this error
+  for (const int socket : sockets) receive(*links_.at(socket));  // notices there are older than this error
   const int blamed = error.rank();
   if (blamed >= 0) {
-    // A rank whose connection ended may have given up because of another rank. It sent that notice before its goodbye,
-    // and the notice is in flight.
+    // A rank whose connection ended may have broken the group because of another rank. Then it sent a notice of that
+    // before its `left`, and the notice is in flight.
     changed_.wait_for(lock, kVerdict, [&] { return failure_ || left_.contains(blamed) || leaving_; });
   }
   return blamed;
@@ -169,17 +169,17 @@ int Watch::hear_of_blamed(std::unique_lock<std::mutex>& lock, const Error& error
 Error Watch::verdict(const Error& error) {
   if (generation_ != fork_guard::generation()) return error;
   std::unique_lock lock(mutex_);
-  hear_of_blamed(lock, error);
+  receive_about_blamed(lock, error);
   wake();  // passes the notices read here to the listener
   return failure_.value_or(error);
 }
 
-// Every rank that waits for another rank reports it within kVerdict; a rank that does not report is frozen, or
-// elsewhere.
+// Returns the error that blames the cause of a late rank. Every rank that waits for another one reports that within
+// kVerdict; a rank that does not report is frozen, or outside the operation.
 Error Watch::culprit_of(std::unique_lock<std::mutex>& lock, const Error& late) {
   Notice notice = Notice::of(Kind::suspect, Error(Code::collective, "", rank_));
   notice.operation = static_cast<std::uint64_t>(late.rank());
-  heed(notice, nullptr);
+  apply(notice, nullptr);
   wake();
   changed_.wait_for(lock, kVerdict, [&] { return failure_ || leaving_; });
   int rank = late.rank();
@@ -201,10 +201,10 @@ Error Watch::announce(const Error& found) {
   if (generation_ != fork_guard::generation()) return found;
   std::unique_lock lock(mutex_);
   const Error error = found.code() == Code::late ? culprit_of(lock, found) : found;
-  const int blamed = found.code() == Code::late ? error.rank() : hear_of_blamed(lock, error);
+  const int blamed = found.code() == Code::late ? error.rank() : receive_about_blamed(lock, error);
   if (!failure_ && !leaving_) {
-    const bool said_goodbye = blamed >= 0 && left_.contains(blamed);
-    const Error told = said_goodbye ? Error(error.code(), name(blamed) + " left the group", blamed) : error;
+    const bool has_left = blamed >= 0 && left_.contains(blamed);
+    const Error told = has_left ? Error(error.code(), name(blamed) + " left the group", blamed) : error;
     const Notice notice = Notice::of(Kind::broken, told);
     failure_ = notice.error();
     flood(notice, nullptr);
@@ -218,7 +218,7 @@ void Watch::withdraw(std::uint64_t operation) {
   Notice notice = Notice::of(Kind::withdraw, Error(Code::collective, "", rank_));
   notice.operation = operation;
   const std::lock_guard lock(mutex_);
-  heed(notice, nullptr);
+  apply(notice, nullptr);
   wake();
 }
 
@@ -229,7 +229,7 @@ void Watch::leave(double seconds) {
     leaving_ = true;
     flood(Notice::of(Kind::left, Error(Code::collective, "", rank_)), nullptr);
     for (const auto& [socket, link] : links_) {
-      link->said_all = true;
+      link->left_queued = true;
       flush(*link);
     }
   }
@@ -284,38 +284,38 @@ void Watch::run() {
           process_ended(fd);
         } else if (const auto found = links_.find(fd); found != links_.end()) {
           if ((events[i].events & EPOLLOUT) != 0) flush(*found->second);
-          hear(*found->second);
+          receive(*found->second);
         }
       }
     }
-    tell_listener();
+    notify_listener();
   }
 }
 
-void Watch::tell_listener() {
+void Watch::notify_listener() {
   std::unique_lock lock(mutex_);
   changed_.notify_all();
-  if (listener_.suspected && !suspects_.empty() && !told_suspicion_) {
-    told_suspicion_ = true;
+  if (listener_.suspected && !suspects_.empty() && !reported_suspicion_) {
+    reported_suspicion_ = true;
     lock.unlock();
     listener_.suspected();
     lock.lock();
   }
   if (listener_.withdraw) {
-    const auto untold = std::exchange(untold_, {});
+    const auto unreported = std::exchange(unreported_, {});
     lock.unlock();
-    for (const std::uint64_t operation : untold) listener_.withdraw(operation);
+    for (const std::uint64_t operation : unreported) listener_.withdraw(operation);
     lock.lock();
   }
-  if (!failure_ || told_failure_ || !listener_.failed) return;
-  told_failure_ = true;
+  if (!failure_ || reported_failure_ || !listener_.failed) return;
+  reported_failure_ = true;
   const Error error = *failure_;
   lock.unlock();
   listener_.failed(error);
 }
 
-// Reads all available bytes. The end of a link is the end of its rank, unless it sent `left` before.
-void Watch::hear(Link& link) {
+// Reads all available bytes. If the link has ended, its rank is dead, unless it sent `left` before.
+void Watch::receive(Link& link) {
   char buffer[4096];
   for (;;) {
     const ssize_t n = ::recv(link.socket, buffer, sizeof buffer, 0);
@@ -347,7 +347,7 @@ void Watch::process_ended(int pidfd) {
   for (const auto& [socket, link] : links_) {
     if (link->rank == rank) sockets.push_back(socket);
   }
-  for (const int socket : sockets) hear(*links_.at(socket));
+  for (const int socket : sockets) receive(*links_.at(socket));
   if (!left_.contains(rank)) fail(rank, " died: its process ended");
 }
 
@@ -361,13 +361,13 @@ void Watch::parse(Link& link) {
     if (!sound || link.in.size() - at < notice.size()) break;
     std::memcpy(notice.text, link.in.data() + at + offsetof(Notice, text), notice.bytes);
     at += notice.size();
-    sound = heed(notice, &link);
+    sound = apply(notice, &link);
   }
   link.in.erase(0, sound ? at : link.in.size());
-  if (!sound) fail(link.rank, " sent what is no notice");
+  if (!sound) fail(link.rank, " sent a malformed notice");
 }
 
-bool Watch::heed(const Notice& notice, const Link* source) {
+bool Watch::apply(const Notice& notice, const Link* source) {
   if (notice.rank < -1 || notice.rank >= world_ || notice.code_of() > kLastCode) return false;
   switch (notice.kind) {
     case Kind::failed:
@@ -388,7 +388,7 @@ bool Watch::heed(const Notice& notice, const Link* source) {
     case Kind::withdraw:
       if (!withdrawn_.insert(notice.operation).second) return true;
       if (withdrawn_.size() > kWithdrawals) withdrawn_.erase(withdrawn_.begin());
-      untold_.push_back(notice.operation);
+      unreported_.push_back(notice.operation);
       break;
     default: return false;
   }
@@ -401,7 +401,7 @@ bool Watch::heed(const Notice& notice, const Link* source) {
 
 void Watch::fail(int rank, const std::string& why) {
   if (leaving_) return;
-  heed(Notice::of(Kind::failed, Error(Code::rank_failed, name(rank) + why, rank)), nullptr);
+  apply(Notice::of(Kind::failed, Error(Code::rank_failed, name(rank) + why, rank)), nullptr);
 }
 
 void Watch::flood(const Notice& notice, const Link* source) {
@@ -425,7 +425,7 @@ void Watch::flush(Link& link) {
     link.out.erase(0, static_cast<std::size_t>(n));
   }
   poll(link.socket, EPOLLIN | EPOLLRDHUP | (link.out.empty() ? 0u : EPOLLOUT), true);
-  if (link.out.empty() && link.said_all) ::shutdown(link.socket, SHUT_WR);
+  if (link.out.empty() && link.left_queued) ::shutdown(link.socket, SHUT_WR);
 }
 
 void Watch::close(Link& link) {

@@ -6,14 +6,14 @@
 //
 //   notice   meaning                                              what the receiving ranks do
 //   failed   the process of `rank` ended, or its link broke       RankFailed(rank) everywhere
-//   broken   a rank gives the group up: timeout, desync, abort    the same error everywhere
+//   broken   a rank breaks the group: timeout, desync, abort      the same error everywhere
 //   left     `rank` left the group in an orderly way              nothing, until they wait for it
-//   suspect  `rank` timed out waiting for another rank            stop waiting, too, and name the awaited rank
-//   withdraw `rank` asks that an operation be cancelled           rank 0 decides whether it is; other ranks: nothing
+//   suspect  `rank` timed out waiting for another rank            they stop waiting, too, and name the awaited rank
+//   withdraw `rank` asks to cancel an operation                   rank 0 decides; the other ranks: nothing
 //
-// Thread contract: every method may be called from any thread. One thread of its own sleeps in the kernel until
-// something happens; it alone calls the listener, with no lock held. A failure is sent to the neighbours before any
-// local caller sees it, so that a rank that exits because of the failure is not taken for its cause.
+// Thread contract: every method may be called from any thread. The watch's own thread sleeps in the kernel until
+// something happens; only that thread calls the listener, with no lock held. A failure is sent to the neighbours before
+// any local caller sees it, so that a rank that exits because of the failure is not taken for its cause.
 #pragma once
 
 #include <condition_variable>
@@ -37,9 +37,9 @@ class Watch {
   static constexpr std::size_t kTextBytes = 1024;  // of an error's message at most; longer ones are cut
 
   struct Listener {
-    std::function<void()> suspected = nullptr;              // once: some rank has waited too long
-    std::function<void(const Error&)> failed = nullptr;     // once: why no operation can succeed any more
-    std::function<void(std::uint64_t)> withdraw = nullptr;  // once an operation, by its number
+    std::function<void()> suspected = nullptr;              // called once, when some rank has waited too long
+    std::function<void(const Error&)> failed = nullptr;     // called once, with the error that ends all operations
+    std::function<void(std::uint64_t)> withdraw = nullptr;  // called once for an operation, with its number
   };
 
   Watch(int rank, int world);
@@ -51,17 +51,17 @@ class Watch {
   void add_process(int rank, int pidfd);
   void add_link(int rank, int socket);
 
-  // Sets the listener; it is also told of events from before this call. Called once.
+  // Sets the listener, which is also notified of events before this call. Called once.
   void listen(Listener listener);
 
   // Breaks the group with an error that the engine found: sends it to all ranks unless another error came first.
-  // Returns the error that counts. An error that blames a rank is held back for up to 0.2 s, because notices from
-  // other ranks about that rank take precedence. Code::late blames a late rank. If that rank itself waits for another,
-  // the last rank of the chain of waits is blamed. The watch's own thread tells the listener, also of this error.
+  // Returns the error to report. An error that blames a rank is held back for up to 0.2 s, because notices from other
+  // ranks about that rank take precedence. Code::late blames a late rank. If that rank itself waits for another, the
+  // last rank of the chain of waits is blamed. The watch's own thread notifies the listener of this error, too.
   Error announce(const Error& error);
 
-  // Returns the error that counts when one call failed because of a rank and the group may go on: the group's error
-  // if there is one or a notice of it arrives within 0.2 s, else `error`.
+  // Returns the error to report when one call failed because of a rank and the group may continue: the group's error
+  // if there is one or its notice arrives within 0.2 s, else `error`.
   Error verdict(const Error& error);
 
   // Asks all ranks, this one too, to cancel an operation; see Group.
@@ -85,13 +85,13 @@ class Watch {
   struct Link;
 
   void run();
-  void tell_listener();
+  void notify_listener();
   Error culprit_of(std::unique_lock<std::mutex>& lock, const Error& late);
-  int hear_of_blamed(std::unique_lock<std::mutex>& lock, const Error& error);
-  void hear(Link& link);                                   // REQUIRES mutex_, as all below
+  int receive_about_blamed(std::unique_lock<std::mutex>& lock, const Error& error);
+  void receive(Link& link);  // REQUIRES: mutex_ is held, as for all below
   void process_ended(int pidfd);
   void parse(Link& link);
-  bool heed(const Notice& notice, const Link* source);     // false: no such notice can be
+  bool apply(const Notice& notice, const Link* source);  // false: the notice is malformed
   void fail(int rank, const std::string& why);
   void flood(const Notice& notice, const Link* source);
   void send(Link& link, const Notice& notice);
@@ -112,10 +112,10 @@ class Watch {
   std::set<int> left_;
   std::optional<Error> failure_;
   Listener listener_;
-  bool told_failure_ = false, told_suspicion_ = false, leaving_ = false, closing_ = false;
+  bool reported_failure_ = false, reported_suspicion_ = false, leaving_ = false, closing_ = false;
   std::map<int, int> suspects_;                            // rank that waited too long -> rank it waited for
-  std::set<std::uint64_t> withdrawn_;                      // the latest, to know them when they come round again
-  std::vector<std::uint64_t> untold_;                      // of them, not yet passed to the listener
+  std::set<std::uint64_t> withdrawn_;                      // latest numbers, to recognize notices that arrive again
+  std::vector<std::uint64_t> unreported_;                  // those not yet passed to the listener
   std::thread thread_;
 };
 

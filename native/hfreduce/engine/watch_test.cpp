@@ -17,7 +17,7 @@ using ff::Code;
 using ff::Error;
 using ff::hfreduce::Watch;
 
-constexpr double kPatience = 30;
+constexpr double kTimeout = 30;
 
 std::pair<int, int> socket_pair() {
   int pair[2];
@@ -40,7 +40,7 @@ struct Row {
 };
 
 Error failure_of(Watch& watch) {
-  CHECK(watch.wait(kPatience));
+  CHECK(watch.wait(kTimeout));
   return *watch.failure();
 }
 

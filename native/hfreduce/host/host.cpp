@@ -6,10 +6,10 @@
 namespace ff::hfreduce {
 namespace {
 
-constexpr std::size_t kDirectBytes = 32u << 10;   // up to here, with a core per rank, every rank reduces everything
+constexpr std::size_t kDirectBytes = 32u << 10;   // up to this size, with a core per rank, every rank reduces all
 constexpr std::size_t kPartBytes = 128u << 10;    // unit of work claims
 
-// Small tensors, fewer cores than ranks: the last rank to arrive reduces for all, the other ranks sleep once.
+// For small tensors and fewer cores than ranks: the last rank to arrive reduces for all, the other ranks sleep once.
 void allreduce_solo(Team& team, const Request& request, double scale) {
   const Call& call = request.call;
   const Piece& tensor = request.in[0];
@@ -41,7 +41,7 @@ void allreduce_solo(Team& team, const Request& request, double scale) {
   team.finish_solo();
 }
 
-// Small tensors, a core per rank: one exchange of flags; every rank reads all inputs and keeps its own result.
+// For small tensors and a core per rank: one exchange of flags; every rank reads all inputs and computes the result.
 class DirectPass final : public Pass {
  public:
   DirectPass(Team& team, const Request& request, double scale)
@@ -73,7 +73,7 @@ void run_pass(Team& team, Pass& pass, const Posted& mine) {
   team.drive(pass, 1);
 }
 
-// All members' tensors can be read and written in place: awake members claim parts of slices.
+// For tensors that all members can read and write in place: awake members claim parts of slices.
 void reduce_by_claims(Team& team, ReducePass& pass, std::size_t width) {
   std::size_t longest = 0;
   for (std::size_t c = 0; c < team.size(); ++c) longest = std::max(longest, pass.count(c));
@@ -177,7 +177,7 @@ void reduce_scatter(Team& team, const Request& request, double scale) {
   run_pass(team, pass, mine);
 }
 
-// The copying collectives: sets the pieces that each member gives and takes.
+// Runs a copying collective: sets the pieces that each member gives and takes.
 void copy(Team& team, const Request& request) {
   const Kind kind = request.call.kind;
   const auto root = static_cast<std::size_t>(request.call.root);

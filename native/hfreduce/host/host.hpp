@@ -16,7 +16,7 @@ double scale_of(const Call& call, std::size_t world);
 // Runs the request in the calling thread. Member i of the team is rank i of the group.
 void run_on_host(Team& team, Operation& operation, Deadline deadline);
 
-// The same for a group of one rank.
+// Runs the request for a group of one rank.
 void run_alone(Operation& operation);
 
 }  // namespace ff::hfreduce

@@ -56,7 +56,7 @@ Range ReducePass::range(std::size_t owner, std::uint32_t step) const {
   return {begin, std::min(piece_, job_.counts[owner] - begin)};
 }
 
-// Copies the step's piece of every slice but the own one into the staging slot, side by side.
+// Copies the step's piece of every slice, except this rank's own slice, into the staging slot, side by side.
 void ReducePass::publish(std::uint32_t step) {
   if (in_.zero_copy()) return;
   char* slot = team_.stage(team_.me(), step);

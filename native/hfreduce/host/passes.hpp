@@ -31,7 +31,7 @@ class ReducePass final : public Pass {
     std::vector<char*> out;            // [owners] place of each slice's result in this rank's memory; empty: none
     To to = To::all;
     std::size_t one = 0;               // the member of To::one
-    // Legs between hosts prescribe the pieces: step k moves grid[owner][k]. Empty: pieces of equal size.
+    // Pieces prescribed by the leg between hosts: step k moves grid[owner][k]. Empty: pieces of equal size.
     std::vector<std::vector<Range>> grid;
     std::function<void(std::uint32_t)> consumed;  // called after this rank's own slice of a step was reduced
   };
@@ -51,7 +51,7 @@ class ReducePass final : public Pass {
 
  private:
   Range range(std::size_t owner, std::uint32_t step) const;
-  bool wants(std::size_t member) const;  // true if it needs some result of other members
+  bool wants(std::size_t member) const;  // true if the member needs a result of another member
 
   Team& team_;
   Job job_;
@@ -63,9 +63,9 @@ class ReducePass final : public Pass {
   std::array<char*, kMembers> out_of_{};
 };
 
-// Reads what other members publish: one part for all readers, or a part for each. Every member posts the bytes that it
-// gives to and expects from each member. Every member compares all pairs before it copies a byte: either all members
-// continue, or all throw the same Error(collective).
+// Reads parts that other members publish: one part for all readers, or a part for each reader. Every member posts the
+// number of bytes that it gives to and expects from each member. Every member compares all pairs before it copies a
+// byte: either all members continue, or all throw the same Error(collective).
 class CopyPass final : public Pass {
  public:
   struct Job {

@@ -29,8 +29,8 @@ struct Placed {
   bool operator==(const Placed&) const = default;
 };
 
-// Returns an empty plan if there are fewer than two nodes. `nic_node`: -1 if unknown; then, or if its memory may not be
-// used, sums have no policy.
+// Returns an empty plan if there are fewer than two nodes. `nic_node`: the network card's node, or -1 if unknown. The
+// ring of sums has no policy if that node is unknown or its memory may not be used.
 std::vector<Placed> plan_placement(const ControlLayout& layout, const std::vector<int>& nodes, int nic_node);
 // Throws what numa::set_policy does.
 void apply_placement(const std::vector<Placed>& plan, char* segment, const numa::Calls& calls = numa::kernel());

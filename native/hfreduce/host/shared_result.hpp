@@ -14,7 +14,7 @@ namespace ff::hfreduce {
 
 class SharedResult {
  public:
-  // A new block for `holders` ranks, in this process's arena. Throws Code::no_space.
+  // Allocates a block for `holders` ranks in this process's arena. Throws Code::no_space.
   static std::shared_ptr<SharedResult> allocate(std::size_t bytes, std::size_t holders);
   // Attaches to a peer's block: the owner posted `place`, `memory` is its segment as mapped here.
   static std::shared_ptr<SharedResult> attach(const Place& place, std::size_t bytes,

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kSpins = 2000;
 constexpr int kReceiveMs = 10'000;          // a descriptor is sent before its operation is posted
-constexpr std::uint32_t kAhead = kDepth / 2;  // steps that a sleeping rank lets pass before it wakes
+constexpr std::uint32_t kAhead = kDepth / 2;  // steps that pass before a sleeping rank wakes
 
 }  // namespace
 
@@ -60,8 +60,8 @@ Team::Team(Segment control, std::vector<Member> members, std::size_t me, bool sp
   for (const Member& member : members_) {
     if (member.socket >= 0) fork_guard::add(member.socket);
   }
-  patience_.spins = spin ? kSpins : 0;
-  patience_.look_around = [this] { look_around(); };
+  wait_policy_.spins = spin ? kSpins : 0;
+  wait_policy_.check_failures = [this] { check_failures(); };
 }
 
 Team::~Team() {
@@ -95,14 +95,14 @@ void Team::arrive(Counter counter, std::uint32_t first, std::uint32_t last) {
 }
 
 void Team::wait(Counter counter, std::uint32_t step) {
-  if (!wait_for(gate(counter).opened, step + 1, patience_)) fail_deadline(counter, step);
+  if (!wait_for(gate(counter).opened, step + 1, wait_policy_)) fail_deadline(counter, step);
 }
 
-// A member that has not brought its input is to blame for all gates that stay shut after it.
+// Throws an error that blames the late member. A member whose input is missing is to blame for all later gates.
 void Team::fail_deadline(Counter counter, std::uint32_t step) {
   std::size_t late = me_ == 0 ? 1 : 0;
   for (const Counter c : {counter, Counter::in}) {
-    if (c != counter && counter == Counter::out) break;  // has another numbering
+    if (c != counter && counter == Counter::out) break;  // the gate `out` has another numbering of steps
     for (std::size_t r = 0; r < size(); ++r) {
       const std::uint32_t arrived = slots_[r].arrived[static_cast<int>(c)].load();
       if (r != me_ && static_cast<std::int32_t>(arrived - (step + 1)) < 0) late = r;
@@ -115,7 +115,7 @@ void Team::fail_deadline(Counter counter, std::uint32_t step) {
               rank);
 }
 
-void Team::look_around() {
+void Team::check_failures() {
   if (const std::int32_t aborted = header_->aborted.load(); aborted != 0) {
     if (gate(Counter::in).open(step_)) compare_posts();  // a mismatch may be the cause
     throw Error(Code::rank_failed,
@@ -175,7 +175,7 @@ const Posted& Team::posted(std::size_t member) const {
 // Waits until the staging slot of the operation's first step is free.
 void Team::begin(const Call& call, Deadline deadline) {
   call_ = call;
-  patience_.deadline = deadline;
+  wait_policy_.deadline = deadline;
   wait(Counter::reduced, step_ - kDepth);
 }
 
@@ -194,7 +194,7 @@ void Team::post(const Posted& mine) {
     std::copy_n(mine.takes, size(), slot.takes);
   }
   slots_[me_].arrived[0].store(step_ + 1, std::memory_order_relaxed);
-  // No member has reached the next posting yet, and none can still be in the one before the last.
+  // No member has reached the next posting yet, and no member can still be in the posting before the last.
   if (me_ == 0) {
     auto& claims = header_->claims[(posts_ + 1) % Header::kClaimSets];
     claims.done.store(0, std::memory_order_relaxed);
@@ -254,8 +254,8 @@ void Team::publish_next(std::uint64_t number) {
 }
 
 std::uint64_t Team::await_next(Deadline deadline) {
-  patience_.deadline = deadline;
-  if (!wait_for(header_->decided, decisions_ + 1, patience_)) {
+  wait_policy_.deadline = deadline;
+  if (!wait_for(header_->decided, decisions_ + 1, wait_policy_)) {
     const int rank = members_[me_ == 0 ? 1 : 0].rank;
     throw Error(Code::late, "timed out: rank " + std::to_string(rank) + " did not announce its next operation", rank);
   }
@@ -287,11 +287,11 @@ void Team::wait_completed() {
   ++step_;
 }
 
-// Publishes, consumes and collects all it can, and sleeps only if it can do nothing. A gate may open between the check
-// that found it shut and the choice of the gate to wait for. So that choice names only gates that this pass moves, and
-// a wait for an open gate returns at once. If ranks outnumber cores, a rank runs as many steps as it can before it
-// notifies the other ranks, because every notification costs a context switch. Sleeping for several steps cannot
-// deadlock: the steps that a rank has published and taken let all other ranks proceed kAhead steps without it.
+// Publishes, consumes and collects as much as possible, and sleeps only if nothing can be done. A gate may open between
+// the check that found it shut and the choice of the gate to wait for. So that choice names only gates that this pass
+// moves, and a wait for an open gate returns at once. If ranks outnumber cores, a rank runs as many steps as it can
+// before it notifies the other ranks, because every notification costs a context switch. Sleeping for several steps
+// cannot deadlock: the steps that a rank has published and taken let all other ranks proceed kAhead steps without it.
 void Team::drive(Pass& pass, std::uint32_t published) {
   const std::uint32_t base = step_, result_base = result_step_, steps = pass.steps;
   const bool burst = !spin_;

@@ -7,8 +7,8 @@
 // operations, so nothing is ever reset:
 //   in       step k opens when every member has made its input of step k readable
 //   reduced  step k opens when every member has consumed all input of step k
-//   out      step k opens when every member has taken its results of step k (own numbering: only passes that use
-//            the result ring take part)
+//   out      step k opens when every member has taken its results of step k (separate numbering: only passes that use
+//            the result ring advance it)
 // A tensor inside an arena is read and written in place. Any other tensor goes through rank r's staging ring and the
 // common result ring, kDepth chunks each:
 //   stage[r][step % kDepth] is refilled once reduced[step - kDepth] is open
@@ -34,8 +34,8 @@ inline constexpr std::size_t kChunkBytes = 256u << 10;  // of one staging slot
 // A member of the team, by its place in the team.
 struct Member {
   int rank;     // in the group
-  int socket;   // Unix socket to it, for segment descriptors; its end means that it left; -1 for this member itself
-  int process;  // pidfd, or -1: reports its death even if a child of it still holds the socket
+  int socket;   // Unix socket to the member, for segment descriptors; EOF means that it left; -1 for this member itself
+  int process;  // pidfd, or -1: reports the member's death even if a child process still holds the socket
 };
 
 // A member's description of its part in an operation, read by the other members.
@@ -57,7 +57,7 @@ class Pass {
   virtual void publish(std::uint32_t step) = 0;  // writes the input of a step into the staging slot
   virtual void consume(std::uint32_t step) = 0;  // called when all members' input of a step is there
   virtual void collect(std::uint32_t) {}         // called when all members' result of a step is there
-  // Legs between hosts: whether step k may be published yet; whether the network needs this thread; serves it briefly.
+  // For legs between hosts: whether step k may be published yet; whether the network needs this thread; work for it.
   virtual bool ready(std::uint32_t) { return true; }
   virtual bool busy() { return false; }
   virtual void idle() {}
@@ -83,14 +83,14 @@ class Team {
   std::size_t me() const { return me_; }
   bool spins() const { return spin_; }
 
-  // One operation is: begin; then solo and finish_solo, or: publish the first step, enter, then drive or claims; then
-  // any number of further passes by again().
+  // Sequence of an operation: begin; then either solo and finish_solo, or: publish the first step, enter, drive or
+  // claims; then any number of further passes by again().
   void begin(const Call& call, Deadline deadline);
   // Posts, waits for all members, and compares the calls. REQUIRES: the input of the first step is readable.
   void enter(const Posted& mine);
   // Drives a pass, whose first `published` steps are published already, to its end.
   void drive(Pass& pass, std::uint32_t published);
-  // Like enter(), in a step of its own, for operations that begin on the network.
+  // Like enter(), in a separate step, for operations that begin on the network.
   void meet(const Posted& mine);
   // Drives a further pass of the same operation, over memory that every member has mapped already.
   void again(Pass& pass);
@@ -110,11 +110,11 @@ class Team {
   // Claims a part of a slice for a member that is awake: its own slice first, then the slices of other members.
   // Returns false when no part is left. REQUIRES: every member has posted.
   bool claim(std::size_t parts_each, std::size_t& owner, std::size_t& part);
-  void completed(std::size_t parts, std::size_t of);  // when all are complete, the reduced gate opens
+  void completed(std::size_t parts, std::size_t of);  // the reduced gate opens when all parts are complete
   void wait_completed();
 
-  // The order of prioritised operations: one member publishes which one runs next, and the other members read it, each
-  // once per operation.
+  // The order of prioritised operations: one member publishes the number of the next operation, and each other member
+  // reads it, once per operation.
   void publish_next(std::uint64_t number);
   std::uint64_t await_next(Deadline deadline);
 
@@ -132,7 +132,7 @@ class Team {
   void arrive(Counter counter, std::uint32_t first, std::uint32_t last);
   void wait(Counter counter, std::uint32_t step);  // until `step` is open
   Gate& gate(Counter counter);
-  void look_around();
+  void check_failures();
   [[noreturn]] void fail_deadline(Counter counter, std::uint32_t step);
 
   Segment control_;
@@ -141,13 +141,13 @@ class Team {
   std::vector<Member> members_;
   std::size_t me_;
   bool spin_;
-  Patience patience_;
+  WaitPolicy wait_policy_;
 
   // State of the running operation; used by its thread only.
   std::uint32_t step_ = 0;         // first step of the running pass
-  std::uint32_t result_step_ = 0;  // the same of the result ring
-  std::uint32_t decisions_ = 0;    // published or learnt
-  std::uint32_t posts_ = 0;        // how often this member has posted
+  std::uint32_t result_step_ = 0;  // first step in the numbering of the result ring
+  std::uint32_t decisions_ = 0;    // number of decisions published or read
+  std::uint32_t posts_ = 0;        // number of postings of this member
   Call call_{};
 
   std::vector<std::int32_t> announced_;                               // own segments that the peers have

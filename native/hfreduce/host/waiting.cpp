@@ -11,7 +11,7 @@
 namespace ff::hfreduce {
 namespace {
 
-constexpr long kGlanceNs = 20'000'000;  // interval at which a sleeper looks around
+constexpr long kCheckIntervalNs = 20'000'000;  // interval at which a sleeping waiter calls check_failures
 
 std::uint32_t* word(std::atomic<std::uint32_t>& value) {
   static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
@@ -22,7 +22,7 @@ std::uint32_t* word(std::atomic<std::uint32_t>& value) {
 
 void Flag::raise(std::uint32_t to) {
   std::uint32_t seen = value.load(std::memory_order_relaxed);
-  do {  // another raiser may have been faster with a later step
+  do {  // another thread may have raised the flag to a later step
     if (static_cast<std::int32_t>(seen - to) >= 0) return;
   } while (!value.compare_exchange_weak(seen, to, std::memory_order_seq_cst));
   if (waiters.load(std::memory_order_seq_cst) != 0) wake();
@@ -45,8 +45,8 @@ bool Gate::arrive(std::uint32_t first, std::uint32_t last, std::size_t members) 
   return true;
 }
 
-bool wait_for(Flag& flag, std::uint32_t target, const Patience& patience) {
-  for (int i = 0; i < patience.spins; ++i) {
+bool wait_for(Flag& flag, std::uint32_t target, const WaitPolicy& policy) {
+  for (int i = 0; i < policy.spins; ++i) {
     if (flag.reached(target)) return true;
     _mm_pause();
   }
@@ -54,14 +54,14 @@ bool wait_for(Flag& flag, std::uint32_t target, const Patience& patience) {
     flag.waiters.fetch_add(1, std::memory_order_seq_cst);
     const std::uint32_t seen = flag.value.load(std::memory_order_seq_cst);
     if (static_cast<std::int32_t>(seen - target) < 0) {
-      const timespec glance{0, kGlanceNs};
-      ::syscall(SYS_futex, word(flag.value), FUTEX_WAIT, seen, &glance, nullptr, 0);
+      const timespec interval{0, kCheckIntervalNs};
+      ::syscall(SYS_futex, word(flag.value), FUTEX_WAIT, seen, &interval, nullptr, 0);
     }
     flag.waiters.fetch_sub(1, std::memory_order_seq_cst);
     if (flag.reached(target)) break;
-    if (patience.deadline.passed()) return false;
+    if (policy.deadline.passed()) return false;
     try {
-      patience.look_around();
+      policy.check_failures();
     } catch (...) {
       // A peer may raise its flag and leave at once; the raised value still counts.
       if (flag.reached(target)) return true;

@@ -22,11 +22,11 @@ struct alignas(128) Flag {
     return static_cast<std::int32_t>(value.load(std::memory_order_acquire) - target) >= 0;
   }
   void raise(std::uint32_t to);  // never lowers; publishes all writes before it; wakes waiters
-  void wake();                   // wakes waiters to look around; the counter stays
+  void wake();                   // wakes waiters, so that they check for failures; does not change the counter
 };
 
-// Opens step by step: step k opens when every member has arrived at it. The last member to arrive opens the gate, so
-// that a waiter sleeps on one word, once. In zeroed shared memory.
+// Barrier that opens step by step, in zeroed shared memory: step k opens when every member has arrived at it. The last
+// member to arrive opens the gate, so that a waiter sleeps on one word, once.
 // REQUIRES: no member arrives at step k + kWindow before step k has opened.
 struct Gate {
   static constexpr std::uint32_t kWindow = 16;
@@ -49,15 +49,15 @@ struct Deadline {
   const std::atomic<bool>* over;
 };
 
-// Wait policy: spin briefly, then sleep in the kernel, and call `look_around` now and then.
-struct Patience {
+// Wait policy: spin briefly, then sleep in the kernel, and call `check_failures` every 20 ms.
+struct WaitPolicy {
   int spins = 0;  // 0 if ranks outnumber cores: the peer needs this core to arrive
   Deadline deadline;
-  std::function<void()> look_around;  // throws if waiting has become pointless
+  std::function<void()> check_failures;  // throws if the flag will never reach its target
 };
 
-// Returns true once the flag has reached the target, false after the deadline. Throws what look_around throws, unless
-// the flag has reached the target meanwhile.
-bool wait_for(Flag& flag, std::uint32_t target, const Patience& patience);
+// Returns true once the flag has reached the target, false after the deadline. Throws what check_failures throws,
+// unless the flag has reached the target meanwhile.
+bool wait_for(Flag& flag, std::uint32_t target, const WaitPolicy& policy);
 
 }  // namespace ff::hfreduce

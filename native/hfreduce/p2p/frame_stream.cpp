@@ -87,7 +87,7 @@ void Stream::keep_descriptors(msghdr& message) {
     descriptors_.resize(before + count);
     std::memcpy(descriptors_.data() + before, CMSG_DATA(part), count * sizeof(int));
   }
-  if (descriptors_.size() > kDescriptors) throw Malformed(peer_, "descriptors that nothing asks for");
+  if (descriptors_.size() > kDescriptors) throw Malformed(peer_, "more descriptors than its frames need");
 }
 
 std::vector<int> Stream::take_descriptors(std::size_t count) {

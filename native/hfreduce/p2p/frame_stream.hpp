@@ -1,7 +1,6 @@
-// Frames of point-to-point messages (drawn in p2p_engine.hpp) and the nonblocking socket that carries
-// them.
+// Frames of point-to-point messages (drawn in p2p_engine.hpp) and the nonblocking socket that carries them.
 //
-// Thread contract: none of its own; P2PEngine's lock guards everything here.
+// Thread contract: not thread-safe; P2PEngine's lock guards everything here.
 #pragma once
 
 #include <sys/socket.h>
@@ -29,12 +28,12 @@ enum class Kind : std::uint32_t {
   eager = 1,  // the payload follows
   request,    // announces `bytes`
   data,       // `bytes` more of the payload of message `id` follow
-  cancel,     // message `id` will not come, or not completely
+  cancel,     // message `id` will not be sent, or not completely
   offer,      // announces `bytes` that lie in shared memory; an Offer follows (shared_offers.hpp)
   // acceptor -> dialler
-  clear,      // message `id` may come
-  refuse,     // message `id` met a receive of `bytes`, a different size
-  credit,     // eager messages worth `bytes` were taken
+  clear,      // message `id` may be sent
+  refuse,     // message `id` matched a receive of `bytes`, a different size
+  credit,     // eager messages of `bytes` in total were received
   done,       // message `id` was copied
 };
 
@@ -47,7 +46,7 @@ struct Header {
 };
 static_assert(sizeof(Header) == 32 && std::endian::native == std::endian::little);
 
-// The peer violated the protocol. Both directions with it end.
+// Error for a peer that violated the protocol. Both directions of the link end.
 class Malformed : public Error {
  public:
   Malformed(int peer, const std::string& what)
@@ -55,7 +54,7 @@ class Malformed : public Error {
               peer) {}
 };
 
-// Owns its descriptor. Throws Error(rank_failed, peer) if the peer has gone.
+// Nonblocking socket of a link; owns its descriptor. Throws Error(rank_failed, peer) if the peer has gone.
 class Stream {
  public:
   explicit Stream(int peer) : peer_(peer) {}
@@ -71,15 +70,15 @@ class Stream {
   bool open() const { return fd_ >= 0; }
 
   struct Read {
-    std::size_t bytes = 0, direct = 0;  // total (0: nothing is there now); of these, in the target
-    bool full = false;                  // there may be more
+    std::size_t bytes = 0, direct = 0;  // bytes read (0: none available now); of these, bytes in the target
+    bool full = false;                  // more bytes may be available
   };
   // Makes one system call: fills `target` first, puts further bytes into the buffer. REQUIRES: `wanted` is 0, or
   // nothing is buffered.
   Read read(char* target, std::size_t wanted);
   // Takes buffered bytes, at most those available; nullptr drops them.
   std::size_t take(char* target, std::size_t wanted);
-  bool next(Header& header);  // takes a header if a complete one is there
+  bool next(Header& header);  // takes a header if a complete one is buffered
   std::size_t buffered() const { return end_ - begin_; }
 
   // Returns the descriptors that came with the bytes so far; the caller owns them.
@@ -103,7 +102,7 @@ class Stream {
   std::vector<int> descriptors_;
 };
 
-// "rank R died or left the group"
+// Returns the error "rank R died or left the group".
 Error gone(int rank);
 
 }  // namespace ff::hfreduce::mail

@@ -8,10 +8,10 @@ namespace ff::hfreduce::mail {
 
 namespace {
 
-// Names the sender, which may have given up for a reason that all of the group will learn.
+// Returns the error of a receive whose sender cancelled. Names the sender, whose reason may become the group's error.
 Error gave_up(const Message& receive, int sender) {
   return Error(Code::deadline_exceeded,
-               to_string(receive) + ": the sender gave up when its timeout passed", sender);
+               to_string(receive) + ": the sender's timeout passed", sender);
 }
 
 }  // namespace
@@ -241,7 +241,7 @@ void Incoming::withdraw(const MessagePtr& receive) {
 
 void Incoming::taken(std::size_t eager_bytes) {
   taken_ += eager_bytes + kRecordBytes;
-  if (taken_ < kWindow / 4) return;  // returns credit in large pieces: few frames, and the sender never runs out
+  if (taken_ < kWindow / 4) return;  // credit returns in large pieces: few frames, and the sender never runs out
   answer({.kind = Kind::credit, .bytes = taken_});
   held_ -= taken_;
   taken_ = 0;

@@ -1,7 +1,7 @@
 // The receiving half of the link from one peer: reads frames, puts payloads into their places, sends answers.
 //
-// Thread contract: none of its own; P2PEngine's lock guards everything here. Invariants: a payload is read to its end even
-// if its receive has ended, so the stream stays in order. At most kWindow of eager bytes (with kRecordBytes per
+// Thread contract: not thread-safe; P2PEngine's lock guards everything here. Invariants: a payload is read to its end
+// even if its receive has ended, so the stream stays in order. At most kWindow of eager bytes (with kRecordBytes per
 // message) and kAnnounced announcements are held for the peer.
 #pragma once
 
@@ -28,10 +28,10 @@ class Incoming {
   bool attached() const { return attached_; }  // stays true for ever
   void close();                                // forgets all receives; the caller must end them
 
-  // `arrival` is from this peer and serves `receive`; the matcher has given up both.
+  // Delivers `arrival`, which is from this peer, to `receive`. The matcher has already removed both.
   void deliver(const MessagePtr& receive, const ArrivalPtr& arrival);
   void withdraw(const MessagePtr& receive);  // before the caller ends a matched one early
-  // Both move what can be moved without blocking. read() throws Error(rank_failed, peer).
+  // Both move as many bytes as possible without blocking. read() throws Error(rank_failed, peer).
   void read();
   void write();
   bool wants_write() const { return !answers_.empty(); }
@@ -80,7 +80,7 @@ class Incoming {
   std::deque<Copy> copies_;
   std::vector<char> answers_;
   std::size_t answered_ = 0;          // of answers_, written
-  std::size_t held_ = 0, taken_ = 0;  // eager charges without returned credit; of these, taken
+  std::size_t held_ = 0, taken_ = 0;  // eager bytes whose credit was not returned; of these, bytes already received
   std::size_t announced_ = 0;         // announcements in the matcher
   std::uint64_t last_id_ = 0;
 };

@@ -46,7 +46,7 @@ void LinkManager::add(int rank, int fd, Direction direction, bool local) {
   if (foreign || broken_) {
     ::close(fd);
     if (foreign) throw Error(Code::invalid, "no link to rank " + std::to_string(rank) + " is possible");
-    return;  // every message ends with broken_ anyway
+    return;  // every message ends with the error broken_
   }
   Peer& p = peer(rank);
   if (direction == kOut ? p.out.attached() : p.in.attached()) {
@@ -123,7 +123,7 @@ void LinkManager::admit(const MessagePtr& message) {
     return serve(arrival->peer, kIn, false);
   }
   if (message->peer < 0) {
-    if (deserted()) end_any_source();
+    if (no_sender_left()) end_any_source();
     return;
   }
   const Peer& p = peer(message->peer);
@@ -150,16 +150,16 @@ void LinkManager::lose(int rank, Direction direction, const Error& error) {
     p.in.close();
     matcher_.forget(rank);
   }
-  // A direction without a link will not get one any more.
+  // A direction without a link will never get a link now.
   const bool sends = !p.out.open(), receives = !p.in.open();
   const auto lost = ledger_.where([&](const Message& message) {
     return message.peer == rank && (message.sending ? sends : receives);
   });
   for (const auto& message : lost) end(message, *p.gone);
-  if (deserted()) end_any_source();
+  if (no_sender_left()) end_any_source();
 }
 
-bool LinkManager::deserted() const {
+bool LinkManager::no_sender_left() const {
   return std::all_of(peers_.begin(), peers_.end(), [](const auto& p) {
     return p == nullptr || (p->gone && !p->in.open());
   });

@@ -32,9 +32,9 @@ class LinkManager {
   void ready(std::uint64_t token, std::uint32_t events);  // as epoll reports them
   void expire(Clock::time_point now);
   bool busy() const { return !copying_.empty(); }  // copy() is due
-  void copy();                                     // copies a slice for each peer that offers something
-  void fail(const Error& error);  // ends all messages, now and later, and closes all links
-  // Ends all messages, then the links, so that peers can still read all that was sent.
+  void copy();                                     // copies a slice for each peer with a matched offer
+  void fail(const Error& error);  // ends all present and later messages, and closes all links
+  // Ends all messages, then the links, so that peers can still read all sent bytes.
   void leave(const Error& error);
 
   int poll_fd() const { return poll_fd_; }  // readable when ready() is due
@@ -58,7 +58,7 @@ class LinkManager {
   void lose(int rank, Direction direction, const Error& error);
   void end(const MessagePtr& message, const Error& error);
   void end_any_source();
-  bool deserted() const;  // no rank is left that could send
+  bool no_sender_left() const;  // no rank is left that could send
 
   const int rank_;
   const int poll_fd_;

@@ -1,6 +1,6 @@
 // Matching of messages and receives, and the list of messages that have not ended. No I/O, no thread, no clock.
 //
-// Thread contract: none of its own; P2PEngine's lock guards everything here.
+// Thread contract: not thread-safe; P2PEngine's lock guards everything here.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct Message {
 };
 using MessagePtr = std::shared_ptr<Message>;
 
-// "receiving 8 bytes (tag 5) from rank 2"
+// Returns a text like "receiving 8 bytes (tag 5) from rank 2".
 std::string to_string(const Message& message);
 // Error for both ends of a message whose receive has another size.
 Error sizes_differ(std::uint64_t tag, std::size_t sent, int from, std::size_t received, int to);
@@ -58,8 +58,8 @@ struct Arrival {
 };
 using ArrivalPtr = std::shared_ptr<Arrival>;
 
-// Matches by (peer, tag), first come first served on both sides. A receive from any source gets the earliest arrival of
-// its tag.
+// Matches messages and receives by (peer, tag), in the order of arrival and of posting. A receive from any source gets
+// the earliest arrival of its tag.
 class Matcher {
  public:
   // Returns the arrival that serves the receive; if there is none, keeps the receive.
@@ -78,7 +78,7 @@ class Matcher {
   std::uint64_t posts_ = 0, arrivals_ = 0;
 };
 
-// The messages that have not ended, and the ends that are not reported yet.
+// List of the messages that have not ended, and of the ended ones that are not reported yet.
 class Ledger {
  public:
   struct End {

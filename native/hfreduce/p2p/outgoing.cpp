@@ -91,7 +91,7 @@ bool Outgoing::withdraw(const MessagePtr& send) {
   const bool announced = at != announced_.end();
   const auto offer = announced ? at->second.offer : std::nullopt;
   if (offer && !offers_.withdraw(send->number, offer->slot)) return false;  // `done` is in flight
-  bool unsaid = false;  // the peer will never learn of the message
+  bool retracted = false;  // no byte of the message was sent, and none will be
   for (auto frame = queue_.begin(); frame != queue_.end();) {
     if (frame->message != send) {
       ++frame;
@@ -103,15 +103,15 @@ bool Outgoing::withdraw(const MessagePtr& send) {
       frame->message.reset();
       ++frame;
     } else {
-      unsaid = frame->header.kind != Kind::data;
+      retracted = frame->header.kind != Kind::data;
       if (frame->header.kind == Kind::eager) credit_ += send->bytes + kRecordBytes;
       frame = queue_.erase(frame);
     }
   }
   if (!announced) return true;
-  if (unsaid && offer) offers_.unsay(*offer);
+  if (retracted && offer) offers_.retract(*offer);
   drop(at);
-  if (!unsaid) {
+  if (!retracted) {
     queue_.emplace_back().header = {.kind = Kind::cancel, .tag = send->tag, .id = send->number};
   }
   admit();

@@ -1,8 +1,8 @@
 // The sending half of the link to one peer: queue of frames, credit, announced messages.
 //
-// Thread contract: none of its own; P2PEngine's lock guards everything here. Invariants: messages are admitted (as eager
-// frame or announcement) in the order of posting. A frame once begun is written to its end, if necessary from a copy.
-// At most one queued frame belongs to a message.
+// Thread contract: not thread-safe; P2PEngine's lock guards everything here. Invariants: messages are admitted (as
+// eager frame or announcement) in the order of posting. A frame that was begun is written to its end, if necessary from
+// a copy. At most one queued frame belongs to a message.
 #pragma once
 
 #include <cstdint>
@@ -30,9 +30,9 @@ class Outgoing {
   void close();                                // forgets all messages; the caller must end them
 
   void post(const MessagePtr& send);
-  // Call it before ending the message early; false: too late, the peer has it.
+  // Must be called before the message is ended early. Returns false if the peer already has the message.
   bool withdraw(const MessagePtr& send);
-  // Both move what can be moved without blocking. Throw Error(rank_failed, peer).
+  // Both move as many bytes as possible without blocking. Throw Error(rank_failed, peer).
   void read();
   void write();
   bool wants_write() const { return !queue_.empty(); }

@@ -19,8 +19,8 @@ namespace ff::hfreduce {
 namespace {
 
 constexpr std::uint64_t kKick = UINT64_MAX;  // token of kick_fd_
-// Time for which the own thread leaves polling to visitors. A thread that waited soon waits again, and a wake-up of the
-// own thread would take a core from it.
+// Time for which the engine's own thread leaves polling to visitors (threads in wait()). A visitor soon waits again,
+// and waking the own thread would take a core from the visitor.
 constexpr auto kGrace = std::chrono::milliseconds(1);
 
 int new_eventfd() {
@@ -64,7 +64,7 @@ class P2PEngine::Session {
     post_.busy_ = busy;
     post_.pending_ = links().ledger().size();
     lock_.unlock();
-    std::map<int, Error> verdicts;  // by the blamed rank: one verdict each suffices, because it takes time
+    std::map<int, Error> verdicts;  // by blamed rank; asked once for each rank, because an answer takes time
     for (const auto& end : ends) {
       std::optional<Error> error = end.error;
       if (post_.judge_ && error && error->rank() >= 0) {
@@ -215,7 +215,7 @@ bool P2PEngine::wait(Operation& operation, double seconds) {
   return operation.done();
 }
 
-// Waits until a link is ready, a deadline or `until` passes, or kick() is called; then moves what can be moved.
+// Waits until a link is ready, a deadline or `until` passes, or kick() is called; then moves as many bytes as possible.
 void P2PEngine::turn(Clock::time_point until) {
   constexpr int kEvents = 16;
   epoll_event events[kEvents];
@@ -243,7 +243,7 @@ void P2PEngine::kick() {
   [[maybe_unused]] const ssize_t put = ::write(kick_fd_, &one, sizeof one);
 }
 
-// Makes the calling thread the poller. False if another visitor is: that thread serves all.
+// Makes the calling thread the poller. Returns false if another visitor is the poller: that thread serves all.
 bool P2PEngine::visit() {
   std::unique_lock role(role_mutex_);
   if (visitor_) return false;
@@ -277,7 +277,7 @@ void P2PEngine::start() {
   if (!thread_.joinable()) thread_ = std::thread(&P2PEngine::work, this);
 }
 
-// Gives up polling until it is the own thread's turn again; false: the object is being destroyed.
+// Called by the own thread: waits until it is its turn to poll again. Returns false if the engine is being destroyed.
 bool P2PEngine::take_over() {
   std::unique_lock role(role_mutex_);
   polling_ = false;

@@ -1,8 +1,8 @@
 // Point-to-point messages between the ranks of a group: sends and receives with tags and any source. They bypass the
 // queue of the collectives, so that crossing messages never wait for one another.
 //
-// Thread contract: every method may be called from any thread. The posting thread moves a message as far as nothing
-// blocks. Then a thread that waits for one (wait()) moves all messages, else P2PEngine's own thread. That thread starts with
+// Thread contract: every method may be called from any thread. The posting thread moves a message until it would block.
+// Then a thread in wait() moves all messages; if there is none, P2PEngine's own thread does. The own thread starts with
 // the first link or message and ends with the object.
 //
 // A link is one stream socket, opened by the sender; messages go forward on it, answers come back:
@@ -10,18 +10,18 @@
 //   up to 64 KiB, while the sender has credit            longer, or without credit
 //   sender                        receiver               sender                        receiver
 //     | eager {tag, bytes} payload -->|                    | request {tag, id, bytes} ---->|
-//     | (done once written)           | meets its receive  |<------------------ clear {id} | has met its receive
-//     |            ...                | or waits in        | data {id, bytes} payload ---->| straight into it
+//     | (done once written)           | matches a receive  |<------------------ clear {id} | has matched a receive
+//     |            ...                | or waits in        | data {id, bytes} payload ---->| into its memory
 //     |<------------- credit {bytes}  | memory             | data ...  (chunks of 1 MiB)   |
 //
-// Between processes of one host long messages in the arena are copied without the socket (shared_offers.hpp). Every frame
-// begins with mail::Header {magic, kind, tag, id, bytes}, 32 bytes, little-endian. Credit bounds the eager bytes that
-// wait at a receiver to 8 MiB per sender. The receiver answers `refuse` if its receive has another size (both ends
+// Between processes of one host, long messages in the arena are copied without the socket (shared_offers.hpp). Every
+// frame begins with mail::Header {magic, kind, tag, id, bytes}, 32 bytes, little-endian. Credit bounds the eager bytes
+// that wait at a receiver to 8 MiB per sender. The receiver answers `refuse` if its receive has another size (both ends
 // fail). The sender sends `cancel` if its deadline passed (a matched receive fails).
 //
 // Messages of one sender and tag match their receives in order. A send is over when its bytes may be reused. The end of
-// a peer (EOF) ends the sends to it with Error(rank_failed, rank); it ends the receives from it likewise, once all that
-// it sent was read. Receives from any source end when no rank is left that could send.
+// a peer (EOF) ends the sends to it with Error(rank_failed, rank). The receives from it end with the same error once
+// all bytes that it sent are read. Receives from any source end when no rank is left that could send.
 #pragma once
 
 #include <atomic>
@@ -46,10 +46,10 @@ class P2PEngine {
   P2PEngine(const P2PEngine&) = delete;
   P2PEngine& operator=(const P2PEngine&) = delete;
 
-  // Takes a connected stream socket that this rank (outgoing) or `rank` (incoming) opened, and owns it even if it
-  // throws Code::invalid (only one link per direction and peer is ever allowed). Messages posted before wait for their
-  // link. `local`: a Unix socket to a process of this host; long messages from the arena are then copied once, by the
-  // receiver.
+  // Takes ownership of a connected stream socket that this rank (outgoing) or `rank` (incoming) opened. Throws
+  // Code::invalid for a second link of a direction and peer; the socket is then owned, too. Messages posted before wait
+  // for their link. `local`: a Unix socket to a process of this host; long messages from the arena are then copied
+  // once, by the receiver.
   void add_outgoing(int rank, int fd, bool local = false);
   void add_incoming(int rank, int fd);
 
@@ -64,15 +64,16 @@ class P2PEngine {
   // Like Operation::wait(), but this thread moves the bytes meanwhile, so no other thread needs to wake first.
   bool wait(Operation& operation, double seconds);
 
-  // Callback that returns the error that counts after the end of a peer ended messages: the cause may be the end of
-  // another rank. It may block for a moment; P2PEngine calls it without a lock. set_judge: once, before the first message.
+  // Callback that returns the error to report for messages that ended because a peer ended: the cause may be the end of
+  // another rank. It may block briefly; P2PEngine calls it without a lock. Call set_judge once, before the first
+  // message.
   using Judge = std::function<Error(const Error&)>;
   void set_judge(Judge judge) { judge_ = std::move(judge); }
 
   // True if `rank` has ever had a link to this rank. REQUIRES: another rank of the group.
   bool heard_from(int rank);
 
-  // Ends every message, now and later, with this error, and closes the links.
+  // Ends all present and later messages with this error, and closes the links.
   void fail(const Error& error);
 
  private:
@@ -93,7 +94,7 @@ class P2PEngine {
   void work();
 
   const int rank_, world_;
-  const unsigned generation_;  // of forks
+  const unsigned generation_;  // fork generation
   const int kick_fd_;  // wakes the poller
   Judge judge_;
 
@@ -103,12 +104,12 @@ class P2PEngine {
   std::mutex mutex_;       // guards links_; taken before the next
   mail::LinkManager links_;
 
-  // Guarded by role_mutex_: the polling role. One thread at a time has it, a visitor (a thread in wait()) before P2PEngine's
-  // own.
+  // The polling role, guarded by role_mutex_. One thread at a time has it; a visitor (a thread in wait()) takes
+  // precedence over P2PEngine's own thread.
   std::mutex role_mutex_;
   std::condition_variable role_changed_;
   bool visitor_ = false;
-  bool polling_ = false;      // the own thread polls, or handles what it found
+  bool polling_ = false;      // the own thread polls, or handles events
   bool sleeping_ = false;     // the own thread waits for the visitor's end and must be notified of it
   bool needed_ = false;       // the own thread must poll, although a visitor has just left
   bool closing_ = false;

@@ -113,7 +113,7 @@ void a_send_that_ends_early_leaves_a_whole_stream() {
   const auto receive = hand.post.receive(0, 1, target.data(), target.size(), kNoDeadline);
   const Header clear = ScriptedPeer::get(hand.to);
   if (clear.id == 2) ScriptedPeer::put(hand.to, {.kind = FrameKind::cancel, .tag = 1, .id = 2});
-  CHECK(contains(expect_error(hand.post, receive, Code::deadline_exceeded, 0), "gave up"));
+  CHECK(contains(expect_error(hand.post, receive, Code::deadline_exceeded, 0), "the sender's timeout passed"));
 }
 
 void a_dead_peer_ends_what_concerns_it() {

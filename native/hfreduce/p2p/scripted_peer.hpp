@@ -1,4 +1,4 @@
-// For the tests of P2PEngine: a rank whose peer the test plays by hand, frame by frame.
+// A rank for the tests of P2PEngine. The test plays its peer, frame by frame.
 #pragma once
 
 #include <linux/sockios.h>
@@ -46,7 +46,7 @@ struct ScriptedPeer {
       if (*fd >= 0) ::close(std::exchange(*fd, -1));
     }
   }
-  // Writes until done, but P2PEngine may end the link meanwhile.
+  // Writes all bytes; P2PEngine may end the link meanwhile.
   static void put(int fd, const void* data, std::size_t bytes) {
     const auto* p = static_cast<const char*>(data);
     while (bytes > 0) {
@@ -56,7 +56,7 @@ struct ScriptedPeer {
     }
   }
   static void put(int fd, const mail::Header& header) { put(fd, &header, sizeof header); }
-  // Waits until P2PEngine has read all that was put.
+  // Waits until P2PEngine has read all written bytes.
   static void settle(int fd) {
     for (int unread = 1; unread > 0;) {
       CHECK(::ioctl(fd, SIOCOUTQ, &unread) == 0);

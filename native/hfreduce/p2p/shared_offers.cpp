@@ -15,7 +15,7 @@ bool settle(Claim& claim, std::uint64_t id, std::uint64_t state) {
   return claim.compare_exchange_strong(offered, (id << 2) + state);
 }
 
-// Maps a peer's descriptor; none if this process cannot.
+// Maps a peer's descriptor; returns none if the mapping fails.
 std::optional<Segment> attach(int fd) {
   try {
     return Segment::attach(fd);
@@ -64,7 +64,7 @@ bool Offers::withdraw(std::uint64_t id, std::uint32_t slot) {
   return settle(claim(slot), id, kWithdrawn);
 }
 
-void Offers::unsay(const Offer& offer) {
+void Offers::retract(const Offer& offer) {
   if (offer.with_claims != 0) claims_sent_ = false;
   if (offer.with_segment != 0) segments_sent_[static_cast<std::size_t>(offer.segment)] = false;
 }

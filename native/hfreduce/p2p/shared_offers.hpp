@@ -1,14 +1,14 @@
 // Messages that bypass the socket: sender and receiver are on one host and the bytes lie in the sender's arena.
 //
 //   sender                                                receiver
-//     | offer {tag, id, bytes} Offer, new descriptors -->| meets its receive, copies from the mapped segment,
+//     | offer {tag, id, bytes} Offer, new descriptors -->| matches a receive, copies from the mapped segment,
 //     |<-------------------------------------- done {id} | claims
 //
-// The receiver claims a message after it has copied it; the sender withdraws one before it gives its bytes back early.
-// Both swap one word in shared memory, and the first swap wins. So a receive never succeeds with bytes that changed
-// during the copy, and a sender need not wait for a frozen receiver.
+// The receiver claims a message after copying it. The sender withdraws a message before it releases the message's bytes
+// early. Both swap one word in shared memory, and the first swap wins. So a receive never succeeds with bytes that
+// changed during the copy, and a sender need not wait for a frozen receiver.
 //
-// Thread contract: none of its own; P2PEngine's lock guards everything here.
+// Thread contract: not thread-safe; P2PEngine's lock guards everything here.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@
 
 namespace ff::hfreduce::mail {
 
-// Follows the header of an offer.
+// Body of an `offer` frame; follows the header.
 struct Offer {
   std::int32_t segment = -1;  // of the sender's arena
   std::uint32_t slot = 0;     // of the sender's claims
@@ -46,7 +46,7 @@ class Offers {
                             std::vector<int>& descriptors);
   bool withdraw(std::uint64_t id, std::uint32_t slot);  // false: the receiver has claimed it
   void free(std::uint32_t slot) { free_.push_back(slot); }
-  void unsay(const Offer& offer);  // takes it back: neither it nor its descriptors were sent
+  void retract(const Offer& offer);  // frees an offer. REQUIRES: neither it nor its descriptors were sent
 
  private:
   Claim& claim(std::uint32_t slot) { return reinterpret_cast<Claim*>(claims_->data())[slot]; }
@@ -60,7 +60,7 @@ class Offers {
 // The receiver's side of one link.
 class Offered {
  public:
-  static std::size_t descriptors(const Offer& offer);  // number of descriptors that come with it
+  static std::size_t descriptors(const Offer& offer);  // number of descriptors that come with the offer
   // REQUIRES: that many descriptors; owned from here on.
   void map(const Offer& offer, const std::vector<int>& descriptors);
   // Returns the address of the bytes, valid as long as this object lives; nullptr if the memory could not be mapped.

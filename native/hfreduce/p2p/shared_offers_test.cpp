@@ -212,7 +212,7 @@ void a_withdrawn_offer_fails_its_receive() {
   CHECK(stream.write(reinterpret_cast<const char*>(&header), sizeof header,
                      reinterpret_cast<const char*>(&*offer), sizeof *offer, descriptors) ==
         sizeof header + sizeof *offer);
-  CHECK(contains(expect_error(hand.post, receive, Code::deadline_exceeded, 0), "gave up"));
+  CHECK(contains(expect_error(hand.post, receive, Code::deadline_exceeded, 0), "the sender's timeout passed"));
 }
 
 void an_offer_of_nothing_is_refused() {

@@ -35,12 +35,12 @@ char* Scratch::take() {
 void Scratch::give(char* buffer) { free_.push_back(buffer); }
 
 Exchange::Exchange(const Program& program, const std::vector<int>& ranks, Transport& transport,
-                   Scratch& scratch, const Data& data, Greeting greeting, const Limits& limits)
+                   Scratch& scratch, const Data& data, Handshake handshake, const Limits& limits)
     : program_(program),
       transport_(transport),
       scratch_(scratch),
       data_(data),
-      greeting_(std::move(greeting)),
+      handshake_(std::move(handshake)),
       limits_(limits),
       coded_(data.codec != Codec::none),
       reduce_(simd::reduce_kernel(data.dtype, data.op)),
@@ -120,7 +120,7 @@ int Exchange::waiting_for() const {
 bool Exchange::pump() {
   bool moved = false;
   for (Channel& channel : channels_) {
-    if (!channel.greeted) greet(channel);
+    if (!channel.handshake_sent) send_handshake(channel);
     moved |= settle_sends(channel);
     moved |= settle_receives(channel);
     moved |= post_sends(channel);
@@ -129,16 +129,16 @@ bool Exchange::pump() {
   return moved;
 }
 
-void Exchange::greet(Channel& channel) {
-  channel.greeted = true;
+void Exchange::send_handshake(Channel& channel) {
+  channel.handshake_sent = true;
   if (!channel.out.empty()) {
     // Sent from the caller's memory; transports do not write to it.
-    channel.header_out = {static_cast<char*>(const_cast<void*>(greeting_.header)), greeting_.bytes};
+    channel.header_out = {static_cast<char*>(const_cast<void*>(handshake_.header)), handshake_.bytes};
     transport_.send(channel.rank, channel.header_out);
   }
   if (!channel.in.empty()) {
-    channel.their_header.resize(greeting_.bytes);
-    channel.header_in = {channel.their_header.data(), greeting_.bytes};
+    channel.their_header.resize(handshake_.bytes);
+    channel.header_in = {channel.their_header.data(), handshake_.bytes};
     transport_.receive(channel.rank, channel.header_in);
   }
 }
@@ -164,7 +164,7 @@ bool Exchange::settle_receives(Channel& channel) {
   const bool unchecked = !channel.checked;
   if (unchecked) {
     if (!channel.header_in.done) return false;
-    greeting_.check(channel.rank, channel.their_header.data());
+    handshake_.check(channel.rank, channel.their_header.data());
     channel.checked = true;
   }
   const std::size_t before = channel.applied_in;
@@ -258,7 +258,7 @@ void Exchange::encode(const Step& s) {
   if (whole) make_final(s.chunk);
 }
 
-// Uses the data received in step k; returns false if it is too early.
+// Uses the data received in step k; returns false if the chunk cannot take the data yet.
 bool Exchange::apply(std::uint32_t k) {
   const Step& s = step(k);
   if (!(s.kind == StepKind::receive ? overwritable(s) : ready(s))) return false;

@@ -8,7 +8,7 @@
 // forwarded byte for byte. Its sender decodes its own encoding too, so that all members end with the same bits.
 //
 // The first bytes sent to each member are the caller's header. A member's messages are received only after its header
-// was found to agree, because before that not even their length is known. This costs no round trip.
+// was found to agree, because until then not even their length is known. This costs no round trip.
 #pragma once
 
 #include <cstddef>
@@ -58,7 +58,7 @@ struct Data {
 };
 
 // Header by which members validate that they run the same call.
-struct Greeting {
+struct Handshake {
   const void* header = nullptr;
   std::size_t bytes = 0;  // equal in all calls of a group
   // Throws Error(Code::collective) naming both calls if `theirs` does not agree with `header`.
@@ -67,10 +67,10 @@ struct Greeting {
 
 class Exchange {
  public:
-  // Bounds of the exchange's lead over a peer, in chunks. All values from 1 on are safe.
+  // Bounds of the chunks in flight with a peer. All values from 1 on are safe.
   struct Limits {
-    std::size_t sends = 8;        // posted to it
-    std::size_t receives = 8;     // from it: posted, or arrived and not used yet
+    std::size_t sends = 8;        // posted to the peer
+    std::size_t receives = 8;     // from the peer: posted, or arrived and not used yet
     std::size_t forwarding = 32;  // encodings of all peers, held until they are forwarded
   };
 
@@ -78,10 +78,10 @@ class Exchange {
   // `transport`, `scratch` and the memory of `data` outlive the exchange. REQUIRES: at destruction it has finished, or
   // the transport is gone.
   Exchange(const Program& program, const std::vector<int>& ranks, Transport& transport,
-           Scratch& scratch, const Data& data, Greeting greeting, const Limits& limits);
+           Scratch& scratch, const Data& data, Handshake handshake, const Limits& limits);
   Exchange(const Program& program, const std::vector<int>& ranks, Transport& transport,
-           Scratch& scratch, const Data& data, Greeting greeting)
-      : Exchange(program, ranks, transport, scratch, data, std::move(greeting), Limits()) {}
+           Scratch& scratch, const Data& data, Handshake handshake)
+      : Exchange(program, ranks, transport, scratch, data, std::move(handshake), Limits()) {}
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
@@ -89,7 +89,7 @@ class Exchange {
   // that order.
   void provide(std::uint32_t chunk);
   // Posts transfers, lets the transport move bytes, and uses arrived chunks; returns true if anything moved. Throws
-  // what the transport and the greeting's check throw.
+  // what the transport and the handshake's check throw.
   bool advance();
   bool finished() const { return done_steps_ == program_.steps.size() && finals_ == all_finals_; }
   // Returns a chunk that became final since the last call, in the order in which they became final. Its memory is not
@@ -106,7 +106,7 @@ class Exchange {
     std::size_t posted_in = 0, applied_in = 0;     // of `in`
     Transfer header_out = {}, header_in = {};
     std::vector<char> their_header = {};
-    bool greeted = false, checked = false;
+    bool handshake_sent = false, checked = false;
   };
   struct Part {  // state of a chunk
     bool provided = false, given = false, collected = false;
@@ -116,7 +116,7 @@ class Exchange {
 
   void check_operation() const;
   bool pump();
-  void greet(Channel& channel);
+  void send_handshake(Channel& channel);
   bool settle_sends(Channel& channel);
   bool settle_receives(Channel& channel);
   bool post_sends(Channel& channel);
@@ -141,7 +141,7 @@ class Exchange {
   Transport& transport_;
   Scratch& scratch_;
   const Data data_;
-  const Greeting greeting_;
+  const Handshake handshake_;
   const Limits limits_;
   const bool coded_;
   const simd::ReduceFn reduce_;

@@ -249,13 +249,13 @@ class Run {
               .seed = m};
     if (!plan.exact && random_() % 2 == 0) data.residual = state.residual[state.call].data();
     const Header& mine = state.header;
-    Greeting greeting{&mine, sizeof mine, [&mine](int rank, const void* theirs) {
+    Handshake handshake{&mine, sizeof mine, [&mine](int rank, const void* theirs) {
                         if (std::memcmp(&mine, theirs, sizeof mine) == 0) return;
                         throw Error(Code::collective, "disagrees: rank " + std::to_string(rank));
                       }};
     const Exchange::Limits limits{1 + random_() % 4, 1 + random_() % 4, 1 + random_() % 3};
     state.exchange = std::make_unique<Exchange>(state.program, ranks_, network_.transport(m),
-                                                state.scratch, data, std::move(greeting), limits);
+                                                state.scratch, data, std::move(handshake), limits);
   }
 
   bool provide(std::size_t m) {
@@ -297,12 +297,12 @@ class Run {
     Member& state = *state_[m];
     const Plan& plan = plans_[state.call];
     std::uint64_t bytes = 0;
-    std::vector<bool> greeted(members_);
+    std::vector<bool> handshake_sent(members_);
     for (const Step& step : state.program.steps) {
       if (step.kind != Step::Kind::send) continue;
       bytes += simd::encoded_bytes(plan.codec, plan.dtype, state.program.chunks[step.chunk].count);
-      if (!greeted[step.peer]) bytes += sizeof(Header);
-      greeted[step.peer] = true;
+      if (!handshake_sent[step.peer]) bytes += sizeof(Header);
+      handshake_sent[step.peer] = true;
     }
     CHECK(network_.transport(m).bytes_sent() - state.sent_before == bytes);
     CHECK(network_.transport(m).idle());

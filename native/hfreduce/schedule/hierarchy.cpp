@@ -39,9 +39,9 @@ void convert(simd::ReduceFn kernel, const void* from, void* to, std::size_t coun
 
 struct Hierarchy::Leg {
   Leg(const Plan& its_plan, const std::vector<int>& ranks, Transport& transport, Scratch& scratch,
-      const Data& data, const Greeting& greeting)
+      const Data& data, const Handshake& handshake)
       : plan(its_plan),
-        exchange(its_plan.program, ranks, transport, scratch, data, greeting),
+        exchange(its_plan.program, ranks, transport, scratch, data, handshake),
         final(its_plan.program.chunks.size()) {}
 
   bool advance() {
@@ -81,7 +81,7 @@ std::vector<int> Hierarchy::lane_ranks() const {
   return ranks;
 }
 
-Greeting Hierarchy::greeting(const Call& call) const {
+Handshake Hierarchy::handshake(const Call& call) const {
   const int me = layout().hosts[layout().host][layout().place];
   const auto check = [&call, me](int rank, const void* theirs) {
     Call other;
@@ -203,7 +203,7 @@ void Hierarchy::allreduce(const Request& request) {
                     coded ? call.wire : Codec::none,
                     coded && request.residual != nullptr ? request.residual + begin : nullptr,
                     coded && request.seed != 0 ? request.seed + static_cast<std::uint64_t>(layout().host) : 0};
-    leg.emplace(*plan, lane_ranks(), transport_, scratch_, data, greeting(call));
+    leg.emplace(*plan, lane_ranks(), transport_, scratch_, data, handshake(call));
   }
   Leg* running = lane ? &*leg : nullptr;
   team_sum(request, *plan, running, own, unrounded ? DType::f32 : call.dtype);
@@ -215,7 +215,7 @@ void Hierarchy::allreduce(const Request& request) {
   team_gather(request, *plan, running, slice, request.out[0].data, true);
 }
 
-// The lanes work in the shared block itself, so no gather is needed.
+// Runs an allreduce with a shared result. The lanes work in the shared block itself, so no gather is needed.
 void Hierarchy::allreduce_shared(Operation& operation) {
   const Request& request = operation.request;
   const Call& call = request.call;
@@ -237,7 +237,7 @@ void Hierarchy::allreduce_shared(Operation& operation) {
     slice = own->data() + plan->begins[layout().place] * size_of(call.dtype);
     const bool coded = is_coded(call);
     const Data data{slice, call.dtype, call.op, scale_of(call, world()), coded ? call.wire : Codec::none};
-    leg.emplace(*plan, lane_ranks(), transport_, scratch_, data, greeting(call));
+    leg.emplace(*plan, lane_ranks(), transport_, scratch_, data, handshake(call));
   }
   team_sum(request, *plan, leg ? &*leg : nullptr, slice, call.dtype);
   if (leg) pump(*leg);
@@ -256,7 +256,7 @@ void Hierarchy::reduce(const Request& request) {
     partial_.resize(std::max(partial_.size(), plan->counts[layout().place] * width));
     const Data data{partial_.data(), call.dtype, call.op, scale_of(call, world()),
                     is_coded(call) ? call.wire : Codec::none};
-    leg.emplace(*plan, lane_ranks(), transport_, scratch_, data, greeting(call));
+    leg.emplace(*plan, lane_ranks(), transport_, scratch_, data, handshake(call));
   }
   Leg* running = lane ? &*leg : nullptr;
   team_sum(request, *plan, running, partial_.data(), call.dtype);
@@ -281,7 +281,7 @@ void Hierarchy::broadcast(const Request& request) {
   std::optional<Leg> leg;
   if (lane) {
     leg.emplace(*plan, lane_ranks(), transport_, scratch_, Data{slice, call.dtype, call.op},
-                greeting(call));
+                handshake(call));
   }
   Leg* running = lane ? &*leg : nullptr;
   if (root_here) {
@@ -311,19 +311,19 @@ void Hierarchy::barrier(const Request& request) {
   if (layout().place == 0) {
     std::uint32_t token = 0;
     Call call = request.call;
-    call.kind = Kind::allreduce;  // only for the plan: the greeting carries the true call
+    call.kind = Kind::allreduce;  // only for the plan: the handshake carries the true call
     call.count = 1;
     call.dtype = DType::i32;
     const auto plan = planner_.plan(call, sizeof token);
     const Data data{reinterpret_cast<char*>(&token), DType::i32, Op::sum};
-    Leg leg(*plan, lane_ranks(), transport_, scratch_, data, greeting(request.call));
+    Leg leg(*plan, lane_ranks(), transport_, scratch_, data, handshake(request.call));
     leg.provide_all();
     pump(leg);
   }
   if (team_ != nullptr) team_->meet(Posted{});
 }
 
-// The block for each target host goes round this lane's ring while the team adds the block for the next one.
+// Sends the block for each target host round this lane's ring while the team adds the block for the next host.
 void Hierarchy::reduce_scatter(const Request& request) {
   if (!layout().even()) return reduce_scatter_uneven(request);
   const Call& call = request.call;
@@ -341,9 +341,9 @@ void Hierarchy::reduce_scatter(const Request& request) {
   const Data data{partial_.data(), partial, call.op, scale_of(call, world()),
                   coded ? call.wire : Codec::none, coded ? request.residual : nullptr,
                   coded && request.seed != 0 ? request.seed + static_cast<std::uint64_t>(layout().host) : 0};
-  Leg leg(plan, lane_ranks(), transport_, scratch_, data, greeting(call));
+  Leg leg(plan, lane_ranks(), transport_, scratch_, data, handshake(call));
   std::vector<std::uint32_t> steps(hosts, 0);
-  // The ring needs the blocks of the preceding hosts first, its own last.
+  // The ring needs the blocks of the preceding hosts first, and this host's block last.
   for (std::size_t back = 1; back <= hosts; ++back) {
     const std::size_t target = (layout().host + hosts - back) % hosts;
     Request part = request;
@@ -384,7 +384,7 @@ void Hierarchy::reduce_scatter(const Request& request) {
           request.out[0].data, call.count, bytes);
 }
 
-// Hosts of different sizes have no common lanes for all pieces: one reduction per target.
+// Runs one reduction per target, because hosts of different sizes have no common lanes for all pieces.
 void Hierarchy::reduce_scatter_uneven(const Request& request) {
   const std::size_t me = static_cast<std::size_t>(layout().hosts[layout().host][layout().place]);
   for (std::size_t target = 0; target < world(); ++target) {

@@ -5,8 +5,8 @@
 //   reduce          the same, but the last leg goes to the root only
 //   broadcast       team of the root: every member copies · network: each lane carries its slice · other teams: copy
 //   reduce_scatter  team: the member in a rank's place gets the host's sum for it · network: ring
-//   all_gather      network: each piece crosses once to each host · team: every member copies
-//   gather, scatter, all_to_all   network: rank to rank · team: the same among its members
+//   all_gather      network: each piece is sent once to each host · team: every member copies
+//   gather, scatter, all_to_all   network: rank to rank · team: member to member
 //
 // Thread contract: one thread runs operations; other threads may add the links of the transport.
 #pragma once
@@ -40,7 +40,7 @@ class Hierarchy {
   const Layout& layout() const { return planner_.layout(); }
   std::size_t world() const;
   bool has_lane(const Plan& plan) const { return layout().place < plan.lanes; }
-  Greeting greeting(const Call& call) const;
+  Handshake handshake(const Call& call) const;
   std::vector<int> lane_ranks() const;
 
   void allreduce(const Request& request);

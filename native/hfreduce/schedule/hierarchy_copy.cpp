@@ -1,4 +1,4 @@
-// The copying collectives over several hosts: every piece crosses the network once to each host that needs it.
+// The copying collectives over several hosts: every piece is sent once to each host that needs it.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -11,68 +11,69 @@ namespace {
 
 using Lengths = std::vector<std::uint64_t>;
 
-// Letters of one call to and from ranks of other hosts: the call, lengths, a piece. A rank that makes another call or
-// expects other lengths gets an error instead of wrong bytes. No round trip separates the three parts.
-class Mail {
+// Messages of one call to and from ranks of other hosts. A message has three parts: the call, lengths, a piece. A rank
+// that makes another call or expects other lengths gets an error instead of wrong bytes. No round trip separates the
+// parts.
+class CheckedMessages {
  public:
-  // Lengths differ: entry `index` of the sender's row is `theirs`, `mine` was expected.
-  using Complain =
+  // Makes the error for lengths that differ: entry `index` of the sender's row is `theirs`, `mine` was expected.
+  using OnMismatch =
       std::function<Error(int rank, std::size_t index, std::uint64_t theirs, std::uint64_t mine)>;
 
-  Mail(Transport& transport, Greeting greeting, Complain complain)
-      : transport_(transport), greeting_(std::move(greeting)), complain_(std::move(complain)) {}
+  CheckedMessages(Transport& transport, Handshake handshake, OnMismatch on_mismatch)
+      : transport_(transport), handshake_(std::move(handshake)), on_mismatch_(std::move(on_mismatch)) {}
 
   void send(int rank, const Piece& piece, Lengths lengths) {
-    Letter& letter = letters_.emplace_back(Letter{rank, false, std::move(lengths)});
-    letter.header = {const_cast<char*>(static_cast<const char*>(greeting_.header)), greeting_.bytes};
-    letter.row = bytes_of(letter.lengths);
-    letter.payload = {piece.data, piece.bytes};
-    for (Transfer* part : {&letter.header, &letter.row, &letter.payload}) transport_.send(rank, *part);
+    Message& message = messages_.emplace_back(Message{rank, false, std::move(lengths)});
+    message.header = {const_cast<char*>(static_cast<const char*>(handshake_.header)), handshake_.bytes};
+    message.row = bytes_of(message.lengths);
+    message.payload = {piece.data, piece.bytes};
+    for (Transfer* part : {&message.header, &message.row, &message.payload}) transport_.send(rank, *part);
   }
-  // The piece is written only if the letter's lengths are the expected ones.
+  // The piece is written only if the message's lengths are the expected ones.
   void receive(int rank, const Piece& piece, Lengths expected) {
-    Letter& letter = letters_.emplace_back(Letter{rank, true, std::move(expected)});
-    letter.theirs.resize(greeting_.bytes);
-    letter.header = {letter.theirs.data(), letter.theirs.size()};
-    letter.payload = {piece.data, piece.bytes};
-    transport_.receive(rank, letter.header);
+    Message& message = messages_.emplace_back(Message{rank, true, std::move(expected)});
+    message.theirs.resize(handshake_.bytes);
+    message.header = {message.theirs.data(), message.theirs.size()};
+    message.payload = {piece.data, piece.bytes};
+    transport_.receive(rank, message.header);
   }
-  // A letter that only says that its sender has reached this point.
+  // Tokens are messages without a piece: they report that their sender has reached this point.
   void send_token(int rank) { send(rank, {}, {}); }
   void receive_token(int rank) { receive(rank, {}, {}); }
 
   // True if anything moved.
   bool advance() {
     bool moved = transport_.progress();
-    for (Letter& letter : letters_) {
-      if (letter.incoming && !letter.checked) moved |= read(letter);
+    for (Message& message : messages_) {
+      if (message.incoming && !message.checked) moved |= read(message);
     }
     return moved;
   }
 
-  // Returns a rank whose letter is not yet known to agree, or that cannot have read ours yet. Returns -1 if there is
-  // none: then no other rank needs this thread's network service to learn as much.
+  // Returns a rank whose message is not checked yet, or that cannot have read this rank's message yet. Returns -1 if
+  // there is none: then every other rank can check this rank's messages without this thread.
   int unread() const {
-    for (const Letter& letter : letters_) {
-      if (letter.incoming ? !letter.checked : !letter.header.done || !letter.row.done) return letter.rank;
+    for (const Message& message : messages_) {
+      if (message.incoming ? !message.checked : !message.header.done || !message.row.done) return message.rank;
     }
     return -1;
   }
-  // Returns a rank from which data is missing or to which it is still being sent; -1 when all is done.
+  // Returns a rank from which data is missing or to which data is still being sent; -1 when all is done.
   int waiting_for() const {
-    for (const Letter& letter : letters_) {
-      const bool read = letter.incoming ? letter.checked : letter.header.done && letter.row.done;
-      if (!read || !letter.payload.done) return letter.rank;
+    for (const Message& message : messages_) {
+      const bool read = message.incoming ? message.checked : message.header.done && message.row.done;
+      if (!read || !message.payload.done) return message.rank;
     }
     return -1;
   }
 
  private:
-  struct Letter {
+  struct Message {
     int rank;
     bool incoming;
     Lengths lengths;  // sent, or expected
-    bool greeted = false, checked = false;
+    bool handshake_done = false, checked = false;
     Transfer header = {}, row = {}, payload = {};
     std::vector<char> theirs = {};
     Lengths their_lengths = {};
@@ -82,35 +83,35 @@ class Mail {
     return {reinterpret_cast<char*>(lengths.data()), lengths.size() * sizeof(std::uint64_t)};
   }
 
-  // Reads the part of the letter that has arrived; true if anything moved. REQUIRES: it is not checked.
-  bool read(Letter& letter) {
-    if (!letter.header.done) return false;
-    const bool greeted = std::exchange(letter.greeted, true);
-    if (!greeted) {
-      greeting_.check(letter.rank, letter.theirs.data());
-      letter.their_lengths.resize(letter.lengths.size());
-      letter.row = bytes_of(letter.their_lengths);
-      transport_.receive(letter.rank, letter.row);
+  // Reads the part of the message that has arrived; true if anything moved. REQUIRES: it is not checked.
+  bool read(Message& message) {
+    if (!message.header.done) return false;
+    const bool handshake_done = std::exchange(message.handshake_done, true);
+    if (!handshake_done) {
+      handshake_.check(message.rank, message.theirs.data());
+      message.their_lengths.resize(message.lengths.size());
+      message.row = bytes_of(message.their_lengths);
+      transport_.receive(message.rank, message.row);
     }
-    if (!letter.row.done) return !greeted;
-    for (std::size_t i = 0; i < letter.lengths.size(); ++i) {
-      if (letter.their_lengths[i] == letter.lengths[i]) continue;
-      throw complain_(letter.rank, i, letter.their_lengths[i], letter.lengths[i]);
+    if (!message.row.done) return !handshake_done;
+    for (std::size_t i = 0; i < message.lengths.size(); ++i) {
+      if (message.their_lengths[i] == message.lengths[i]) continue;
+      throw on_mismatch_(message.rank, i, message.their_lengths[i], message.lengths[i]);
     }
-    letter.checked = true;
-    transport_.receive(letter.rank, letter.payload);
+    message.checked = true;
+    transport_.receive(message.rank, message.payload);
     return true;
   }
 
   Transport& transport_;
-  Greeting greeting_;
-  Complain complain_;
-  std::deque<Letter> letters_;  // elements never move, because the transport has their addresses
+  Handshake handshake_;
+  OnMismatch on_mismatch_;
+  std::deque<Message> messages_;  // elements never move, because the transport has their addresses
 };
 
 std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
 
-// Compares a rank's piece for itself, before anything is sent to other ranks.
+// Compares the lengths of a rank's piece for itself, before anything is sent to other ranks.
 void check_own(const Call& call, int rank, const Piece& from, const Piece& to) {
   if (from.bytes != to.bytes) throw lengths_disagree(call, rank, from.bytes, rank, to.bytes);
 }
@@ -185,9 +186,9 @@ std::vector<int> Hierarchy::peers(const Request& request) {
   return others;
 }
 
-// The rank in place q of another host sends its piece to our member q modulo our size; then each team shares the pieces
-// of its members. With its piece a rank sends the lengths that it expects from all ranks. A rank that completes has
-// therefore compared the rows of all hosts, and by the shares those of its team.
+// The rank in place q of another host sends its piece to this team's member q modulo the team's size; then each team
+// shares the pieces of its members. With its piece a rank sends the lengths that it expects from all ranks. A rank that
+// completes has therefore compared the rows of all hosts, and through the team's copy those of its team.
 void Hierarchy::all_gather(const Request& request) {
   const Call& call = request.call;
   const auto& hosts = layout().hosts;
@@ -197,7 +198,8 @@ void Hierarchy::all_gather(const Request& request) {
   check_own(call, me, request.in[0], own);
   Lengths row;
   for (const Piece& piece : request.out) row.push_back(piece.bytes);
-  Mail mail(transport_, greeting(call), [&](int rank, std::size_t giver, std::uint64_t theirs, std::uint64_t mine) {
+  CheckedMessages messages(transport_, handshake(call),
+                           [&](int rank, std::size_t giver, std::uint64_t theirs, std::uint64_t mine) {
     const int from = static_cast<int>(giver);
     if (from == rank) return lengths_disagree(call, rank, theirs, me, mine);
     if (from == me) return lengths_disagree(call, me, mine, rank, theirs);
@@ -207,12 +209,12 @@ void Hierarchy::all_gather(const Request& request) {
   });
   for (std::size_t h = 0; h < hosts.size(); ++h) {
     if (h == layout().host) continue;
-    mail.send(hosts[h][layout().place % hosts[h].size()], request.in[0], row);
+    messages.send(hosts[h][layout().place % hosts[h].size()], request.in[0], row);
     for (std::size_t q = layout().place; q < hosts[h].size(); q += team.size()) {
-      mail.receive(hosts[h][q], request.out[at(hosts[h][q])], row);
+      messages.receive(hosts[h][q], request.out[at(hosts[h][q])], row);
     }
   }
-  mail.advance();
+  messages.advance();
   // The pieces of this host's own members need no network.
   const auto share = [&](std::size_t h, std::size_t first) {
     Pieces in(team.size()), out(team.size());
@@ -229,8 +231,8 @@ void Hierarchy::all_gather(const Request& request) {
   };
   copy_own(request.in[0], own);
   if (team_ != nullptr) share(layout().host, 0);
-  for (int late = mail.waiting_for(); late >= 0; late = mail.waiting_for()) {
-    if (!mail.advance()) wait(late);
+  for (int late = messages.waiting_for(); late >= 0; late = messages.waiting_for()) {
+    if (!messages.advance()) wait(late);
   }
   for (std::size_t h = 0; team_ != nullptr && h < hosts.size(); ++h) {
     if (h == layout().host) continue;
@@ -238,9 +240,9 @@ void Hierarchy::all_gather(const Request& request) {
   }
 }
 
-// gather, scatter and all_to_all: from rank to rank. If lengths may differ, no rank completes before it knows that they
-// agree everywhere. A team completes its copy after all its members have read their letters, and then sends tokens to
-// the other hosts.
+// Runs gather, scatter and all_to_all from rank to rank. If lengths may differ, no rank completes before it knows that
+// they agree everywhere. A team completes its copy after all its members have read their messages, and then sends
+// tokens to the other hosts.
 void Hierarchy::direct_copies(const Request& request) {
   const Call& call = request.call;
   const auto& hosts = layout().hosts;
@@ -259,18 +261,19 @@ void Hierarchy::direct_copies(const Request& request) {
     return from_all ? request.out[at(from)] : scatter && from == call.root ? request.out[0] : Piece{};
   };
   check_own(call, me, given(me), taken(me));
-  Mail mail(transport_, greeting(call), [&](int rank, std::size_t, std::uint64_t theirs, std::uint64_t mine) {
+  CheckedMessages messages(transport_, handshake(call),
+                           [&](int rank, std::size_t, std::uint64_t theirs, std::uint64_t mine) {
     return lengths_disagree(call, rank, theirs, me, mine);
   });
   for (std::size_t r = 0; r < world(); ++r) {
     const int rank = static_cast<int>(r);
     if (is_here(rank)) continue;
-    if (to_all || (gather && rank == call.root)) mail.send(rank, given(rank), {given(rank).bytes});
-    if (from_all || (scatter && rank == call.root)) mail.receive(rank, taken(rank), {taken(rank).bytes});
+    if (to_all || (gather && rank == call.root)) messages.send(rank, given(rank), {given(rank).bytes});
+    if (from_all || (scatter && rank == call.root)) messages.receive(rank, taken(rank), {taken(rank).bytes});
   }
-  mail.advance();
-  for (int late = mail.unread(); late >= 0; late = mail.unread()) {
-    if (!mail.advance()) wait(late);
+  messages.advance();
+  for (int late = messages.unread(); late >= 0; late = messages.unread()) {
+    if (!messages.advance()) wait(late);
   }
   if (team_ == nullptr) {
     copy_own(given(me), taken(me));
@@ -285,13 +288,13 @@ void Hierarchy::direct_copies(const Request& request) {
   for (std::size_t h = 0; h < hosts.size(); ++h) {
     if (h == layout().host || scatter) continue;
     for (std::size_t p = 0; p < hosts[h].size(); ++p) {
-      if (exchange ? p % team.size() == layout().place : at_root) mail.send_token(hosts[h][p]);
+      if (exchange ? p % team.size() == layout().place : at_root) messages.send_token(hosts[h][p]);
     }
-    if (exchange) mail.receive_token(hosts[h][layout().place % hosts[h].size()]);
-    if (gather && is_in(call.root, h)) mail.receive_token(call.root);
+    if (exchange) messages.receive_token(hosts[h][layout().place % hosts[h].size()]);
+    if (gather && is_in(call.root, h)) messages.receive_token(call.root);
   }
-  for (int late = mail.waiting_for(); late >= 0; late = mail.waiting_for()) {
-    if (!mail.advance()) wait(late);
+  for (int late = messages.waiting_for(); late >= 0; late = messages.waiting_for()) {
+    if (!messages.advance()) wait(late);
   }
 }
 

@@ -27,14 +27,14 @@ struct Rule {
   std::size_t hosts;
   std::size_t bytes;
   Algorithm algorithm;
-  std::size_t lanes;  // at most; 0: all
+  std::size_t lanes;  // most lanes to use; 0: all
 
   bool operator==(const Rule&) const = default;
 };
 
-// The first applicable rule of a kind counts.
+// Rules that are used where no other rule applies. The first applicable rule of a kind is chosen.
 std::vector<Rule> default_rules();
-// Returns the first of `rules` that applies, else the first of the default ones. REQUIRES: there is one of the kind.
+// Returns the first of `rules` that applies, else the first of the default rules. REQUIRES: there is one of the kind.
 Rule choose_rule(const std::vector<Rule>& rules, Kind kind, std::size_t hosts, std::size_t bytes);
 
 struct Plan {
@@ -45,7 +45,7 @@ struct Plan {
   std::vector<std::vector<Range>> inputs;         // [lanes][step] in the order in which the network needs them
   std::vector<std::vector<Range>> finals;         // [lanes][step] in the order in which they become final
   std::vector<std::uint32_t> input_chunks;        // chunk of the program in each step of `inputs`
-  std::vector<std::uint32_t> final_chunks;        // the same of `finals`; ~0: none
+  std::vector<std::uint32_t> final_chunks;        // chunk of the program in each step of `finals`; ~0: none
 };
 
 // Position of this rank among the hosts.

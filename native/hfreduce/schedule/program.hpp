@@ -3,8 +3,8 @@
 // A program is made for one of M members. The buffer is cut into the same chunks on all members; a step moves one chunk
 // between two members. Invariants of every builder:
 //   1. The steps between two members, in each direction, are in the same order in both programs (FIFO matching).
-//   2. One order of all messages of all members agrees with every program and every `after`. So the earliest message
-//      not yet delivered can always move, and no order of delivery deadlocks.
+//   2. There is one order of all messages of all members that agrees with every program and every `after`. So the
+//      earliest undelivered message can always move, and no order of delivery deadlocks.
 //   3. A receive or reduce comes `after` every earlier send of its chunk. A collect does not: the executor waits for
 //      the sends of the chunk before the last collect adds.
 // docs/internals/hfreduce-network.md draws the algorithms and gives their costs.
@@ -26,12 +26,12 @@ struct Step {
     send,
     receive,  // the received data replaces the chunk
     reduce,   // the received data is added to the chunk
-    collect,  // the received data is kept; the chunk's last collect adds all of it and the own input in member order
+    collect,  // the received data is kept; the chunk's last collect adds all data and the own input in member order
   } kind;
   std::uint16_t peer;  // member
   std::uint32_t chunk;
   std::int32_t after;  // earlier step that must be finished; -1: only the local input is needed
-  bool last;           // makes the chunk final here; a reduction then applies the scale
+  bool last;           // makes this member's chunk final; a reduction then applies the scale
 };
 
 struct Program {
@@ -70,8 +70,8 @@ struct Tree {
   std::uint32_t height = 0;                          // greatest depth
 };
 
-// zones[i] is member i's zone, any label. Each tree has one edge into each zone except its root's. Without a root no
-// member has children in both trees. A root (root >= 0) heads both trees, and no other member has children in both.
+// zones[i] is the label of member i's zone. Each tree has one edge into each zone except its root's. If root < 0, no
+// member has children in both trees. Otherwise `root` heads both trees, and no other member has children in both.
 std::array<Tree, 2> double_tree(const std::vector<std::uint32_t>& zones, int root = -1);
 
 Program tree_allreduce(std::size_t me, const std::vector<std::uint32_t>& zones, const Cut& cut);
@@ -82,7 +82,7 @@ Program tree_broadcast(std::size_t me, const std::vector<std::uint32_t>& zones, 
 
 // --- For small buffers ---
 
-// Every member sends everything to every member: one hop, M-1 buffers sent by each. For up to about 8 members.
+// Every member sends its whole buffer to every member: one hop, M-1 buffers sent by each. For up to about 8 members.
 Program direct_allreduce(std::size_t me, std::size_t members, const Cut& cut);
 // Doubles the number of holders per round: ceil(log2 M) hops.
 Program binomial_broadcast(std::size_t me, std::size_t members, std::size_t root, const Cut& cut);

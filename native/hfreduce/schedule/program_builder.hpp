@@ -1,4 +1,4 @@
-// A program under construction: tracks what each new step must wait for. Only for the builders.
+// A program under construction: tracks the steps for which each new step must wait. Only for the builders.
 #pragma once
 
 #include <algorithm>

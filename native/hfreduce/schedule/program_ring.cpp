@@ -2,8 +2,8 @@
 //
 // The ring runs in segments of M chunks; member j owns chunk j of a segment. A segment takes 2(M-1) rounds: in round r
 // member i sends the chunk that it finished in round r-1, first partial sums, then final values. Segment s does its
-// round r in slot s + r, newest segment first. A chunk that arrives in one slot is needed again in the next; in between
-// the other segments keep the link busy. Results come out in the order of the buffer.
+// round r in slot s + r, newest segment first. A chunk that arrives in one slot is sent on in the next slot; meanwhile
+// the other segments keep the link busy. Results become final in the order of the buffer.
 #include <algorithm>
 
 #include "hfreduce/schedule/program_builder.hpp"
@@ -50,7 +50,7 @@ struct Rounds {
   }
 };
 
-// Cuts segments of equal length, so that every owner's chunk in them is equally long; the rest is a last segment.
+// Cuts the buffer into segments with chunks of equal length; the rest is a last segment.
 Segments cut_whole(ProgramBuilder& draft, std::size_t members, const Cut& cut) {
   Segments segments;
   const std::size_t parts = parts_of(cut.count, cut.chunk * members);

@@ -1,6 +1,6 @@
 // Every builder, simulated for all members with symbolic values: which members contributed how often, and which scaled.
 //
-// A message moves only when both ends are ready for it (no buffer but that of a collect), in random order. Inputs come
+// A message moves only when both ends are ready for it (only a collect has a buffer), in random order. Inputs arrive
 // one by one in input_order, the next one only when nothing else can move. A program that runs under these conditions
 // cannot deadlock with buffers and earlier inputs.
 #include <algorithm>

@@ -2,8 +2,8 @@
 //
 // In each zone every other member may have children in the first tree, and the remaining members in the second. A
 // member that may have children has room for two. A zone of m members, of which a may have children, needs m-1 places
-// for its own members. It has 2a-(m-1) places left for other zones: one in both trees if m is even, two in one tree and
-// none in the other if m is odd. Odd zones alternate, so that the places of either tree suffice for all zones.
+// for its own members. So 2a-(m-1) places are left for other zones: one in both trees if m is even, two in one tree and
+// none in the other if m is odd. Odd zones alternate, so that each tree has enough places for all zones.
 #include <algorithm>
 #include <deque>
 
@@ -36,8 +36,8 @@ std::vector<Zone> zones_of(const std::vector<std::uint32_t>& labels, int root) {
   return zones;
 }
 
-// A zone's members as one tree sees them: members with room first, so that filling places in this order never ends
-// early.
+// A zone's members in the order in which one tree places them: members that may have children come first, so that there
+// is always a free place.
 struct Subtree {
   struct Node {
     std::uint16_t member;
@@ -67,8 +67,8 @@ void link(Tree& tree, std::uint16_t parent, std::uint16_t child) {
   tree.children[parent].push_back(child);
 }
 
-// Fills the tree breadth first. Zones hang as high as possible: a zone's head keeps one place for its own zone and
-// gives the other away.
+// Fills the tree breadth first. Other zones hang as high as possible: a zone's head keeps one place for its own zone
+// and offers its second place to another zone.
 void fill(Tree& tree, const Subtree& zone) {
   std::size_t placed = 1, hung = 0;
   for (std::size_t i = 0; i < zone.nodes.size(); ++i) {

@@ -27,7 +27,7 @@ class SimulatedNetwork {
 
   int rank_of(std::size_t member) const { return static_cast<int>(10 + 3 * member); }
 
-  // Delivers all or some of the bytes in flight. False if there were none.
+  // Delivers all or some of the bytes in flight. Returns false if there were none.
   bool deliver(std::size_t index) {
     Link& link = links_[index];
     if (link.bytes.size() == link.readable) return false;
@@ -46,7 +46,7 @@ class SimulatedNetwork {
     }
   }
 
-  // Tells a member of a failure elsewhere, like the watch; rank < 0: of a disagreement.
+  // Notifies a member of a failure elsewhere, like the watch; rank < 0: of a disagreement between ranks.
   void tell(std::size_t member, int rank) {
     auto& told = ends_[member]->told_;
     if (!told)
@@ -177,7 +177,7 @@ class SimulatedNetwork {
 
     SimulatedNetwork& network_;
     std::size_t me_;
-    std::vector<Queue> out_, in_;           // per member, as is the next
+    std::vector<Queue> out_, in_;           // per member, as is taken_
     std::vector<std::deque<Taken>> taken_;  // sends that were transmitted but are not done
     std::uint64_t sent_ = 0;
     std::optional<Error> told_;

@@ -123,7 +123,7 @@ void TcpTransport::wait(std::chrono::milliseconds limit) {
   poll(static_cast<int>(limit.count()), true);
 }
 
-// Only wait() consumes wakes: one that comes before a progress() must still end the wait() after it.
+// Only wait() consumes wakes: a wake before a progress() must still end the next wait().
 void TcpTransport::poll(int timeout_ms, bool drain_wakes) {
   std::array<epoll_event, 64> events;
   const int n = ::epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), timeout_ms);

@@ -36,7 +36,7 @@ class TcpTransport final : public LinkedTransport {
 
   void send(int rank, Transfer& transfer) override;
   void receive(int rank, Transfer& transfer) override;
-  // After progress() or wait() has thrown, both throw the same again, and no transfer is touched any more.
+  // After progress() or wait() has thrown, both throw the same error again, and no transfer is accessed any more.
   bool progress() override;
   void wait(std::chrono::milliseconds limit) override;
 

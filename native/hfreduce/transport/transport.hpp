@@ -13,7 +13,7 @@
 
 namespace ff::hfreduce {
 
-// Error that a transport throws for a peer that is gone.
+// Returns the error that a transport throws for a peer that is gone.
 inline Error left(int rank) {
   return {Code::rank_failed, "rank " + std::to_string(rank) + " died or left the group", rank};
 }
@@ -24,7 +24,7 @@ struct Transfer {
   char* data = nullptr;
   std::size_t bytes = 0;
   std::size_t moved = 0;  // used by the transport
-  bool done = false;      // sent: the bytes may be reused; received: the bytes are there
+  bool done = false;      // sent: the bytes may be reused; received: the bytes have arrived
 };
 
 class Transport {
@@ -37,8 +37,8 @@ class Transport {
   virtual void send(int rank, Transfer& transfer) = 0;
   virtual void receive(int rank, Transfer& transfer) = 0;
 
-  // Moves what can be moved without blocking; returns true if anything moved. Throws Error(rank_failed, rank) if a peer
-  // with pending transfers has gone, Error(collective) after abort().
+  // Moves as many bytes as possible without blocking; returns true if anything moved. Throws Error(rank_failed, rank)
+  // if a peer with pending transfers has gone, Error(collective) after abort().
   virtual bool progress() = 0;
   // Sleeps until progress() may move something, wake() is called, or `limit` has passed.
   virtual void wait(std::chrono::milliseconds limit) = 0;
@@ -52,8 +52,9 @@ class Transport {
 class LinkedTransport : public Transport {
  public:
   // Adds the socket of the link to send to `rank`, or to receive from it: a connected stream socket (TCP or Unix),
-  // authenticated, used for nothing else. The transport owns it from the call on. Any thread may call, also after
-  // transfers with that rank were posted: they wait for the link. Throws Code::invalid if there is one already.
+  // authenticated, used for nothing else. The transport owns the socket from the call on. Any thread may call, also
+  // after transfers with that rank were posted: they wait for the link. Throws Code::invalid if the link exists
+  // already.
   virtual void add_outgoing(int rank, int fd) = 0;
   virtual void add_incoming(int rank, int fd) = 0;
 };

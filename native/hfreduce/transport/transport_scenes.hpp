@@ -71,8 +71,8 @@ inline Error error_of(const std::function<void()>& action) {
   std::abort();
 }
 
-// The thread sanitizer spends its time on memory. 32 messages, the most at a time, still exceed the bytes that move at
-// a time.
+// Largest message. Smaller under the thread sanitizer, which slows memory accesses down; 32 messages, the most at a
+// time, still exceed the bytes that move at a time.
 constexpr std::size_t kTalk = FF_THREAD_SANITIZER ? 70'000 : 200'000;
 
 // One of two ranks that send each other messages of the same random sizes, all posted at once or a few at a time.
@@ -126,10 +126,10 @@ inline void reduce(Transport& transport, std::size_t me, std::size_t members) {
     const Data data{.base = reinterpret_cast<char*>(values.data()),
                     .scale = 0.5,
                     .codec = call % 4 == 3 ? Codec::fp16 : Codec::none};
-    Greeting greeting{&call, sizeof call, [&](int, const void* theirs) {
+    Handshake handshake{&call, sizeof call, [&](int, const void* theirs) {
                         CHECK(std::memcmp(&call, theirs, sizeof call) == 0);
                       }};
-    Exchange exchange(program, ranks, transport, scratch, data, std::move(greeting));
+    Exchange exchange(program, ranks, transport, scratch, data, std::move(handshake));
     for (const std::uint32_t chunk : program.input_order) exchange.provide(chunk);
     while (!exchange.finished()) {
       if (!exchange.advance()) transport.wait(kLong);

@@ -18,7 +18,7 @@ using ucx::Status;
 
 namespace {
 
-constexpr std::chrono::seconds kPatience{1};  // delay before a broken endpoint whose socket lives counts
+constexpr std::chrono::seconds kBrokenGrace{1};  // delay before a broken endpoint with an open socket is a failure
 constexpr std::uint64_t kWholeTag = ~std::uint64_t{0};
 // Event data of descriptors that are not links.
 constexpr std::uint64_t kWake = 0, kEngine = 1;
@@ -67,7 +67,7 @@ UcxTransport::~UcxTransport() {
     // Messages that are done have left this process: see release_last().
     for (const Links* links : {&outgoing_, &incoming_}) {
       for (const auto& [rank, link] : *links) {
-        if (!failed_ && !aborted_) link->line.say_goodbye(link->done);
+        if (!failed_ && !aborted_) link->line.send_leave(link->done);
       }
     }
     tear_down();
@@ -76,7 +76,7 @@ UcxTransport::~UcxTransport() {
   fork_guard::close(wake_);
 }
 
-// All messages get their callbacks in here, and none later.
+// All pending messages get their callbacks during this call, and none afterwards.
 void UcxTransport::tear_down() noexcept {
   if (engine_ == nullptr) return;
   closing_ = true;
@@ -156,8 +156,8 @@ void UcxTransport::adopt() {
   // All descriptors get their owning links before anything can throw.
   for (const auto& [rank, incoming, fd] : arrivals) {
     Link& link = link_to(incoming ? incoming_ : outgoing_, rank, incoming);
-    const ucx::LinkSocket::Greeting greeting{link.tag, engine_->address()};
-    link.line.open(fd, incoming ? &greeting : nullptr);
+    const ucx::LinkSocket::Handshake handshake{link.tag, engine_->address()};
+    link.line.open(fd, incoming ? &handshake : nullptr);
   }
   for (const auto& [rank, incoming, fd] : arrivals) {
     listen(link_to(incoming ? incoming_ : outgoing_, rank, incoming), true);
@@ -191,12 +191,12 @@ std::uint64_t UcxTransport::new_tag() {
   return tag;
 }
 
-// The receiver has sent its address.
-void UcxTransport::greeted(Link& link, const ucx::LinkSocket::Greeting& greeting) {
+// Makes the endpoint of an outgoing link, after the receiver has sent its address.
+void UcxTransport::start_endpoint(Link& link, const ucx::LinkSocket::Handshake& handshake) {
   using Params = ucx::EndpointParams;
   Params params{};
   params.mask = Params::kAddress | Params::kErrorMode | Params::kErrorHandler;
-  params.address = reinterpret_cast<const ucx::Address*>(greeting.address.data());
+  params.address = reinterpret_cast<const ucx::Address*>(handshake.address.data());
   params.error_mode = Params::kPeerErrors;
   params.on_error = on_error;
   params.argument = &link;
@@ -205,7 +205,7 @@ void UcxTransport::greeted(Link& link, const ucx::LinkSocket::Greeting& greeting
     link.endpoint = nullptr;
     return break_link(link, status);
   }
-  link.tag = greeting.tag;
+  link.tag = handshake.tag;
   for (Message& message : link.messages) hand_over(message);
 }
 
@@ -231,7 +231,7 @@ bool UcxTransport::poll(int timeout_ms, bool drain_wakes) {
     } catch (const Error& stranger) {
       fail(stranger);
     }
-    if (const auto greeting = link.line.take_greeting()) greeted(link, *greeting);
+    if (const auto handshake = link.line.take_handshake()) start_endpoint(link, *handshake);
     if (link.line.ended()) {
       ::epoll_ctl(epoll_, EPOLL_CTL_DEL, link.line.fd(), nullptr);
       troubled_.push_back(&link);
@@ -264,7 +264,7 @@ void UcxTransport::post(Link& link, Transfer& transfer) {
   ++pending_;
   ++posted_;
   if (link.incoming || link.endpoint != nullptr)
-    hand_over(link.messages.back());  // else after the greeting
+    hand_over(link.messages.back());  // without an endpoint, after the handshake
   settle();
 }
 
@@ -398,20 +398,20 @@ bool UcxTransport::progress() {
   return moved;
 }
 
-// Throws if an awaited message of an ended or broken link will not come. REQUIRES: UCX is idle, so that all that came
-// before the end has been taken.
+// Throws if an awaited message of an ended or broken link will never arrive. REQUIRES: UCX is idle, so that everything
+// that arrived before the end has been received.
 void UcxTransport::look_after(Link& link) {
   if (!lost(link)) return;
   if (link.line.ended()) fail(left(link.rank));
-  if (Clock::now() - *link.broken < kPatience) return;
+  if (Clock::now() - *link.broken < kBrokenGrace) return;
   fail(Error(Code::rank_failed,
              "the UCX connection with rank " + std::to_string(link.rank) + " failed: " + link.why +
                  (link.incoming || link.endpoint ? "" : " (see UCX_TLS and UCX_NET_DEVICES)"),
              link.rank));
 }
 
-// Returns whether a message will never be done. Messages that the other side had done when it left are done here too,
-// or will come.
+// Returns whether a message will never be done. Messages that the other side had completed when it left are complete
+// here too, or will arrive.
 bool UcxTransport::lost(Link& link) {
   const std::uint64_t promised = link.line.promised().value_or(0);
   std::uint64_t number = link.done;

@@ -3,9 +3,9 @@
 // Thread contract: as LinkedTransport's. A mutex lets UCX see one thread at a time; abort() ends all work in flight in
 // the thread that calls it.
 //
-// A link's socket stays open beside UCX's own connections: see ucx_link.hpp. Only its end means that a peer has left.
-// An endpoint that fails while the socket lives counts a second later. Most likely the peer has given the group up
-// because of another rank, and that cause should be reported first.
+// A link's socket stays open beside UCX's own connections: see ucx_link.hpp. Only the socket's end means that a peer
+// has left. An endpoint that fails while the socket is open is reported a second later. Most likely the peer has broken
+// the group because of another rank, and that cause should be reported first.
 //
 // Messages of a link are done in order. The last message of all is held back until UCX has flushed the worker. No
 // thread calls progress() between operations, so no message may stay in UCX waiting for such a call.
@@ -36,8 +36,8 @@ class UcxTransport final : public LinkedTransport {
  public:
   // Throws Error(collective) if UCX is unavailable: see ucx::Engine.
   UcxTransport();
-  // Peers learn that this rank left and still get all that was done here. In a forked child the destructor closes the
-  // child's copies of the sockets and leaves the rest to the parent.
+  // Notifies peers that this rank left; they still get all messages that were done here. In a forked child the
+  // destructor closes the child's copies of the sockets and leaves the rest to the parent.
   ~UcxTransport() override;
   UcxTransport(const UcxTransport&) = delete;
   UcxTransport& operator=(const UcxTransport&) = delete;
@@ -47,8 +47,8 @@ class UcxTransport final : public LinkedTransport {
 
   void send(int rank, Transfer& transfer) override;
   void receive(int rank, Transfer& transfer) override;
-  // After one of these has thrown, both throw the same again, and neither transfers nor their memory are touched any
-  // more.
+  // After one of these has thrown, both throw the same error again, and neither transfers nor their memory are accessed
+  // any more.
   bool progress() override;
   void wait(std::chrono::milliseconds limit) override;
 
@@ -56,7 +56,7 @@ class UcxTransport final : public LinkedTransport {
   void abort() override;  // the same holds when it returns; peers see endpoints fail
   std::uint64_t bytes_sent() const override {
     return sent_;
-  }  // payload alone: of messages that are done
+  }  // only payload of messages that are done
 
  private:
   struct Link;
@@ -73,7 +73,7 @@ class UcxTransport final : public LinkedTransport {
     int rank;
     bool incoming;
     ucx::LinkSocket line;
-    ucx::Endpoint* endpoint = nullptr;  // of an outgoing link, after its greeting
+    ucx::Endpoint* endpoint = nullptr;  // of an outgoing link, after its handshake
     std::uint64_t tag = 0;
     std::deque<Message> messages = {};  // not done
     std::uint64_t done = 0;             // messages
@@ -87,7 +87,7 @@ class UcxTransport final : public LinkedTransport {
   Link& link_to(Links& links, int rank, bool incoming);
   void post(Link& link, Transfer& transfer);
   void hand_over(Message& message);
-  void greeted(Link& link, const ucx::LinkSocket::Greeting& greeting);
+  void start_endpoint(Link& link, const ucx::LinkSocket::Handshake& handshake);
   bool poll(int timeout_ms, bool drain_wakes);
   void listen(Link& link, bool add);
   bool settle();
@@ -109,7 +109,7 @@ class UcxTransport final : public LinkedTransport {
   static void on_flushed(ucx::Request* request, ucx::Status, void* transport);
   void completed(Message& message, ucx::Status status);
 
-  const unsigned generation_;            // of forks
+  const unsigned generation_;            // fork generation
   std::unique_ptr<ucx::Engine> engine_;  // null after a failure
   int epoll_ = -1;
   int wake_ = -1;  // eventfd
@@ -125,7 +125,7 @@ class UcxTransport final : public LinkedTransport {
   std::uint64_t posted_ = 0;     // messages so far
   std::uint64_t flushing_ = 0,
                 flushed_ = 0;  // posted_ when the current or last flush began
-  bool closing_ = false;       // callbacks come too late
+  bool closing_ = false;       // callbacks have no effect any more
   std::optional<Error> failed_, bad_message_;
 
   Arrivals arrivals_;

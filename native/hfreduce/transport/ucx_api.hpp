@@ -1,4 +1,4 @@
-// The part of UCX that the transport uses, loaded from libucp.so.0 at run time: the build needs nothing of UCX.
+// The part of UCX that the transport uses, loaded from libucp.so.0 at run time: the build does not need UCX.
 //
 // The declarations follow UCX's documentation, for the binary interface that it has kept since 1.11. Structures end
 // after the last member used here, because UCX reads only what a mask names.
@@ -116,12 +116,12 @@ struct Api {
   const char* (*status_string)(Status status);
 };
 
-// Loads the library at the first call; it stays loaded. If it is missing or too old, throws Error(collective) that says
-// what to install.
+// Loads the library at the first call; it stays loaded. If it is missing or too old, throws Error(collective), which
+// names the package to install.
 //
 // By default UCX would take over signals (such as SIGSEGV and SIGHUP), write its log to the standard output, and
-// rewrite mmap and similar functions in the C library. This prevents all of that unless variables of UCX ask for it.
-// With RDMA devices it keeps the rewriting, because their registration cache would not be safe without.
+// rewrite mmap and similar functions in the C library. This function prevents that unless variables of UCX ask for it.
+// With RDMA devices the rewriting stays, because their registration cache would not be safe without it.
 const Api& api();
 
 }  // namespace ff::hfreduce::ucx

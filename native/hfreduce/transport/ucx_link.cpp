@@ -25,12 +25,12 @@ LinkSocket::~LinkSocket() {
   if (fd_ >= 0) fork_guard::close(fd_);
 }
 
-void LinkSocket::open(int fd, const Greeting* greeting) {
+void LinkSocket::open(int fd, const Handshake* handshake) {
   fd_ = fd;
-  if (greeting == nullptr) return;
-  const Head head{kMagic, greeting->tag, greeting->address.size()};
+  if (handshake == nullptr) return;
+  const Head head{kMagic, handshake->tag, handshake->address.size()};
   out_.assign(reinterpret_cast<const char*>(&head), sizeof head);
-  out_ += greeting->address;
+  out_ += handshake->address;
 }
 
 void LinkSocket::advance() {
@@ -67,7 +67,7 @@ void LinkSocket::read() {
 void LinkSocket::parse() {
   const Error stranger(Code::collective, "rank " + std::to_string(rank_) +
                                              " does not speak the protocol of a UCX link");
-  if (side_ == Side::sender && !greeted_) {
+  if (side_ == Side::sender && !handshake_done_) {
     Head head;
     if (in_.size() < sizeof head) return;
     std::memcpy(&head, in_.data(), sizeof head);
@@ -75,9 +75,9 @@ void LinkSocket::parse() {
       throw Error(stranger);
     }
     if (in_.size() < sizeof head + head.address_bytes) return;
-    greeting_ = Greeting{head.tag, in_.substr(sizeof head, head.address_bytes)};
+    handshake_ = Handshake{head.tag, in_.substr(sizeof head, head.address_bytes)};
     in_.erase(0, sizeof head + head.address_bytes);
-    greeted_ = true;
+    handshake_done_ = true;
   }
   if (in_.size() > sizeof(std::uint64_t)) throw Error(stranger);
   if (in_.size() < sizeof(std::uint64_t)) return;
@@ -86,13 +86,13 @@ void LinkSocket::parse() {
   promised_ = count;
 }
 
-std::optional<LinkSocket::Greeting> LinkSocket::take_greeting() {
-  std::optional<Greeting> taken;
-  taken.swap(greeting_);
+std::optional<LinkSocket::Handshake> LinkSocket::take_handshake() {
+  std::optional<Handshake> taken;
+  taken.swap(handshake_);
   return taken;
 }
 
-void LinkSocket::say_goodbye(std::uint64_t done) noexcept {
+void LinkSocket::send_leave(std::uint64_t done) noexcept {
   if (fd_ < 0 || ended_ || !out_.empty()) return;
   [[maybe_unused]] const ssize_t n = ::send(fd_, &done, sizeof done, MSG_DONTWAIT | MSG_NOSIGNAL);
 }

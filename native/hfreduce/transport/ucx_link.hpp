@@ -1,8 +1,8 @@
-// The socket of one link of the UCX transport. It tells the sender the receiver's address, and tells both sides whether
-// the other is alive and, when it leaves, how far it has come.
+// The socket of one link of the UCX transport. It carries the receiver's address to the sender. Its end shows either
+// side that the other has left or died, and a last message counts the messages that the other side completed.
 //
-//   receiver -> sender   Greeting, the address of its UCX worker          when the link is made
-//   both                 how many messages it has done on this link       when it leaves in an orderly way
+//   receiver -> sender   Handshake, the address of its UCX worker         when the link is made
+//   both                 number of messages it completed on this link     when it leaves in an orderly way
 //   both                 the end of the stream                            when it leaves or dies
 //
 // The sockets were authenticated before, unlike UCX's own connections. Only the two ends know the tag, so messages that
@@ -19,7 +19,7 @@ namespace ff::hfreduce::ucx {
 
 class LinkSocket {
  public:
-  struct Greeting {
+  struct Handshake {
     std::uint64_t tag;
     std::string address;
   };
@@ -30,23 +30,23 @@ class LinkSocket {
   LinkSocket(const LinkSocket&) = delete;
   LinkSocket& operator=(const LinkSocket&) = delete;
 
-  // Owns the descriptor from the call on; the descriptor must not block and is guarded against forks. `greeting`: the
+  // Owns the descriptor from the call on; the descriptor must not block and is guarded against forks. `handshake`: the
   // receiver's.
-  void open(int fd, const Greeting* greeting);
+  void open(int fd, const Handshake* handshake);
   int fd() const { return fd_; }
   bool wants_to_write() const { return !out_.empty(); }
 
-  // Reads and writes what can be moved. Throws Error(collective) if the other side violates the protocol.
+  // Reads and writes as many bytes as possible. Throws Error(collective) if the other side violates the protocol.
   void advance();
   // True if the other side has closed the link or is dead, and all that it wrote has been read.
   bool ended() const { return ended_; }
-  // Returns the receiver's greeting, once; on the sender's side.
-  std::optional<Greeting> take_greeting();
+  // Returns the receiver's handshake, once; on the sender's side.
+  std::optional<Handshake> take_handshake();
   // Returns the number of messages the other side has completed; none until it has left in an orderly way.
   std::optional<std::uint64_t> promised() const { return promised_; }
 
-  // Writes the last bytes of the link. Never blocks.
-  void say_goodbye(std::uint64_t done) noexcept;
+  // Writes the link's last message: the number of completed messages. Never blocks.
+  void send_leave(std::uint64_t done) noexcept;
 
  private:
   void read();
@@ -56,9 +56,9 @@ class LinkSocket {
   const Side side_;
   const int rank_;
   int fd_ = -1;
-  bool ended_ = false, greeted_ = false;
+  bool ended_ = false, handshake_done_ = false;
   std::string in_, out_;
-  std::optional<Greeting> greeting_;
+  std::optional<Handshake> handshake_;
   std::optional<std::uint64_t> promised_;
 };
 

@@ -188,24 +188,24 @@ void test_hasty_senders() {
   }
 }
 
-// A peer that dies sends no goodbye. `greets`: it has lived long enough to send its address.
-void test_death(bool greets) {
+// A peer that dies announces nothing. `address_sent`: the peer has sent its address before.
+void test_death(bool address_sent) {
   UcxTransport here;
   const Pair to_it = unix_pair(), from_it = unix_pair();
   here.add_outgoing(6, to_it[0]);
   here.add_incoming(7, from_it[1]);
   auto other = std::make_unique<UcxTransport>();
-  if (greets) {
+  if (address_sent) {
     const Pair real = unix_pair();
     other->add_incoming(0, real[0]);
     const int between = real[1];
-    std::array<char, 4096> greeting;
+    std::array<char, 4096> handshake;
     ssize_t bytes = -1;
     while (bytes < 0) {
       other->progress();
-      bytes = ::recv(between, greeting.data(), greeting.size(), MSG_DONTWAIT);
+      bytes = ::recv(between, handshake.data(), handshake.size(), MSG_DONTWAIT);
     }
-    CHECK(::write(to_it[1], greeting.data(), static_cast<std::size_t>(bytes)) == bytes);
+    CHECK(::write(to_it[1], handshake.data(), static_cast<std::size_t>(bytes)) == bytes);
     ::close(between);
   }
   std::vector<char> bytes(16u << 20);
@@ -250,7 +250,7 @@ void test_leaving_receiver() {
   receiver.join();
 }
 
-// A peer that gives up for its own reason stays alive and does not report that it leaves.
+// A peer that breaks the group for its own reason stays alive and does not announce that it leaves.
 void test_abort_of_the_peer() {
   UcxTransport from, to;
   join(from, 0, to, 6);

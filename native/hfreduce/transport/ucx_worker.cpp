@@ -10,33 +10,32 @@ namespace {
 
 constexpr int kTurns = 64;  // calls of progress() before the caller checks for other work
 
-// Living engines, and the process they belong to. A child inherits UCX's belief that its thread runs.
-struct Census {
+// Count of living engines, and the process they belong to. In a forked child, UCX wrongly assumes that its thread runs.
+struct LiveEngines {
   std::mutex mutex;
   unsigned generation = 0, alive = 0;
 };
 
-Census& census() {
-  static Census* const all = new Census;  // engines may outlive the statics of this library
+LiveEngines& live_engines() {
+  static LiveEngines* const all = new LiveEngines;  // engines may outlive the statics of this library
   return *all;
 }
 
 void enter() {
-  Census& all = census();
+  LiveEngines& all = live_engines();
   const std::lock_guard lock(all.mutex);
   const unsigned now = fork_guard::generation();
   if (all.alive > 0 && all.generation != now) {
     throw Error(Code::collective,
-                "UCX was in use when this process was forked, and does not work in the child: make "
-                "groups in "
-                "processes that were started anew, or use FIREFLYER_HFREDUCE_TRANSPORT=tcp");
+                "UCX does not work in a process that was forked while UCX was in use: start processes anew "
+                "(spawn), or set FIREFLYER_HFREDUCE_TRANSPORT=tcp");
   }
   all.generation = now;
   ++all.alive;
 }
 
 void leave() {
-  Census& all = census();
+  LiveEngines& all = live_engines();
   const std::lock_guard lock(all.mutex);
   --all.alive;
 }

@@ -17,7 +17,7 @@ class Engine {
   // Throws Error(collective) without UCX, without a transport that UCX_TLS allows, and in a forked
   // child whose parent used UCX when it forked: UCX's own thread does not exist there.
   Engine();
-  ~Engine();  // nothing of the user's memory is touched afterwards; REQUIRES: endpoints are closed
+  ~Engine();  // the user's memory is not accessed afterwards. REQUIRES: endpoints are closed
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -30,7 +30,7 @@ class Engine {
 
   // Makes progress until nothing happens or other work is due; returns true if anything happened.
   bool progress();
-  // True: the descriptor reports events from now on. False: progress() is due.
+  // Returns true if the descriptor reports events from now on, false if progress() is due.
   bool arm();
   // Ends an endpoint and all its operations. Never throws; gives up after a second.
   void close(Endpoint* endpoint) noexcept;

@@ -27,7 +27,7 @@ def crc32c(data: Buffer, start: int = 0) -> int:
 
 def crc32c_combine(a: int, b: int, bytes_b: int) -> int:
     """
-    The CRC32C of two pieces after each other, from theirs and the second one's length.
+    CRC32C of A followed by B, from the CRC32C of each and B's length in bytes.
     """
 
 def isa() -> str:

@@ -12,12 +12,12 @@ import fireflyer._native.hfreduce
 
 class Copy:
     """
-    A copy into an arena that is under way. Letting it go leaves out what has not begun and waits for the rest.
+    Copy in flight into an arena. Destroying it skips blocks that have not begun and waits for the others.
     """
 
     def wait(self, upto: int | None = None, help: bool = True) -> None:
         """
-        Returns when the pieces' bytes in [0, upto) of the arena are in place (default: all); copies itself meanwhile, if `help`. Raises Cancelled in a forked child.
+        Waits until the pieces' bytes in [0, upto) of the arena are in place (default: all). With `help`, the calling thread copies, too. Raises Cancelled in a forked child.
         """
 
     @property
@@ -26,33 +26,35 @@ class Copy:
 
     @property
     def done(self) -> bool:
-        """All is in place, and no source is touched any more."""
+        """True when all pieces are in place and no source is read any more."""
 
     @property
     def pieces_done(self) -> int:
-        """The first so many pieces are in place."""
+        """Number of leading pieces that are in place."""
 
     def changed(self) -> Annotated[NDArray[numpy.bool_], dict(shape=(None,))]:
         """
-        bool[n]: which pieces differ from what the arena held before. After wait(), and only of a copy with compare=True.
+        bool[n]: true for pieces that differ from the arena's previous contents. Call it after wait(), on a copy with compare=True.
         """
 
 class Arena:
-    """Memory kept from save to save; one thread at a time."""
+    """Memory kept from save to save. Only one thread at a time may use it."""
 
     def __init__(self) -> None: ...
 
     def reserve(self, size: int) -> None:
         """
-        Makes the arena at least `size` bytes large, all pages present. Its bytes are lost when it grows; views and copies of the old ones stay valid. Raises NoSpace where the memory is short.
+        Makes the arena at least `size` bytes large and populates all pages. The arena's bytes are lost when it grows; views and copies of the old memory stay valid. Raises NoSpace if memory is short.
         """
 
     def memory(self, size: int) -> memoryview:
-        """The first `size` bytes, writable, page-aligned; keeps them alive."""
+        """
+        Returns a writable, page-aligned view on the first `size` bytes, which keeps them alive.
+        """
 
     def pin(self, device: fireflyer._native.hfreduce.Device) -> None:
         """
-        Pins the memory for the device, once, until it goes: when the arena grows, or with it. Raises CollectiveError if the device refuses.
+        Pins the memory for the device, until the memory is freed or replaced by a larger one. A second call does nothing. Raises CollectiveError if the device reports an error.
         """
 
     @property
@@ -61,17 +63,17 @@ class Arena:
 
     def start(self, pieces: Annotated[NDArray[numpy.int64], dict(shape=(None, 3), order='C', device='cpu', writable=False)], threads: int = 0, compare: bool = False, background: bool = False) -> Copy:
         """
-        Starts to copy pieces, int64[n, 3] of (address of the source, offset in the arena, bytes), ascending by offset and disjoint, on native threads (0: as many as cores). The sources must stay alive and unchanged until the copy is done or let go. compare: the arena holds older bytes, see Copy.changed(). background: one thread on idle cores, until somebody waits and helps.
+        Starts to copy pieces on native threads (0: one for each core). `pieces`: int64[n, 3] of (address of the source, offset in the arena, bytes), ascending by offset and disjoint. The sources must stay alive and unchanged until the copy is done or destroyed. compare: compare with the arena's contents, see Copy.changed(). background: one thread on idle cores, until a caller waits with `help`.
         """
 
 class DeviceCopy:
     """
-    A copy from a device into an arena that is under way. Letting it go waits for what is in the device's stream.
+    Copy in flight from a device into an arena. Destroying it waits for the work in the device's stream.
     """
 
     def wait(self, upto: int | None = None) -> None:
         """
-        Returns when the pieces' bytes in [0, upto) of the arena are in place (default: all). Raises CollectiveError if the device has failed, Cancelled in a forked child.
+        Waits until the pieces' bytes in [0, upto) of the arena are in place (default: all). Raises CollectiveError if the device has failed, Cancelled in a forked child.
         """
 
     @property
@@ -80,11 +82,11 @@ class DeviceCopy:
 
     @property
     def done(self) -> bool:
-        """All is in place, and no source is touched any more."""
+        """True when all pieces are in place and no source is read any more."""
 
     def changed(self) -> Annotated[NDArray[numpy.bool_], dict(shape=(None,))]:
         """
-        bool[n]: which pieces differ from what the arena held before. After wait(), and only of a copy with compare=True.
+        bool[n]: true for pieces that differ from the arena's previous contents. Call it after wait(), on a copy with compare=True.
         """
 
 class DeviceLane:
@@ -94,5 +96,5 @@ class DeviceLane:
 
     def start(self, arena: Arena, pieces: Annotated[NDArray[numpy.int64], dict(shape=(None, 3), order='C', device='cpu', writable=False)], stream: int, compare: bool = False, follow: bool = False) -> DeviceCopy:
         """
-        Starts to copy pieces of the device's memory, int64[n, 3] of (address of the source, offset in the arena, bytes), ascending by offset and disjoint, behind what is in `stream` now. The sources must stay alive and unchanged until the copy is done. compare: the arena holds older bytes, see DeviceCopy.changed(). follow: `stream` waits for the copy. Raises CollectiveError if the device refuses.
+        Starts to copy pieces of the device's memory after the current work in `stream`. `pieces`: int64[n, 3] of (address of the source, offset in the arena, bytes), ascending by offset and disjoint. The sources must stay alive and unchanged until the copy is done. compare: compare with the arena's contents, see DeviceCopy.changed(). follow: `stream` waits for the copy. Raises CollectiveError if the device reports an error.
         """

@@ -7,7 +7,9 @@ from numpy.typing import NDArray
 
 
 class Flows:
-    """Flows over links with max-min fair rates. One thread at a time."""
+    """
+    Flows over links with max-min fair rates. Only one thread at a time may use it.
+    """
 
     def __init__(self, capacities: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], begin: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], links: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], bytes: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
         """
@@ -16,7 +18,7 @@ class Flows:
 
     def run(self, until: float, merge: float) -> None:
         """
-        Runs to the time `until`; flows that end within `merge` times the present time end together.
+        Runs to the time `until`. Flows whose ends differ by at most `merge` times the present time end together.
         """
 
     def rates(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None,))]:

@@ -18,7 +18,7 @@ class Reader:
 
     def read(self, indices: numpy.typing.NDArray[numpy.int64]) -> tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.int64]]:
         """
-        One arena and the k + 1 offsets of the k samples in it, in the order of `indices`.
+        Returns one arena and the k + 1 offsets of the k samples in it, in the order of `indices`.
         """
 
     def read_list(self, indices: numpy.typing.NDArray[numpy.int64]) -> list[numpy.typing.NDArray[numpy.uint8]]:
@@ -28,7 +28,7 @@ class Reader:
         """The samples as read-only views on the mapped files, each checked once."""
 
     def check_all(self) -> None:
-        """Reads every file whole and compares every checksum."""
+        """Reads every file completely and compares every checksum."""
 
     def unchecked(self) -> list[str]:
         """Files whose metadata carries no checksum."""
@@ -37,25 +37,27 @@ class Reader:
         """Version of the format of each file."""
 
     def schema(self, file: int) -> bytes:
-        """The columns of one file as JSON; empty without."""
+        """The columns of one file as JSON; empty if it has none."""
 
     def size(self, file: int) -> int:
         """Bytes of one file up to the end of its last commit."""
 
     def part(self, file: int, start: int, end: int) -> bytes:
-        """Bytes of one file as it was opened, whatever its name has become."""
+        """
+        Bytes of one file as it was opened, even if its path was replaced since.
+        """
 
     def locate(self, index: int) -> tuple[str, int]:
         """The file of a sample and its number in that file."""
 
     def extents(self, indices: numpy.typing.NDArray[numpy.int64]) -> numpy.typing.NDArray[numpy.uint8]:
         """
-        Index entries of v2, 32 bytes each, in the order of `indices`; also of the samples of v1 files.
+        Index entries in the layout of v2, 32 bytes each, in the order of `indices`; also for v1 files.
         """
 
     def last_commit(self, file: int) -> tuple[int, int, int, int, int, int, bool, list[tuple[int, int, int]]]:
         """
-        Of a v2 file: alignment, number of the commit, place of its footer, end, samples, place of its slot, whether that slot is torn, and the runs (first sample, place, samples).
+        The last commit of a v2 file: alignment, number of the commit, place of its footer, end, samples, place of its slot, whether that slot is torn, and the runs (first sample, place, samples).
         """
 
     def offsets(self, file: int) -> numpy.typing.NDArray[numpy.int64]:
@@ -65,13 +67,11 @@ class Reader:
         """CRC32 of each sample of one file."""
 
 class V2Index:
-    """
-    The metadata of a v2 file whose bytes come from elsewhere; thread-safe.
-    """
+    """Metadata of a v2 file whose bytes the caller reads; thread-safe."""
 
     def __init__(self, name: str, size: int, read: Callable[[int, int], bytes], size_now: Callable[[], int]) -> None:
         """
-        `read(start, end)` gives bytes of the file; `size_now()` its size if it seems to have grown.
+        `read(start, end)` returns bytes of the file. `size_now()` returns its current size; it is called only if the file seems to have grown.
         """
 
     @property
@@ -88,12 +88,12 @@ class V2Index:
 
     def extents(self, indices: numpy.typing.NDArray[numpy.int64], places: numpy.typing.NDArray[numpy.int64], pages: numpy.typing.NDArray[numpy.uint8]) -> numpy.typing.NDArray[numpy.uint8]:
         """
-        Index entries of the samples, 32 bytes each, by their pages at `places`, which rise; checks each page.
+        Returns the samples' index entries, 32 bytes each. `pages`: their index pages, each of which is checked; `places`: the ascending places of these pages.
         """
 
 class Arenas:
     """
-    Memory for batches, used again when the last array on it is gone; thread-safe.
+    Memory for batches, reused after the last array on it is destroyed; thread-safe.
     """
 
     def __init__(self) -> None: ...
@@ -105,11 +105,11 @@ def chunk_name(key: str, chunk: int) -> str:
 
 def read_pieces(directory: str, keys: Sequence[str], pieces: numpy.typing.NDArray[numpy.int64], arena: numpy.typing.NDArray[numpy.uint8]) -> tuple[numpy.typing.NDArray[numpy.uint8], int]:
     """
-    Fills pieces (rows: number of the key, chunk, first byte, bytes, place in the arena) from chunk files: 1 for each that was read whole, and a number of an error of the system, or 0.
+    Fills pieces from chunk files. A row of `pieces`: index of the key, chunk, first byte, bytes, place in the arena. Returns 1 for each piece that was read whole (0 for others), and the errno of a failed read, or 0.
     """
 
 def check_samples(arena: numpy.typing.NDArray[numpy.uint8], offsets: numpy.typing.NDArray[numpy.int64], crcs: numpy.typing.NDArray[numpy.uint32]) -> numpy.typing.NDArray[numpy.uint8]:
-    """1 for each sample that has its CRC32."""
+    """Returns 1 for each sample whose CRC32 matches, 0 for others."""
 
 def arena_bytes() -> int:
     """Memory of all arenas of this process, in use or kept."""

@@ -4,39 +4,39 @@
 
 class SuspendPage:
     """
-    The calls of `suspend_requested()` on a node, and the first one answered true.
+    Page of a node with the number of `suspend_requested()` calls of each rank, and the number of the first call that returns true.
     """
 
     @staticmethod
     def create(slots: int) -> SuspendPage:
-        """A new page for `slots` ranks in a memfd of its own."""
+        """Creates a page for `slots` ranks in a new memfd."""
 
     @staticmethod
     def map(fd: int) -> SuspendPage:
-        """The page behind `fd`, which stays the caller's."""
+        """Maps the page behind `fd`, which the caller still owns."""
 
     def call(self, slot: int) -> bool:
         """
-        Counts a call. False at once before a freeze; after it, waits without the GIL.
+        Counts a call. Returns false at once before a freeze; after it, waits for the decision without the GIL.
         """
 
     def acknowledge(self, slot: int) -> None:
-        """The rank in `slot` saved and leaves."""
+        """Records that the rank in `slot` has saved its state and will exit."""
 
     def set_apart(self, slot: int) -> None:
-        """Calls are answered with false, and not counted, until `begin`."""
+        """Answers calls with false, and does not count them, until `begin`."""
 
     def begin(self, slot: int, count: int) -> None:
-        """The next call has number `count` + 1; `count` is below 2**62."""
+        """Gives the next call the number `count` + 1; `count` is below 2**62."""
 
     def join(self, slot: int) -> None:
-        """The newcomer in `slot` is a member now."""
+        """Records that the new rank in `slot` is a member."""
 
     def renew(self, slot: int) -> None:
-        """The slot gets a newcomer, which is set apart."""
+        """Prepares the slot for a new rank, and sets it apart."""
 
     def freeze(self) -> list[int]:
-        """Freezes every slot; the counts of answered calls."""
+        """Freezes every slot; returns the counts of answered calls."""
 
     def decide(self, number: int) -> int:
         """Sets the decision unless there is one; returns the one in force."""
@@ -45,17 +45,17 @@ class SuspendPage:
         """Calls begun by the rank in `slot`."""
 
     def told(self, slot: int) -> bool:
-        """Whether a call of the rank in `slot` was answered with true."""
+        """True if a call of the rank in `slot` was answered with true."""
 
     def acknowledged(self, slot: int) -> bool:
-        """Whether the rank in `slot` acknowledged."""
+        """True if the rank in `slot` acknowledged."""
 
     def joined(self, slot: int) -> bool:
-        """Whether the newcomer in `slot` has become a member."""
+        """True if the new rank in `slot` has become a member."""
 
     @property
     def decision(self) -> int:
-        """First call number answered with true; 0: none yet."""
+        """Number of the first call that returns true; 0: undecided."""
 
     @property
     def slots(self) -> int: ...
@@ -65,12 +65,14 @@ class SuspendPage:
         """The memfd of a created page; -1 for a mapped one."""
 
 def set_child_subreaper() -> None:
-    """Orphans among the descendants of this process become its children."""
+    """Makes orphans among the descendants of this process its children."""
 
 def set_parent_death_signal(signal: int) -> None:
-    """Sends `signal` to this process when its parent dies; kept over execve."""
+    """
+    Makes the kernel send `signal` to this process when its parent dies, also after execve.
+    """
 
 def set_process_title(arguments: bytes, environment: bytes) -> None:
     """
-    What /proc shows as command line and first variables, each ended by a NUL, cut off where execve left no room. An empty environment leaves the shown one. REQUIRES: one thread.
+    Sets the command line and the first environment variables that /proc shows, each ended by a NUL. The texts are cut to the space that execve left. An empty environment leaves the shown one. REQUIRES: one thread.
     """

@@ -7,22 +7,22 @@ class EventLog:
     """Events of one session, and their clock."""
 
     def __init__(self, most: int, clock: Callable[[], int] | None = None) -> None:
-        """Keeps `most` events. Without a `clock` it reads the monotonic one."""
+        """Keeps at most `most` events. The default `clock` is the monotonic one."""
 
     @property
     def active(self) -> bool:
-        """False before and after the session: hooks record nothing."""
+        """True during the session. While false, hooks record nothing."""
 
     @active.setter
     def active(self, arg: bool, /) -> None: ...
 
     @property
     def base_ns(self) -> int:
-        """Time of the clock at the start, which events are relative to."""
+        """Clock at the start of the session; times of events are relative to it."""
 
     @property
     def dropped(self) -> int:
-        """Events that found no room."""
+        """Number of events that were dropped because the log was full."""
 
     def put(self, begin: bool, phase: int, label: int) -> None:
         """Records that a phase begins or ends now."""
@@ -31,10 +31,10 @@ class EventLog:
         """Records a duration instead of a moment."""
 
     def drain(self) -> bytes:
-        """Takes all events so far, as they travel."""
+        """Removes all events so far and returns them in the wire format."""
 
 class Timed:
-    """Stands for a function, and records when its calls begin and end."""
+    """Wrapper of a function that records when its calls begin and end."""
 
     def __call__(self, /, *args, **kwargs):
         """Call self as a function."""
@@ -55,7 +55,7 @@ class Timed:
 
 def timed(log: EventLog, function: object, phase: int, label: int, note: Callable[[tuple[object, ...], dict[str, object] | None], object] | None = None, outermost: bool = False) -> Timed:
     """
-    Returns what stands for `function`. `note` gets positional and named arguments of each call. `outermost`: calls inside another such call of the same thread are not recorded.
+    Returns a wrapper of `function`. `note` is called with the positional and named arguments of each call. `outermost`: calls inside another such call of the same thread are not recorded.
     """
 
 class Updates:
@@ -63,7 +63,7 @@ class Updates:
 
     def __init__(self, log: EventLog, phase: int, label_of: Callable[[object], int], at_step: Callable[[int], int]) -> None:
         """
-        `label_of` numbers an optimizer. `at_step` gets the steps since its last call, and returns after how many to call it again.
+        `label_of` numbers an optimizer. `at_step(steps since its last call)` returns the number of steps until its next call.
         """
 
     def before(self, optimizer: object, args: object, kwargs: object) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 class Watch:
     """
-    Sees the death of any rank and tells everybody; one a group, with a thread.
+    Failure detector of a group: detects the death of a rank and notifies all ranks.
     """
 
     def __init__(self, *, rank: int, world: int) -> None: ...
@@ -25,22 +25,24 @@ class Watch:
 
     def attach(self, group: Group, post: P2PEngine) -> None:
         """
-        Fails both with the first failure, and announces what the group finds itself.
+        Fails the group and `post` with the first failure, and announces failures that the group detects.
         """
 
     def announce(self, message: str, rank: int = -1) -> None:
         """
-        Gives the group up on all ranks: because of `rank`, or for a reason of no single rank.
+        Breaks the group on all ranks, because of `rank`, or (-1) for a reason that is no single rank's.
         """
 
     def withdraw(self, operation: int) -> None:
         """Asks all ranks to cancel the operation of this number."""
 
     def leave(self, seconds: float = 1.0) -> None:
-        """Says goodbye; waits at most `seconds` until the neighbours know."""
+        """
+        Announces that this rank leaves; waits at most `seconds` until the neighbours have received that.
+        """
 
     def drop_links(self) -> None:
-        """Ends without a goodbye, as a death does."""
+        """Closes all links unannounced, as a death does."""
 
     def wait(self, seconds: float = -1.0) -> bool:
         """
@@ -54,11 +56,11 @@ class Watch:
         """Ranks known to be dead."""
 
     def left_ranks(self) -> set[int]:
-        """Ranks that said goodbye."""
+        """Ranks that left in an orderly way."""
 
 def set_thread_cpus(cpus: Sequence[int]) -> None:
     """
-    Cores for the threads that groups start from now on; none: wherever the process may run.
+    Sets the cores of the threads that groups start from now on; none: all cores of the process.
     """
 
 def guard_descriptor(fd: int) -> None:
@@ -68,7 +70,7 @@ def guard_descriptor(fd: int) -> None:
 
 def unguard_descriptor(fd: int) -> None:
     """
-    Ends the guard; required before the descriptor is closed or given away.
+    Ends the guard. Must be called before the descriptor is closed or given away.
     """
 
 class DType(enum.Enum):
@@ -144,7 +146,7 @@ class Kind(enum.Enum):
     BARRIER = 9
 
 class Transport(enum.Enum):
-    """What carries the bytes of collectives between hosts."""
+    """Transport of the bytes of collectives between hosts."""
 
     TCP = 0
 
@@ -162,18 +164,18 @@ class Operation:
 
     @property
     def number(self) -> int:
-        """In the order of submission to its group: alike on all ranks."""
+        """Number in the order of submission to the group; equal on all ranks."""
 
     @property
     def priority(self) -> int: ...
 
     @property
     def source(self) -> int:
-        """Of a receive from any source: the sender's rank, once over."""
+        """The sender's rank, once a receive from any source is over."""
 
     def shared(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """
-        The block of a shared result as a uint8 array; REQUIRES: over, without error.
+        The block of a shared result as a uint8 array. REQUIRES: the operation is over, without error.
         """
 
     def rethrow(self) -> None:
@@ -189,12 +191,12 @@ class Group:
 
     def submit(self, *, kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, wire: Codec = Codec.NONE, residual: int = 0, seed: int = 0, shared: bool = False, priority: int = 0, label: int = 0, timeout_s: float = 0.0, run_here: bool = False) -> Operation:
         """
-        Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done. timeout_s: of this call; 0: the group's.
+        Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done. timeout_s: timeout of this call; 0: the group's.
         """
 
     def allreduce_now(self, data: int, bytes: int, count: int, dtype: DType, op: ReduceOp) -> Operation:
         """
-        A synchronous allreduce in place. None when it is over; the operation where others are before it.
+        Runs a synchronous allreduce in place. Returns None when it is over; returns the operation if other operations must run before it.
         """
 
     def peers(self, *, kind: Kind, count: int, dtype: DType, root: int = -1, wire: Codec = Codec.NONE, priority: int = 0) -> list[int]:
@@ -209,19 +211,19 @@ class Group:
     def abort(self) -> None: ...
 
     def rethrow(self) -> None:
-        """Raises why the group is broken, if it is."""
+        """Raises the error that broke the group, if any."""
 
     def records(self) -> list[dict[str, object]]:
-        """The last operations, oldest first; times by the monotonic clock."""
+        """The last operations, oldest first, with times of the monotonic clock."""
 
     def set_rules(self, rules: Sequence[Rule]) -> None:
         """
-        Chooses the algorithms between hosts, alike on all ranks, while nothing is under way.
+        Sets the rules that choose the algorithms between hosts. REQUIRES: equal rules on all ranks, and no operation in flight.
         """
 
     def withdrawals(self) -> set[int]:
         """
-        On rank 0: numbers of operations that will end as cancelled when their turn comes.
+        Numbers of operations that will end as cancelled when their turn comes; on rank 0 only.
         """
 
     def set_timeout(self, seconds: float) -> None: ...
@@ -239,28 +241,30 @@ class P2PEngine:
         """A connected socket to send to `rank`; owned from here on."""
 
     def heard_from(self, rank: int) -> bool:
-        """Whether another rank of the group has ever had a link to here."""
+        """
+        True if `rank`, another rank of the group, has ever had a link to this rank.
+        """
 
     def add_incoming(self, rank: int, fd: int) -> None:
         """A connected socket to receive from `rank`; owned from here on."""
 
     def send(self, to: int, tag: int, data: int, bytes: int, seconds: float, attended: bool) -> Operation:
         """
-        Sends `bytes` at address `data`, which must stay alive until it is over; seconds <= 0: no deadline.
+        Sends `bytes` at address `data`, which must stay alive until the operation is over; seconds <= 0: no deadline.
         """
 
     def receive(self, source: int, tag: int, data: int, bytes: int, seconds: float, attended: bool) -> Operation:
         """Receives from rank `source`, or from any (-1)."""
 
     def wait(self, operation: Operation, seconds: float) -> bool:
-        """Operation.wait, but this thread moves the bytes meanwhile."""
+        """Waits like Operation.wait, but this thread moves the bytes meanwhile."""
 
     def fail(self, message: str, rank: int = -1) -> None:
-        """Ends every message, now and later, with this error."""
+        """Ends all present and later messages with this error."""
 
 def load_ucx() -> None:
     """
-    Raises CollectiveError, with what to install, where a group over UCX cannot be made.
+    Raises CollectiveError, which names the package to install, if a group over UCX cannot be made.
     """
 
 def control_bytes(members: int) -> int: ...
@@ -276,13 +280,11 @@ class Algorithm(enum.Enum):
 
 class Rule:
     """
-    Calls of `kind` on at least `hosts` hosts and of at most `bytes` bytes.
+    Algorithm for calls of `kind` on at least `hosts` hosts and of at most `bytes` bytes.
     """
 
     def __init__(self, *, kind: Kind, hosts: int, bytes: int, algorithm: Algorithm, lanes: int) -> None:
-        """
-        bytes: ANY_BYTES has no limit; lanes: at most, 0 for as many as there are.
-        """
+        """bytes: ANY_BYTES is no limit; lanes: the most lanes to use, 0 for all."""
 
     @property
     def kind(self) -> Kind: ...
@@ -306,10 +308,12 @@ class Rule:
 ANY_BYTES: int = 18446744073709551615
 
 def default_rules() -> list[Rule]:
-    """What counts where no other rule applies."""
+    """Rules that are used where no other rule applies."""
 
 def choose_rule(rules: Sequence[Rule], kind: Kind, hosts: int, bytes: int) -> Rule:
-    """The first of the rules that applies, or of the default ones."""
+    """
+    Returns the first of the rules that applies; if none does, the first of the default rules.
+    """
 
 class NumaMode(enum.Enum):
     INTERLEAVE = 0
@@ -335,24 +339,24 @@ class Placed:
 
 def control_placement(members: int, interface: str) -> list[Placed]:
     """
-    Where the parts of a control segment belong on this machine, for a network interface; nothing on one node.
+    Returns the memory nodes for the parts of a control segment, for a network interface; empty on one node.
     """
 
 def create_segment(name: str, bytes: int, placement: Sequence[Placed] = []) -> int:
     """
-    Descriptor of a new zeroed and reserved shared segment; the caller closes it.
+    Creates a zeroed and reserved shared segment. Returns its descriptor, which the caller closes.
     """
 
 class Device:
     """A device's runtime; lives as long as the process."""
 
 class FakeDevice(Device):
-    """A device for tests: plain memory, streams that take their time."""
+    """A device for tests: plain memory, and streams with delays."""
 
     def make_stream(self) -> int: ...
 
     def copy(self, stream: int, to: int, source: int, bytes: int) -> None:
-        """Computation of the user: a copy."""
+        """Queues a copy, as the user's computation."""
 
     def stop(self, stream: int) -> None:
         """Stops a stream before its next command."""
@@ -362,7 +366,7 @@ class FakeDevice(Device):
     def synchronize(self, stream: int) -> None: ...
 
     def history(self) -> list[str]:
-        """All that has run, in order: 'stream command'."""
+        """Commands that have run, in order: 'stream command'."""
 
     @property
     def pinned_bytes(self) -> int: ...
@@ -371,23 +375,25 @@ class FakeDevice(Device):
     def live_events(self) -> int: ...
 
 def fake_device(delay_us: int = 0) -> FakeDevice:
-    """A new fake device; `delay_us` passes before each command."""
+    """Makes a fake device that waits `delay_us` before each command."""
 
 def cuda_device(index: int) -> Device:
-    """A CUDA device, by the runtime of this process."""
+    """Opens a CUDA device with the CUDA runtime of this process."""
 
 class Passage:
-    """A call on device memory, until the device is through with it."""
+    """A call on device memory, until the device has finished with it."""
 
     def follow(self, stream: int) -> None:
-        """The stream waits until the results are in the device's memory."""
+        """Makes the stream wait until the results are in the device's memory."""
 
     def extend(self, stream: int) -> None:
-        """Who follows from now on waits for what is in this stream, too."""
+        """
+        Makes streams that follow from now on also wait for the current work in this stream.
+        """
 
     @property
     def finished(self) -> bool:
-        """Nothing touches the device's memory any more."""
+        """True when the device's memory is no longer accessed."""
 
     def wait(self, seconds: float = -1.0) -> bool:
         """
@@ -401,14 +407,14 @@ class Stager:
 
     def submit(self, *, group: Group, stream: int, counts: Sequence[int], kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, wire: Codec = Codec.NONE, residual: int = 0, seed: int = 0, priority: int = 0, label: int = 0, timeout_s: float = 0.0) -> tuple[list[Operation], Passage]:
         """
-        Group.submit for device memory, behind what is in `stream` now; cut into operations of `counts` elements each, if there are several. Memory must stay alive until the passage is finished.
+        Submits a call on device memory (see Group.submit) after the current work in `stream`. `counts`: the elements of each operation into which the call is cut. Memory must stay alive until the passage is finished.
         """
 
 def arena_block(bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
-    """Zero-copy memory as a uint8 array; given back when the array dies."""
+    """Allocates zero-copy memory as a uint8 array; freed with the array."""
 
 def arena_reserved_bytes() -> int:
     """Shared memory that this process holds for zero-copy tensors."""
 
 def in_arena(data: int, bytes: int) -> bool:
-    """Do these bytes lie in zero-copy memory?"""
+    """True if these bytes lie in zero-copy memory."""

@@ -12,7 +12,7 @@ class PageIndex:
 
     def insert(self, segment: int, entries: bytes, salts: Sequence[int]) -> None:
         """
-        Adds the pages of a new segment; a known digest moves to it. `salts`: number of each salt that entries name.
+        Adds the pages of a new segment. A known digest moves to it. `salts`: numbers of the salts, by the index in the entries.
         """
 
     def leading(self, digests: bytes, start: int = 0) -> int:
@@ -22,17 +22,17 @@ class PageIndex:
 
     def find(self, digests: bytes, hit: bool) -> list[tuple[int, int, int, int, int] | None]:
         """
-        (segment, offset, bytes, CRC32C, hits) of each digest, or None. `hit`: count a use.
+        Returns (segment, offset, bytes, CRC32C, hits) of each digest, or None. `hit`: count a use.
         """
 
     def remove(self, digest: bytes, segment: int) -> None:
         """Removes a page if it lies in this segment."""
 
     def forget(self, segment: int) -> None:
-        """Forgets a segment with its pages."""
+        """Removes a segment and its pages."""
 
     def bytes_of(self, salt: int) -> int:
-        """Bytes of the pages of a salt."""
+        """Bytes of the pages with this salt."""
 
     def __len__(self) -> int: ...
 
@@ -60,7 +60,7 @@ class Memtable:
 
     @property
     def bytes(self) -> int:
-        """Approximate memory."""
+        """Approximate memory in bytes."""
 
 class BlockCache:
     """Blocks of tables in memory, at most `capacity` bytes."""
@@ -84,11 +84,11 @@ class Table:
 
     def range(self, block: int, most: int = 0) -> tuple[int, int]:
         """
-        (offset, bytes) of the index for block -1, else of this block and absent ones after it up to `most` bytes.
+        (offset, bytes) of the index for block -1; else of this block and the missing ones after it, at most `most` bytes.
         """
 
     def supply(self, offset: int, data: bytes) -> None:
-        """Takes the bytes of a range. Raises Corrupted."""
+        """Supplies the bytes of a range. Raises Corrupted."""
 
 class View:
     """Memtables and runs of tables, newest first, up to a sequence number."""
@@ -105,7 +105,7 @@ class View:
 
     def get(self, key: bytes, now: int) -> bytes | tuple[Table, int] | None:
         """
-        Value, None, or (table, block) that must be supplied first. `now`: ms since 1970.
+        Returns the value, None, or the (table, block) to supply before another try. `now`: ms since 1970.
         """
 
 class Scan:
@@ -115,7 +115,7 @@ class Scan:
 
     def next(self, now: int, items: int, most: int) -> tuple[list[tuple[bytes, bytes]], tuple[Table, int] | bool]:
         """
-        At most `items` pairs and about `most` bytes; and the (table, block) to supply before going on, or whether that was the end.
+        Returns at most `items` pairs of about `most` bytes, and a second value: the (table, block) to supply before the next call, True at the end, else False.
         """
 
 class Compaction:
@@ -123,12 +123,12 @@ class Compaction:
 
     def __init__(self, view: View, target: int, bottom: bool, dead_before: int) -> None:
         """
-        `bottom`: leave out deletions and what expired before `dead_before` (ms).
+        `bottom`: leave out deletions, and records that expired before `dead_before` (ms).
         """
 
     def step(self) -> bool | tuple[Table, int]:
         """
-        (table, block) to supply; or whether this was the last table, and then `take` it.
+        Returns the (table, block) to supply; or, when a table is ready for `take`, whether it is the last one.
         """
 
     def take(self) -> tuple[bytes, bytes, bytes, int, int, int] | None:

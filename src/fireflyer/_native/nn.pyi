@@ -7,35 +7,35 @@ from collections.abc import Sequence
 
 def forward(activation: int, type: int, x: int, y: int, bits: int, count: int, slope: float, threads: int) -> None:
     """
-    Activation 0 ReLU, 1 ReLU6, 2 leaky ReLU, and a bit an element: the gradient passes. Bits: a multiple of 8 bytes.
+    Applies activation 0 (ReLU), 1 (ReLU6) or 2 (leaky ReLU), and sets the bits of elements whose gradient passes. `bits`: a multiple of 8 bytes.
     """
 
 def backward(leaking: bool, type: int, g: int, bits: int, dx: int, count: int, slope: float, threads: int) -> None:
     """
-    The gradient where its bit is set; elsewhere 0, or the gradient times `slope`.
+    Writes the gradient where its bit is set; elsewhere 0 or, if `leaking`, the gradient times `slope`.
     """
 
 def dropout(type: int, x: int, y: int, count: int, seed: int, threshold: int, scale: float, threads: int) -> None:
     """
-    Times 0 where the hash of the seed and the element's number is below `threshold`, times `scale` elsewhere.
+    Multiplies by 0 where the hash of the seed and the element's number is below `threshold`, elsewhere by `scale`.
     """
 
 def swiglu(type: int, gate: int, up: int, y: int, count: int, unit: int, threads: int) -> None:
     """
-    silu(gate) * up. Not for float64. `unit`: elements of two of torch's vectors.
+    Computes silu(gate) * up. Not for float64. `unit`: elements of two of torch's vectors.
     """
 
 def swiglu_backward(type: int, g: int, gate: int, up: int, d_gate: int, d_up: int, count: int, unit: int, threads: int) -> None:
-    """Gradients of gate and up."""
+    """Computes the gradients of gate and up."""
 
 def rms_norm(type: int, memory: Sequence[int], rows: int, width: int, eps: float, threads: int) -> None:
     """
-    RMS norm of rows; `memory`: addresses of x, residual, weight, h, y, scales (nn/kernels.hpp), 0 for none.
+    Computes the RMS norm of rows; `memory`: addresses of x, residual, weight, h, y, scales (nn/kernels.hpp), 0 for none.
     """
 
 def rms_norm_backward(type: int, memory: Sequence[int], rows: int, width: int, threads: int) -> None:
     """
-    Its gradients; `memory`: addresses of h, weight, scales, g, gh, dh, apart, products, 0 for none.
+    Computes the gradients of rms_norm; `memory`: addresses of h, weight, scales, g, gh, dh, apart, products, 0 for none.
     """
 
 def bit_product(a: int, planes_a: int, b: int, planes_b: int, rows: int, panels: int, words: int, out: int, threads: int) -> None:
@@ -43,8 +43,8 @@ def bit_product(a: int, planes_a: int, b: int, planes_b: int, rows: int, panels:
 
 def encode_places(pooling: Sequence[int], indices: int, planes: int, codes: int, threads: int) -> None:
     """
-    Places of maxima in their windows, in 2, 4 or 8 bits, of places in planes; `pooling` as in nn/pool.hpp.
+    Converts places of maxima in planes to places in their windows, of 2, 4 or 8 bits; `pooling`: see nn/pool.hpp.
     """
 
 def decode_places(pooling: Sequence[int], codes: int, planes: int, indices: int, threads: int) -> None:
-    """The reverse of `encode_places`."""
+    """Converts the codes of `encode_places` back to places in planes."""

@@ -12,38 +12,38 @@ from typing_extensions import Buffer
 
 class Writer:
     """
-    Writes one new file from its begin to its end, past the page cache where that is possible, with several requests under way, also between the calls. Errors are OSError; then only close().
+    Writes one new file sequentially, past the page cache where that is possible. Several requests are in flight, also between the calls. Errors are OSError; then only close() may be called.
     """
 
     def __init__(self, fd: int, size: int = 0) -> None:
         """
-        `fd`: of an empty file, stays the caller's and must stay open until close(). `size`: the bytes to come, if known, so that a full disk is noticed here.
+        `fd`: an empty file that the caller owns and keeps open until close(). `size`: number of bytes that will be appended, if known; a full disk is then detected here.
         """
 
     def append(self, data: Buffer) -> None:
         """
-        Adds contiguous bytes, which must not change until finish(). Straight from their memory where it begins at a page and the bytes before are a multiple of 4096; else by a copy.
+        Adds contiguous bytes, which must not change until finish(). They are written without a copy if their memory begins at a page and the number of bytes before them is a multiple of 4096.
         """
 
     def finish(self) -> None:
         """
-        All requests are over and the file has its length; fsync is the caller's.
+        Waits for all requests and cuts the file to its length. Does not fsync.
         """
 
     def close(self) -> None:
-        """Waits for requests that are under way and lets the buffers go."""
+        """Waits for requests in flight and releases the buffers."""
 
 def advise_huge(address: int, bytes: int) -> None:
     """
-    Asks for huge pages in fresh memory, so that filling it takes fewer page faults; a wish, never an error.
+    Asks for huge pages in fresh memory, so that filling it takes fewer page faults. Never fails.
     """
 
 def read_summed(paths: Sequence[str], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, 4), order='C', device='cpu', writable=False)], starts: Sequence[int]) -> list[int]:
     """
-    Reads ranges, int64[n, 4] of (index of the path, offset, bytes, address), on several threads; returns the CRC32C of each, continuing its start. The memory must stay alive. Raises Corrupted for a file that ends too early, StorageError for one that cannot be read.
+    Reads ranges, int64[n, 4] of (index of the path, offset, bytes, address), on several threads. Returns the CRC32C of each range, continued from its value in `starts`. The memory must stay alive. Raises Corrupted if a file ends inside a range, StorageError if a file cannot be read.
     """
 
 def read_checked(paths: Sequence[str], segments: Annotated[NDArray[numpy.int64], dict(shape=(None, 4), order='C', device='cpu', writable=False)], crcs: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int = 0, in_place: bool = False) -> None:
     """
-    Reads segments, int64[n, 4] of (index of the path, offset, bytes <= 4 MiB, address), and compares their CRC32 with crcs, uint32[n]. The memory must stay alive. Raises Corrupted for a mismatch or a file that ends too early, StorageError for one that cannot be read, whose `segment` is the segment's index. in_place: the disk may write to the memory itself, which must be shared, or the process must not fork meanwhile.
+    Reads segments, int64[n, 4] of (index of the path, offset, bytes <= 4 MiB, address), and compares their CRC32 with crcs, uint32[n]. The memory must stay alive. Raises Corrupted for a mismatch or a file that ends inside a segment, StorageError if a file cannot be read; the error's `segment` is the segment's index. in_place: the disk may write directly to the memory, which must be shared unless the process does not fork meanwhile.
     """

@@ -12,10 +12,10 @@
 namespace ff::fs3::io {
 namespace {
 
-constexpr std::size_t kFirstLocal = 16;  // entries: the node looks up the rest while these are read
+constexpr std::size_t kFirstLocal = 16;  // entries of the first local frame: the node looks up the rest meanwhile
 
-// Makes the CRCs of a write's pieces, cut at block boundaries. Makes them once, because they vouch for the caller's
-// bytes.
+// Makes the CRCs of a write's pieces, cut at block boundaries. Makes them only once, so that a retry cannot certify
+// bytes that changed meanwhile.
 void make_crcs(Piece& piece) {
   if (!piece.carries() || !piece.crcs.empty()) return;
   piece.crcs.reserve(pieces(piece.offset, piece.length));
@@ -39,7 +39,8 @@ Engine::Call::~Call() {
     }
   }
   Permits& permits = engine_.permits_;
-  for (std::uint64_t given = in_line_ == 0 ? 0 : permits.leave(lane_.wake()); given != 0; --given) permits.give_back();
+  for (std::uint64_t given = queue_places_ == 0 ? 0 : permits.leave(lane_.wake()); given != 0; --given)
+    permits.give_back();
   for (; permitted_ != 0; --permitted_) permits.give_back();
   for (Queue& queue : queues_) {
     for (; queue.direct != 0; --queue.direct) permits.over(queue.node);
@@ -72,7 +73,7 @@ void Engine::Call::add(Piece& piece) {
   queue.load->fetch_add(piece.length, std::memory_order_relaxed);
 }
 
-// Existing connections get their first frames before others are made.
+// Runs the call. Existing connections get their first frames before new connections are made.
 void Engine::Call::run() {
   for (Queue& queue : queues_) {
     const auto found = lane_.links.find(queue.node);
@@ -97,7 +98,8 @@ void Engine::Call::run() {
   }
 }
 
-// A connection that is not made yet may turn out to be local; then more answers are held than necessary, this once.
+// Announces the nodes that many bytes are asked from. A connection that is not made yet may turn out to be local; then
+// this one call asks for more permits than necessary.
 void Engine::Call::join() {
   for (const Queue& queue : queues_) {
     if (large(queue.charged, queue.link)) joined_.push_back(queue.node);
@@ -105,7 +107,7 @@ void Engine::Call::join() {
   if (!joined_.empty()) engine_.permits_.join(joined_);
 }
 
-// Afterwards no frame can be sent, received or issued without waiting for a socket or a permit.
+// Sends, receives and issues frames until the next step must wait for a socket or a permit.
 void Engine::Call::push() {
   while (issue_all() || take_permits()) {
     for (Queue& queue : queues_) {
@@ -163,15 +165,15 @@ void Engine::Call::ask(Queue& queue) {
       ++permitted_;
     } else {
       ready_.push_back({&queue, request});
-      ++in_line_;
+      ++queue_places_;
     }
   }
 }
 
 bool Engine::Call::take_permits() {
   eventfd_t told = 0;
-  if (in_line_ == 0 || ::eventfd_read(lane_.wake(), &told) != 0) return false;
-  in_line_ -= told;
+  if (queue_places_ == 0 || ::eventfd_read(lane_.wake(), &told) != 0) return false;
+  queue_places_ -= told;
   for (; told != 0; --told) {
     if (ready_.empty()) {
       engine_.permits_.give_back();
@@ -232,14 +234,14 @@ void Engine::Call::lose(Queue& queue) {
   queue.link->give_up(done_);
   for (const Request& request : done_) answered(queue, request);
   std::erase_if(ready_, [&queue](const Ready& ready) { return ready.queue == &queue; });
-  if (queue.link->overflown()) engine_.local_ = false;  // for good: answers as bytes need no descriptors
+  if (queue.link->overflown()) engine_.local_ = false;  // for ever: answers as bytes need no descriptors
   queue.link = nullptr;
   lane_.links.erase(queue.node);
   end(queue, Outcome::unreachable);
 }
 
-// A node that is frozen or cut off does not answer, and its connection does not break. The manager's new routing ends
-// the wait.
+// Ends waits for nodes that the new routing no longer names: a frozen or unreachable node does not answer, and its
+// connection does not break.
 void Engine::Call::leave_stale() {
   auto now = engine_.table();
   if (now == table_) return;
@@ -291,10 +293,10 @@ void Engine::Call::wait() {
   for (const Queue& queue : queues_) {
     if (queue.link && queue.link->events() != 0) fds.push_back({queue.link->fd(), queue.link->events(), 0});
   }
-  if (in_line_ != 0) fds.push_back({lane_.wake(), POLLIN, 0});
+  if (queue_places_ != 0) fds.push_back({lane_.wake(), POLLIN, 0});
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
   if (left.count() <= 0) return;
-  const int limit = static_cast<int>(std::min<std::int64_t>(left.count(), kLook));
+  const int limit = static_cast<int>(std::min<std::int64_t>(left.count(), kRoutingCheckMs));
   if (::poll(fds.data(), fds.size(), limit) <= 0) engine_.signal_();  // a signal may have come outside of poll
 }
 

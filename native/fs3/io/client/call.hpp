@@ -1,8 +1,8 @@
 // One call of an Engine: its pieces by node, and the loop that waits for all of its connections at once.
 //
 // Thread contract: made, run and destroyed by one thread.
-// Invariant: on destruction the call has given back all it took from the engine (load, permits, places in the permits'
-// queue).
+// Invariant: on destruction the call has returned everything that it took from the engine (load, permits, places in the
+// permits' queue).
 #pragma once
 
 #include <deque>
@@ -14,7 +14,7 @@ namespace ff::fs3::io {
 
 class Engine::Call {
  public:
-  static constexpr int kLook = 100;  // ms: maximum delay until a change of the routing is noticed
+  static constexpr int kRoutingCheckMs = 100;  // maximum delay until a change of the routing is noticed
 
   Call(Engine& engine, Lane& lane, FrameKind kind, Clock::time_point deadline);
   ~Call();
@@ -30,9 +30,9 @@ class Engine::Call {
     Load* load;
     Link* link = nullptr;
     std::vector<Piece*> pieces = {};
-    std::size_t next = 0;  // index in `pieces` of the first one that was not sent
+    std::size_t next = 0;  // index in `pieces` of the first unsent piece
     unsigned outstanding = 0;
-    unsigned direct = 0;        // number of these that the node may answer without asking
+    unsigned direct = 0;        // number of outstanding frames that the node may answer without asking
     std::uint64_t charged = 0;  // amount added to `load`
   };
 
@@ -43,12 +43,12 @@ class Engine::Call {
   bool issue_all();          // sends as many frames as possible; returns whether it sent any
   void push();
   bool large(std::uint64_t bytes, const Link* link) const;
-  void ask(Queue& queue);  // asks for a permit for each of its answers that became ready
+  void ask(Queue& queue);  // asks for a permit for each answer of the node that became ready
   bool take_permits();     // takes the permits granted while queued; returns whether there was any
   Request next_frame(const Queue& queue) const;
   void advance(Queue& queue);
-  void lose(Queue& queue);  // gives up its connection
-  void leave_stale();       // gives up nodes that the new routing no longer serves the open pieces from
+  void lose(Queue& queue);  // closes the node's connection
+  void leave_stale();       // ends waits for nodes that no longer serve the open pieces by the new routing
   void answered(Queue& queue, const Request& request);
   bool finished() const;
   void wait();
@@ -66,7 +66,7 @@ class Engine::Call {
     std::uint64_t request;
   };
   std::deque<Ready> ready_;      // answers that wait for a permit
-  std::uint64_t in_line_ = 0;    // places in the permits' queue: one per entry of `ready_`, and those of lost connections
+  std::uint64_t queue_places_ = 0;  // places in the permits' queue: for `ready_`, and of lost connections
   unsigned permitted_ = 0;       // outstanding requests that hold a permit
   std::vector<Request> done_;
 };

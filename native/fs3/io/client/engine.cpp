@@ -10,10 +10,10 @@
 namespace ff::fs3::io {
 namespace {
 
-// Returns whether the write with this outcome is over: it will not be done later, or again.
+// Returns whether a write with this outcome is over: it will not be done later, or again.
 bool known(Outcome outcome) {
   switch (outcome) {
-    case Outcome::stale_routing:  // may be the answer of a stopping server to a write that it has begun
+    case Outcome::stale_routing:  // a stopping server may answer so after it has begun the write
     case Outcome::lost:
     case Outcome::late:
     case Outcome::unreachable:

@@ -2,17 +2,18 @@
 //
 //   pieces -> a node for each -> frames of its pieces -> lane (a connection to each node) -> outcomes
 //
-// Thread contract: all calls from any thread. A call runs in its caller's thread; the engine has none of its own. That
-// thread calls Connect and Signal without a lock. Pieces and their memory belong to the call until it returns.
+// Thread contract: all calls from any thread. A call runs in its caller's thread; the engine has no thread of its own.
+// The caller's thread calls Connect and Signal without a lock. Pieces and their memory belong to the call until it
+// returns.
 // Invariants
-//   - A call returns when all its pieces have an outcome, at the latest at the deadline (but it waits for a Connect
-//     under way). It throws what Connect and Signal throw, except Code::peer_lost and deadline_exceeded, and throws if a
+//   - A call returns when all its pieces have an outcome, at the latest at the deadline (but it waits for a running
+//     Connect). It throws what Connect and Signal throw, except Code::peer_lost and deadline_exceeded, and throws if a
 //     lane cannot be made. Unanswered pieces are `late` then.
 //   - At most one write is outstanding per (client, channel). A channel is reused only when the outcome of its last
 //     write is known.
 //   - At most `senders` permits for large transfers (READ answers of more than kHoldFrom bytes) are in use. A permit
-//     belongs to a node that may send at once, or to one answer that was told to go. An answer that is not ready takes no
-//     permit.
+//     belongs to a node that may send at once, or to one answer for which `go` was sent. An answer that is not ready
+//     takes no permit.
 //   - At most kAhead frames are outstanding per connection, which bounds the memory in flight.
 #pragma once
 
@@ -48,14 +49,14 @@ struct EngineOptions {
 
 struct EngineStatistics {
   std::uint64_t read_bytes = 0, local_bytes = 0, written_bytes = 0, frames = 0, mismatches = 0, connections = 0;
-  std::uint64_t held = 0;  // READ requests whose answers wait for `go`
+  std::uint64_t held = 0;  // READ requests whose answers waited for `go`
   unsigned senders = 0, most_senders = 0;  // permits for large transfers: in use, and the most so far
 };
 
 class Engine {
  public:
   using Clock = std::chrono::steady_clock;
-  // Returns a connected and authenticated socket to a node, within `limit`; the engine owns it from then on.
+  // Returns a connected and authenticated socket to a node, within `limit`; the engine then owns the socket.
   using Connect = std::function<int(std::uint32_t node, std::chrono::milliseconds limit)>;
   using Signal = std::function<void()>;  // called when a signal may have interrupted a wait; may throw to end the call
 
@@ -63,11 +64,11 @@ class Engine {
 
   Engine(std::uint64_t client, EngineOptions options, Connect connect, Signal signal = [] {});
 
-  // Replaces the routing; `local` is the node on this machine, or kAnyNode. Calls under way keep their routing, but
-  // stop waiting for nodes that no longer serve the pieces asked from them.
+  // Replaces the routing; `local` is the node on this machine, or kAnyNode. Running calls keep their routing, but stop
+  // waiting for nodes that no longer serve the pieces asked from them.
   void routing(std::span<const Route> routes, std::uint32_t local);
 
-  // Each tries the pieces that are `open` and returns how many of all pieces are not ok afterwards.
+  // Each call tries the pieces that are `open` and returns how many of all pieces are not ok afterwards.
   std::size_t read(std::span<Piece> pieces, Clock::time_point deadline);
   std::size_t write(std::span<Piece> pieces, Clock::time_point deadline);
   std::size_t query_last(std::span<Piece> pieces, Clock::time_point deadline);
@@ -93,7 +94,7 @@ class Engine {
   std::shared_ptr<const Table> table() const;
   const ReplicaNode* choose(const Chain& chain, const Piece& piece, bool head) const;
   void tag(Piece& piece);        // takes a channel for the piece, if it has none
-  void settle(Piece& piece);     // gives its channel back if its outcome is known
+  void settle(Piece& piece);     // returns the piece's channel if its outcome is known
   std::unique_ptr<Lane> take_lane(Clock::time_point deadline);
   void give_lane(std::unique_ptr<Lane> lane);
 
@@ -101,7 +102,7 @@ class Engine {
   const EngineOptions options_;
   const Connect connect_;
   const Signal signal_;
-  const unsigned generation_;  // of the process that owns the sockets
+  const unsigned generation_;  // fork generation of the process that owns the sockets
   Permits permits_;
 
   mutable std::mutex mutex_;  // guards the members below

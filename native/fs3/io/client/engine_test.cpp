@@ -96,8 +96,8 @@ void wrong_bytes_are_found_reported_and_read_elsewhere() {
   Scene scene;
   const Bytes good = random_bytes(300'000, 4);
   for (auto& node : scene.nodes) node.put({1, 0}, good);
-  scene.nodes[0].script([](int fd, const Heard& heard, Bytes answer) {
-    if (heard.head.kind == FrameKind::read) answer[answer.size() - 50'000] ^= std::byte{1};
+  scene.nodes[0].script([](int fd, const ReceivedFrame& received, Bytes answer) {
+    if (received.head.kind == FrameKind::read) answer[answer.size() - 50'000] ^= std::byte{1};
     return ScriptedNode::whole(fd, answer);
   });
   Bytes back(300'000);
@@ -116,37 +116,37 @@ void wrong_bytes_are_found_reported_and_read_elsewhere() {
 // Damage that a node may do to an answer; each costs only its own connection.
 void a_broken_answer_loses_its_pieces_and_no_more() {
   const ScriptedNode::Script scripts[] = {
-      [](int, const Heard&, Bytes) { return false; },  // dies instead of answering
-      [](int fd, const Heard&, Bytes answer) {         // cut in the head, in the table, in mid-payload
+      [](int, const ReceivedFrame&, Bytes) { return false; },  // dies instead of answering
+      [](int fd, const ReceivedFrame&, Bytes answer) {         // cut in the head, in the table, in mid-payload
         answer.resize(20);
         return ScriptedNode::whole(fd, answer) && false;
       },
-      [](int fd, const Heard&, Bytes answer) {
+      [](int fd, const ReceivedFrame&, Bytes answer) {
         answer.resize(sizeof(Head) + 10);
         return ScriptedNode::whole(fd, answer) && false;
       },
-      [](int fd, const Heard&, Bytes answer) {
+      [](int fd, const ReceivedFrame&, Bytes answer) {
         answer.resize(answer.size() - 30'001);
         return ScriptedNode::whole(fd, answer) && false;
       },
-      [](int fd, const Heard&, Bytes) { return ScriptedNode::whole(fd, random_bytes(5000, 6)); },  // garbage
-      [](int fd, const Heard&, Bytes answer) {  // the answer to another request
+      [](int fd, const ReceivedFrame&, Bytes) { return ScriptedNode::whole(fd, random_bytes(5000, 6)); },  // garbage
+      [](int fd, const ReceivedFrame&, Bytes answer) {  // the answer to another request
         answer[offsetof(Head, request)] ^= std::byte{0x40};
         return ScriptedNode::whole(fd, answer);
       },
-      [](int fd, const Heard&, Bytes answer) {  // an answer of another kind
+      [](int fd, const ReceivedFrame&, Bytes answer) {  // an answer of another kind
         answer[offsetof(Head, kind)] = static_cast<std::byte>(FrameKind::read);
         return ScriptedNode::whole(fd, answer);
       },
-      [](int fd, const Heard&, Bytes answer) {  // sizes beyond all limits
+      [](int fd, const ReceivedFrame&, Bytes answer) {  // sizes beyond all limits
         answer[offsetof(Head, table_bytes) + 3] = std::byte{0x7f};
         return ScriptedNode::whole(fd, answer);
       },
-      [](int fd, const Heard&, Bytes answer) {
+      [](int fd, const ReceivedFrame&, Bytes answer) {
         answer[offsetof(Head, payload_bytes)] ^= std::byte{1};
         return ScriptedNode::whole(fd, answer);
       },
-      [](int fd, const Heard&, Bytes answer) {  // more CRCs than bytes
+      [](int fd, const ReceivedFrame&, Bytes answer) {  // more CRCs than bytes
         answer[sizeof(Head) + offsetof(ReadAnswer, crcs)] ^= std::byte{1};
         return ScriptedNode::whole(fd, answer);
       },
@@ -172,7 +172,7 @@ void short_reads_and_writes_are_put_together() {
   Scene scene;
   const Bytes good = random_bytes(70'000, 2);
   scene.nodes[2].put({1, 0}, good);
-  scene.nodes[2].script([](int fd, const Heard&, Bytes answer) {
+  scene.nodes[2].script([](int fd, const ReceivedFrame&, Bytes answer) {
     for (std::size_t at = 0, step = 1; at < answer.size(); at += step, step = step * 5 % 4099 + 1) {
       const Bytes part(answer.begin() + static_cast<std::ptrdiff_t>(at),
                        answer.begin() + static_cast<std::ptrdiff_t>(std::min(at + step, answer.size())));
@@ -194,7 +194,7 @@ void short_reads_and_writes_are_put_together() {
 
 void a_write_whose_outcome_is_not_known_keeps_its_tag() {
   Scene scene;
-  scene.nodes[2].script([](int, const Heard&, Bytes) { return false; });  // done, but the answer is lost
+  scene.nodes[2].script([](int, const ReceivedFrame&, Bytes) { return false; });  // done, but the answer is lost
   Bytes bytes = random_bytes(10'000, 1);
   Piece first = piece(1, 0, 3, bytes, 5);
   CHECK(scene.engine.write({&first, 1}, soon()) == 1 && first.outcome == Outcome::lost && first.channel != 0);
@@ -239,7 +239,7 @@ void a_deadline_ends_the_call_and_late_answers_touch_nothing() {
   for (auto& node : scene.nodes) node.put({1, 0}, good);
   std::mutex gate;
   gate.lock();
-  scene.nodes[2].script([&gate](int fd, const Heard&, Bytes answer) {
+  scene.nodes[2].script([&gate](int fd, const ReceivedFrame&, Bytes answer) {
     std::lock_guard passed(gate);
     return ScriptedNode::whole(fd, answer);
   });
@@ -257,7 +257,7 @@ void a_node_that_leaves_the_chain_is_not_waited_for() {
   Scene scene;
   std::mutex gate;
   gate.lock();
-  scene.nodes[2].script([&gate](int fd, const Heard&, Bytes answer) {
+  scene.nodes[2].script([&gate](int fd, const ReceivedFrame&, Bytes answer) {
     std::lock_guard passed(gate);
     return ScriptedNode::whole(fd, answer);
   });
@@ -311,7 +311,7 @@ void a_node_that_dies_gives_its_permits_back() {
   Scene scene({.lanes = 4, .senders = 1, .local = false});
   const Bytes good = random_bytes(300'000, 3);
   for (auto& node : scene.nodes) node.put({1, 0}, good);
-  scene.nodes[0].script([](int fd, const Heard&, Bytes answer) {
+  scene.nodes[0].script([](int fd, const ReceivedFrame&, Bytes answer) {
     answer.resize(answer.size() / 2);
     return ScriptedNode::whole(fd, answer) && false;
   });

@@ -17,7 +17,7 @@
 namespace ff::fs3::io {
 namespace {
 
-constexpr std::size_t kRounds = 8;        // of ReadPlacement::kAtOnce each that one advance receives
+constexpr std::size_t kRounds = 8;        // rounds of ReadPlacement::kAtOnce bytes that one advance receives
 constexpr std::size_t kMostParts = 1024;  // maximum for one sendmsg
 
 ReadEntry read_entry(const Piece& piece) {
@@ -211,7 +211,7 @@ bool Link::fill(std::byte* to, std::size_t bytes) {
       broken_ = true;
       return false;
     } else if (errno != EINTR) {
-      dry_ = true;
+      drained_ = true;
       return false;
     }
   }
@@ -220,8 +220,8 @@ bool Link::fill(std::byte* to, std::size_t bytes) {
 }
 
 bool Link::receive(std::vector<Request>& answered) {
-  dry_ = false;
-  for (std::size_t round = 0; round < kRounds && !dry_ && !broken_ && !outstanding_.empty();) {
+  drained_ = false;
+  for (std::size_t round = 0; round < kRounds && !drained_ && !broken_ && !outstanding_.empty();) {
     if (part_ == Part::head) {
       if (!fill(reinterpret_cast<std::byte*>(&head_), sizeof head_)) continue;
       if (!began()) return false;
@@ -301,7 +301,7 @@ bool Link::take_queries(const Request& request) const {
   return true;
 }
 
-// Does one read from the socket into the places of the payload. True: all of the payload came.
+// Does one read from the socket into the places of the payload. Returns true if the payload is complete.
 bool Link::land() {
   const auto places = landing_.places();
   msghdr message{};
@@ -310,7 +310,7 @@ bool Link::land() {
   const ssize_t got = ::recvmsg(fd_, &message, MSG_DONTWAIT);
   if (got < 0 && errno == EINTR) return false;
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-    dry_ = true;
+    drained_ = true;
     return false;
   }
   if (got <= 0) {
@@ -321,7 +321,8 @@ bool Link::land() {
   return landing_.done();
 }
 
-// Bytes read when the extents may already have been reused do not count: their pieces are `late`.
+// Reads a local answer's bytes. Bytes that were read after the extents may have been reused do not count: their pieces
+// are `late`.
 bool Link::read_local(std::vector<Request>& answered) {
   if (!local_->take(landing_)) return false;
   local_->read(landing_);
@@ -340,7 +341,7 @@ void Link::finish(std::vector<Request>& answered) {
   outstanding_.erase(answering_);
 }
 
-// Tells the server which chunks it sent with wrong bytes.
+// Reports to the server the chunks that it sent with wrong bytes.
 void Link::report(const Request& request) {
   std::vector<Piece*> wrong;
   std::copy_if(request.pieces.begin(), request.pieces.end(), std::back_inserter(wrong),

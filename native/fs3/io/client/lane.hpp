@@ -1,4 +1,4 @@
-// A client's connections: a Link is one to one server, a Lane has one to each server that was needed.
+// A client's connections: a Link is a connection to one server; a Lane has a Link to each server that was needed.
 //
 //   post -> unsent frames -> socket -> answers, in any order -> outcomes of pieces
 //   post, held -> ready -> `take_ready` -> go -> answer
@@ -6,11 +6,10 @@
 // Thread contract: one thread at a time; no call waits.
 // Invariants
 //   - A piece in a posted request has an outcome once the request is in `answered`. If the link broke, the outcome is
-//     `lost`, unless the piece's own answer had come.
-//   - A protocol violation by the peer breaks the link, and none of it counts as an answer.
-//   - A held request is ready at most once, and after that answered only if it was told to go.
-//   - A link that is not idle at the end of a call is closed, because the caller may reuse the
-//     memory of its answers.
+//     `lost`, unless the piece's own answer had arrived.
+//   - A protocol violation by the peer breaks the link; its bytes never count as an answer.
+//   - A held request becomes ready at most once; afterwards it is answered only after `go`.
+//   - A link that is not idle at the end of a call is closed, because the caller may reuse the memory of its answers.
 #pragma once
 
 #include <chrono>
@@ -40,7 +39,7 @@ struct Request {
   bool direct = false;         // set by the caller: the node may send without asking
   bool held = false;           // a large answer waits for `go`
   bool ready = false;          // its answer is ready
-  bool permitted = false;      // its answer was told to go
+  bool permitted = false;      // `go` was sent for its answer
   bool local = false;          // its answer named places in files
   Clock::time_point posted = {};
 };
@@ -53,10 +52,11 @@ class Link {
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
 
-  // REQUIRES: pieces and their memory stay until the request is answered or the link is gone; the limits of a frame
-  // hold.
+  // REQUIRES: pieces and their memory stay until the request is answered or the link is destroyed; the request is
+  // within the limits of a frame.
   void post(Request request, std::uint64_t client);
-  // Sends and receives what the socket allows, for a bounded time. False: broken; all requests are in `answered`.
+  // Sends and receives what the socket allows, for a bounded time. Returns false if the link is broken; all requests
+  // are then in `answered`.
   bool advance(std::vector<Request>& answered);
   void give_up(std::vector<Request>& answered);  // breaks the link from this side
   // Returns the held requests that became ready since the last call, in order.
@@ -65,7 +65,7 @@ class Link {
   void go(std::uint64_t request);
   short events() const;                          // events to poll for
   bool idle() const { return !broken_ && outstanding_.empty() && unsent_.empty(); }
-  bool quiet() const;  // for an idle link: the peer sent nothing and is still there
+  bool quiet() const;  // for an idle link: the peer sent nothing and is still connected
   int fd() const { return fd_; }
   bool local() const { return local_ != nullptr; }
   bool overflown() const { return local_ && local_->overflown(); }
@@ -81,9 +81,9 @@ class Link {
   void send_frame(Head head, std::vector<std::byte> table, std::vector<iovec> payload);
   bool flush();
   bool receive(std::vector<Request>& answered);
-  bool fill(std::byte* to, std::size_t bytes);  // true: all came
-  bool began();                                 // after a head: does it answer an outstanding request?
-  bool tabled(std::vector<Request>& answered);  // after its table: is the table valid for that request?
+  bool fill(std::byte* to, std::size_t bytes);  // true: all bytes have arrived
+  bool began();                                 // after a head: true if it answers an outstanding request
+  bool tabled(std::vector<Request>& answered);  // after the table: true if the table is valid for that request
   bool take_writes(const Request& request) const;
   bool take_queries(const Request& request) const;
   void finish(std::vector<Request>& answered);
@@ -106,7 +106,7 @@ class Link {
   std::list<Request>::iterator answering_;
   ReadPlacement landing_;
   std::unique_ptr<LocalFiles> local_;
-  bool dry_ = false;  // the socket had no more bytes
+  bool drained_ = false;  // the socket had no more bytes
 };
 
 class Lane {

@@ -17,7 +17,7 @@ namespace ff::fs3::io {
 namespace {
 
 constexpr std::size_t kLarge = std::size_t{1} << 20;  // bytes of a piece that takes longer than waking a thread for it
-constexpr unsigned kThreads = 4;  // of a caller: copies by more fill no memory channel better
+constexpr unsigned kThreads = 4;  // threads of a caller: more do not raise the memory bandwidth
 
 }  // namespace
 

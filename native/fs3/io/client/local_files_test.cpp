@@ -121,8 +121,8 @@ void pieces_of_many_shapes_are_read_from_files() {
   }
   for (std::uint32_t n = 0; n < 200; ++n) reads.push_back(piece(n, back[n], n * 13 % 5000));
   std::atomic<unsigned> answers = 0;
-  scene.node.script([&](int fd, const Heard& heard, Bytes frame) {
-    CHECK(heard.head.flags == kLocal && heard.head.done <= answers);
+  scene.node.script([&](int fd, const ReceivedFrame& received, Bytes frame) {
+    CHECK(received.head.flags == kLocal && received.head.done <= answers);
     Answer answer = scene.files.local(frame);
     if (answers++ != 0) {  // the slot holds the file already
       answer.places[0].fresh = 0;
@@ -142,8 +142,8 @@ void pieces_of_many_shapes_are_read_from_files() {
   CHECK(statistics.local_bytes == statistics.read_bytes && statistics.local_bytes != 0);
   CHECK(scene.node.connections == 1);
   Piece last{.chunk = {1, kLastIndex}, .chain = kChain};
-  scene.node.script([&](int fd, const Heard& heard, Bytes frame) {
-    CHECK(heard.head.done == answers);  // any frame carries the count
+  scene.node.script([&](int fd, const ReceivedFrame& received, Bytes frame) {
+    CHECK(received.head.done == answers);  // any frame carries the count
     return ScriptedNode::whole(fd, frame);
   });
   CHECK(scene.engine.query_last({&last, 1}, Clock::now() + 60s) == 0);
@@ -179,8 +179,8 @@ void what_is_against_the_rules_costs_the_connection() {
     Scene scene;
     scene.node.put({1, 0}, good);
     scene.node.put({1, 1}, good);
-    scene.node.script([&](int fd, const Heard& heard, Bytes frame) {
-      CHECK(heard.head.flags == kLocal);
+    scene.node.script([&](int fd, const ReceivedFrame& received, Bytes frame) {
+      CHECK(received.head.flags == kLocal);
       Answer answer = scene.files.local(frame);
       change(answer);
       return send(fd, frame_of(answer), answer.descriptors);
@@ -197,8 +197,8 @@ void what_is_against_the_rules_costs_the_connection() {
 void who_did_not_ask_takes_no_local_answer() {
   Scene scene(false);
   scene.node.put({1, 0}, random_bytes(4096, 1));
-  scene.node.script([&](int fd, const Heard& heard, Bytes frame) {
-    CHECK(heard.head.flags == 0);
+  scene.node.script([&](int fd, const ReceivedFrame& received, Bytes frame) {
+    CHECK(received.head.flags == 0);
     const Answer answer = scene.files.local(frame);
     return send(fd, frame_of(answer), answer.descriptors);
   });
@@ -211,8 +211,8 @@ void wrong_bytes_of_files_are_found_and_reported() {
   Scene scene;
   scene.node.put({1, 0}, random_bytes(50'000, 1));
   const auto read_from = [&](const std::function<void(Answer&)>& change) {
-    scene.node.script([&](int fd, const Heard& heard, Bytes frame) {
-      if (heard.head.kind != FrameKind::read) return ScriptedNode::whole(fd, frame);
+    scene.node.script([&](int fd, const ReceivedFrame& received, Bytes frame) {
+      if (received.head.kind != FrameKind::read) return ScriptedNode::whole(fd, frame);
       Answer answer = scene.files.local(frame);
       change(answer);
       return send(fd, frame_of(answer), answer.descriptors);
@@ -252,8 +252,8 @@ void large_pieces_are_read_side_by_side() {
     back.emplace_back((1 << 20) + 4096);
   }
   for (std::uint32_t n = 0; n < kPieces; ++n) reads.push_back(piece(n, back[n], n * 700));
-  scene.node.script([&](int fd, const Heard& heard, Bytes frame) {
-    if (heard.head.kind != FrameKind::read) return ScriptedNode::whole(fd, frame);
+  scene.node.script([&](int fd, const ReceivedFrame& received, Bytes frame) {
+    if (received.head.kind != FrameKind::read) return ScriptedNode::whole(fd, frame);
     const Answer answer = scene.files.local(frame);
     for (const Place& place : answer.places) {
       std::array<std::byte, 16> begin;
@@ -276,8 +276,8 @@ void a_process_without_descriptors_gets_bytes() {
   Scene scene;
   const Bytes good = random_bytes(10'000, 2);
   scene.node.put({1, 0}, good);
-  scene.node.script([&](int fd, const Heard& heard, Bytes frame) {
-    if (heard.head.flags != kLocal) return ScriptedNode::whole(fd, frame);
+  scene.node.script([&](int fd, const ReceivedFrame& received, Bytes frame) {
+    if (received.head.flags != kLocal) return ScriptedNode::whole(fd, frame);
     const Answer answer = scene.files.local(frame);
     return send(fd, frame_of(answer), answer.descriptors);
   });
@@ -303,8 +303,8 @@ void damaged_frames_bring_no_wrong_bytes() {
   const Bytes good = random_bytes(20'000, 5);
   for (std::uint32_t n = 0; n < 3; ++n) scene.node.put({1, n}, good);
   std::mt19937_64 random(7);
-  scene.node.script([&](int fd, const Heard& heard, Bytes frame) {
-    if (heard.head.kind != FrameKind::read) return false;
+  scene.node.script([&](int fd, const ReceivedFrame& received, Bytes frame) {
+    if (received.head.kind != FrameKind::read) return false;
     Answer answer = scene.files.local(frame);
     answer.places[2].fresh = static_cast<std::uint8_t>(random() % 2);
     if (random() % 2 != 0) answer.descriptors.push_back(scene.files.file());

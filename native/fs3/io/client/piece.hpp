@@ -11,7 +11,7 @@ namespace ff::fs3::io {
 
 inline constexpr std::uint32_t kAnyNode = 0xffffffff;
 
-// The service's Status, under the same number, or a finding of the client itself.
+// The service's Status, with the same number, or a finding of the client.
 enum class Outcome : std::uint8_t {
   ok = 0,
   stale_routing = 1,
@@ -30,7 +30,7 @@ static_assert(static_cast<int>(Outcome::stale_routing) == static_cast<int>(Statu
               static_cast<int>(Outcome::invalid) == static_cast<int>(Status::invalid));
 
 // Invariants
-//   - A piece that is ok stays so; only pieces that are `open` are tried.
+//   - A piece that is ok stays ok; only pieces that are `open` are tried.
 //   - `channel` != 0: a write was sent with the tag (client, channel, seq) and its outcome is unknown. It is retried
 //     only with that tag.
 struct Piece {
@@ -44,7 +44,7 @@ struct Piece {
   std::uint32_t choice = kAnyNode;  // node to ask, if the routing has it; writes ask the head
 
   std::uint32_t asked = kAnyNode;  // node that was asked
-  ChainVersion chain_version = 0;  // version of the routing used for it
+  ChainVersion chain_version = 0;  // version of the routing used for the piece
   Version version = 0;             // from the answer
   std::uint32_t chunk_length = 0;
   std::uint32_t crc = 0;           // READ: CRC32C of the `length` bytes in memory, from those of the compared blocks

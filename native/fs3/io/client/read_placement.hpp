@@ -3,12 +3,12 @@
 //
 // Thread contract: one thread at a time.
 // Invariants
-//   - Each block is compared with its CRC as soon as it came whole. The bytes are then in the first or second cache of
-//     the core that copied them; at the end of a piece they would come from a slower one, or from another core.
-//   - A piece has an outcome once all its bytes came: ok or mismatch, with zeros where the chunk has no bytes; or the
-//     status that the answer gives. All other pieces are `open`.
-//   - `crc` of an ok piece is joined from the CRCs that its blocks were compared with, so no byte of a whole block is
-//     summed twice; of a partly wanted block the wanted part is summed again, while it is in scratch memory.
+//   - Each block is compared with its CRC as soon as it is complete. The bytes are then in the L1 or L2 cache of the
+//     core that copied them; later they would come from a slower cache, or from another core.
+//   - A piece has an outcome once all its bytes have arrived: ok or mismatch, with zeros where the chunk has no bytes;
+//     or the status that the answer gives. All other pieces are `open`.
+//   - `crc` of an ok piece is joined from the CRCs with which its blocks were compared, so no byte of a whole block is
+//     summed twice. Of a partly wanted block, the wanted part is summed again, while it is in scratch memory.
 #pragma once
 
 #include <sys/uio.h>
@@ -23,14 +23,15 @@ namespace ff::fs3::io {
 
 class ReadPlacement {
  public:
-  static constexpr std::size_t kAtOnce = std::size_t{256} << 10;  // bytes: at most the second cache of a core
+  static constexpr std::size_t kAtOnce = std::size_t{256} << 10;  // bytes: at most the L2 cache of a core
   static constexpr std::size_t kParts = 192;                      // iovecs in one call of `places`
 
-  // Takes the table of a sound answer to these pieces. Returns false, and changes nothing, if it does not answer them.
+  // Takes the table of a sound answer. Returns false, and changes nothing, if it does not answer these pieces.
   bool begin(const Head& head, std::vector<std::byte> table, std::span<Piece* const> pieces);
-  // Returns where the next bytes go, in order; empty if all came. Valid until `landed`.
+  // Returns the places of the next bytes, in order; empty if all bytes have arrived. Valid until `landed`.
   std::span<const iovec> places() { return places(pieces_.size()); }
-  // The same for the next piece alone; `place` tells where its first byte is in its file. REQUIRES: a local answer.
+  // Returns the places of the next piece only; `place` gives the position of its first byte in its file. REQUIRES: a
+  // local answer.
   std::span<const iovec> places_of_one() { return places(at_ + 1); }
   Place place(std::size_t piece) const {
     return fs3::io::at<Place>(table_, piece, table_.size() - pieces_.size() * sizeof(Place));
@@ -40,8 +41,8 @@ class ReadPlacement {
   std::size_t position() const { return position_ + came_; }  // in the bytes of that piece
   std::size_t bytes(std::size_t piece) const { return answers_[piece].length; }
   void landed(std::size_t bytes);
-  // Each piece in a landing of its own, which other threads may fill; this one is done then.
-  // REQUIRES: a local answer of which nothing landed.
+  // Returns a ReadPlacement for each piece, which other threads may fill; this object is then done. REQUIRES: a local
+  // answer of which no byte has arrived.
   std::vector<ReadPlacement> split();
   bool done() const { return at_ == pieces_.size(); }
 
@@ -53,9 +54,9 @@ class ReadPlacement {
   std::span<const iovec> places(std::size_t end);  // of the pieces before `end`
   Block block(std::size_t piece, std::size_t position) const;
   bool fits(const ReadAnswer& answer, const Piece& piece) const;
-  std::uint32_t compare(const std::byte* block, std::size_t size);  // against the next CRC; returns its own
+  std::uint32_t compare(const std::byte* block, std::size_t size);  // with the next CRC; returns the block's CRC
   void keep_part(const std::byte* scratch, std::size_t size);
-  void next_piece();  // goes to the next piece that still expects bytes, and completes those before it
+  void next_piece();  // goes to the next piece that still expects bytes, and completes the pieces before it
   std::byte* scratch(std::size_t ordinal) { return scratch_.data() + ordinal % kParts * kBlock; }
 
   std::vector<std::byte> table_;
@@ -64,12 +65,12 @@ class ReadPlacement {
   std::vector<std::byte> scratch_;  // made when first needed
   std::vector<iovec> parts_;
   std::size_t at_ = 0;          // index of the current piece
-  std::size_t position_ = 0;    // where the current block begins, in its bytes
-  std::size_t came_ = 0;        // bytes of the current block
-  std::size_t crc_at_ = 0;      // offset of its CRC in the table
+  std::size_t position_ = 0;    // offset of the current block in the piece's bytes
+  std::size_t came_ = 0;        // received bytes of the current block
+  std::size_t crc_at_ = 0;      // offset of the block's CRC in the table
   std::size_t scratched_ = 0;   // blocks that went through scratch
   bool holds_ = true;           // false: a CRC of the current piece did not match
-  std::uint32_t sum_ = 0;       // CRC32C of its bytes so far
+  std::uint32_t sum_ = 0;       // CRC32C of the current piece's bytes so far
 };
 
 }  // namespace ff::fs3::io

@@ -99,7 +99,7 @@ void each_wrong_bit_is_found() {
   }
 }
 
-// Bytes are compared while they are in the cache: what becomes of the memory afterwards changes nothing.
+// Bytes are compared while they are in the cache: later changes of the memory have no effect.
 void each_block_is_compared_when_it_came() {
   const Bytes chunk = random_bytes(3 * kBlock, 4);
   for (std::size_t bad = 0; bad < 3; ++bad) {

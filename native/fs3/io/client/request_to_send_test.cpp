@@ -48,11 +48,11 @@ struct Scene {  // chain n + 1 is on node n alone
   std::optional<Engine> engine;  // destroyed before its nodes
 };
 
-bool is_go(const Heard& heard) { return heard.head.kind == FrameKind::go; }
+bool is_go(const ReceivedFrame& received) { return received.head.kind == FrameKind::go; }
 
 void few_nodes_are_not_asked_to_hold() {
   Scene scene(2);
-  for (auto& node : scene.nodes) node.gate([](int, const Heard&) { return false; });
+  for (auto& node : scene.nodes) node.gate([](int, const ReceivedFrame&) { return false; });
   auto pieces = scene.pieces({0, 1, 0, 1, 0});
   CHECK(scene.engine->read(pieces, soon()) == 0);
   for (const Bytes& bytes : scene.memory) CHECK(bytes == scene.good);
@@ -62,7 +62,7 @@ void few_nodes_are_not_asked_to_hold() {
 
 void small_reads_go_without() {
   Scene scene(1, kHoldFrom);
-  for (auto& node : scene.nodes) node.gate([](int, const Heard&) { return false; });
+  for (auto& node : scene.nodes) node.gate([](int, const ReceivedFrame&) { return false; });
   auto pieces = scene.pieces({0, 1, 2, 3});
   CHECK(scene.engine->read(pieces, soon()) == 0 && scene.engine->statistics().most_senders == 0);
 }
@@ -73,15 +73,15 @@ void no_more_than_so_many_send_at_a_time() {
     Scene scene(static_cast<unsigned>(senders), 300'000);
     std::atomic<int> sending = 0, wrong = 0;
     for (auto& node : scene.nodes) {
-      node.gate([&](int, const Heard& heard) -> std::optional<bool> {
-        if (is_go(heard)) wrong += ++sending > senders;
+      node.gate([&](int, const ReceivedFrame& received) -> std::optional<bool> {
+        if (is_go(received)) wrong += ++sending > senders;
         return {};
       });
-      node.script([&](int fd, const Heard& heard, Bytes answer) {
+      node.script([&](int fd, const ReceivedFrame& received, Bytes answer) {
         const Bytes last(answer.end() - 1, answer.end());
         answer.pop_back();
         if (!ScriptedNode::whole(fd, answer)) return false;
-        if ((heard.head.flags & kHold) != 0) --sending;
+        if ((received.head.flags & kHold) != 0) --sending;
         return ScriptedNode::whole(fd, last);
       });
     }
@@ -110,12 +110,12 @@ void no_more_than_so_many_send_at_a_time() {
 void what_is_ready_first_goes_first() {
   Scene scene(1);
   std::vector<std::uint64_t> asked, told;
-  scene.nodes[2].gate([&](int fd, const Heard& heard) -> std::optional<bool> {
-    if (is_go(heard)) {
-      told.push_back(heard.head.request);
+  scene.nodes[2].gate([&](int fd, const ReceivedFrame& received) -> std::optional<bool> {
+    if (is_go(received)) {
+      told.push_back(received.head.request);
       return {};
     }
-    asked.push_back(heard.head.request);
+    asked.push_back(received.head.request);
     if (asked.size() < 3) return true;
     Bytes all;
     for (const std::size_t n : {2, 0, 1}) {
@@ -135,13 +135,13 @@ void what_is_ready_first_goes_first() {
 void who_is_not_ready_keeps_nobody_waiting() {
   Scene scene(1);
   std::atomic<int> others = 0;
-  scene.nodes[0].gate([&](int, const Heard&) -> std::optional<bool> {
+  scene.nodes[0].gate([&](int, const ReceivedFrame&) -> std::optional<bool> {
     while (others != 9) std::this_thread::yield();
     return {};
   });
   for (std::uint32_t n = 1; n < 4; ++n) {
-    scene.nodes[n].gate([&](int, const Heard& heard) -> std::optional<bool> {
-      others += is_go(heard);
+    scene.nodes[n].gate([&](int, const ReceivedFrame& received) -> std::optional<bool> {
+      others += is_go(received);
       return {};
     });
   }
@@ -152,7 +152,7 @@ void who_is_not_ready_keeps_nobody_waiting() {
 
 void a_connection_lost_before_ready_costs_its_pieces_only() {
   Scene scene(1);
-  scene.nodes[1].gate([](int, const Heard&) { return false; });
+  scene.nodes[1].gate([](int, const ReceivedFrame&) { return false; });
   auto pieces = scene.pieces({0, 1, 2});
   CHECK(scene.engine->read(pieces, soon()) == 1 && pieces[1].outcome == Outcome::lost);
   scene.all_free();
@@ -161,20 +161,20 @@ void a_connection_lost_before_ready_costs_its_pieces_only() {
 void a_connection_lost_while_it_waits_gives_its_place_up() {
   Scene scene(1);
   std::atomic<bool> sending = false, died = false;
-  scene.nodes[0].gate([&](int, const Heard& heard) -> std::optional<bool> {
-    if (!is_go(heard)) return {};
+  scene.nodes[0].gate([&](int, const ReceivedFrame& received) -> std::optional<bool> {
+    if (!is_go(received)) return {};
     sending = true;
     while (!died) std::this_thread::yield();
     return {};
   });
-  scene.nodes[1].gate([&](int fd, const Heard& heard) -> std::optional<bool> {
+  scene.nodes[1].gate([&](int fd, const ReceivedFrame& received) -> std::optional<bool> {
     while (!sending) std::this_thread::yield();
-    CHECK(ScriptedNode::whole(fd, ScriptedNode::ready(heard.head.request)));
+    CHECK(ScriptedNode::whole(fd, ScriptedNode::ready(received.head.request)));
     died = true;
     return false;
   });
-  scene.nodes[2].gate([&](int, const Heard& heard) -> std::optional<bool> {
-    if (!is_go(heard)) {
+  scene.nodes[2].gate([&](int, const ReceivedFrame& received) -> std::optional<bool> {
+    if (!is_go(received)) {
       while (!died) std::this_thread::yield();  // queued behind the one that died
     }
     return {};
@@ -187,7 +187,7 @@ void a_connection_lost_while_it_waits_gives_its_place_up() {
 
 void a_connection_lost_after_go_gives_its_place_up() {
   Scene scene(1);
-  scene.nodes[1].script([](int fd, const Heard&, Bytes answer) {
+  scene.nodes[1].script([](int fd, const ReceivedFrame&, Bytes answer) {
     answer.resize(answer.size() / 2);
     return ScriptedNode::whole(fd, answer) && false;
   });
@@ -201,12 +201,12 @@ void a_deadline_gives_everything_back() {
   Scene scene(1);
   std::mutex gate;
   gate.lock();
-  scene.nodes[0].gate([&](int, const Heard& heard) -> std::optional<bool> {
-    if (!is_go(heard)) return {};
-    std::lock_guard passed(gate);  // told to go, but sends nothing
+  scene.nodes[0].gate([&](int, const ReceivedFrame& received) -> std::optional<bool> {
+    if (!is_go(received)) return {};
+    std::lock_guard passed(gate);  // got `go`, but sends nothing
     return {};
   });
-  scene.nodes[3].gate([&](int, const Heard&) -> std::optional<bool> {
+  scene.nodes[3].gate([&](int, const ReceivedFrame&) -> std::optional<bool> {
     std::lock_guard passed(gate);  // never ready
     return {};
   });
@@ -235,23 +235,23 @@ void an_answer_that_was_not_held_is_as_good() {
 
 void a_node_that_breaks_the_rules_loses_its_connection() {
   const ScriptedNode::Gate gates[] = {
-      [](int fd, const Heard& heard) -> std::optional<bool> {  // ready twice
-        const Bytes one = ScriptedNode::ready(heard.head.request);
-        return is_go(heard) || (ScriptedNode::whole(fd, one) && ScriptedNode::whole(fd, one));
+      [](int fd, const ReceivedFrame& received) -> std::optional<bool> {  // ready twice
+        const Bytes one = ScriptedNode::ready(received.head.request);
+        return is_go(received) || (ScriptedNode::whole(fd, one) && ScriptedNode::whole(fd, one));
       },
-      [](int fd, const Heard& heard) -> std::optional<bool> {  // ready for a request that was never made
-        return ScriptedNode::whole(fd, ScriptedNode::ready(heard.head.request + 1000));
+      [](int fd, const ReceivedFrame& received) -> std::optional<bool> {  // ready for a request that was never made
+        return ScriptedNode::whole(fd, ScriptedNode::ready(received.head.request + 1000));
       },
-      [](int fd, const Heard& heard) -> std::optional<bool> {  // an answer to a request that it had just called ready
-        if (is_go(heard)) return true;
+      [](int fd, const ReceivedFrame& received) -> std::optional<bool> {  // answers a request after its `ready`
+        if (is_go(received)) return true;
         Head head;
         head.kind = FrameKind::read_answer;
         head.count = 1;
-        head.request = heard.head.request;
+        head.request = received.head.request;
         head.table_bytes = sizeof(ReadAnswer);
         ReadAnswer answer;
         answer.status = Status::not_found;
-        Bytes bytes = ScriptedNode::ready(heard.head.request);
+        Bytes bytes = ScriptedNode::ready(received.head.request);
         const std::size_t at = bytes.size();
         bytes.resize(at + sizeof head + sizeof answer);
         std::memcpy(bytes.data() + at, &head, sizeof head);
@@ -270,8 +270,8 @@ void a_node_that_breaks_the_rules_loses_its_connection() {
     CHECK(scene.engine->read(again, soon()) == 0);
   }
   Scene scene(4);  // ready for a request that was not to be held
-  scene.nodes[1].script([](int fd, const Heard& heard, Bytes) {
-    return ScriptedNode::whole(fd, ScriptedNode::ready(heard.head.request));
+  scene.nodes[1].script([](int fd, const ReceivedFrame& received, Bytes) {
+    return ScriptedNode::whole(fd, ScriptedNode::ready(received.head.request));
   });
   auto pieces = scene.pieces({0, 1});
   CHECK(scene.engine->read(pieces, soon()) == 1 && pieces[1].outcome == Outcome::lost);

@@ -1,5 +1,4 @@
-// For tests: a storage node that keeps chunks in memory and speaks the wire protocol, correctly or as badly as
-// scripted.
+// A storage node for tests: keeps chunks in memory and follows the wire protocol, except where a script breaks it.
 //
 // Thread contract: all calls from any thread; one thread for each connection.
 #pragma once
@@ -33,19 +32,20 @@ inline Bytes random_bytes(std::size_t size, std::uint64_t seed) {
   return bytes;
 }
 
-struct Heard {
+struct ReceivedFrame {
   Head head;
   Bytes table, payload;
 };
 
 class ScriptedNode {
  public:
-  // Sends the answer; false: closes the connection. Called instead of `whole`, which sends it correctly.
-  using Script = std::function<bool(int fd, const Heard& heard, Bytes answer)>;
+  // Sends the answer; returns false to close the connection. Called instead of `whole`, which sends the answer
+  // correctly.
+  using Script = std::function<bool(int fd, const ReceivedFrame& received, Bytes answer)>;
 
-  // Called for a READ that is to be held, and for a go. None: default handling. Else it replaces it, and false closes
+  // Called for a READ that is to be held, and for a go. If it returns none, the default handling follows; false closes
   // the connection.
-  using Gate = std::function<std::optional<bool>(int fd, const Heard& heard)>;
+  using Gate = std::function<std::optional<bool>(int fd, const ReceivedFrame& received)>;
 
   ~ScriptedNode() { stop(); }
 
@@ -56,15 +56,15 @@ class ScriptedNode {
     ++connections;
     ends_.push_back(ends[0]);
     threads_.emplace_back([this, fd = ends[0]] {
-      Heard heard;
-      while (hear(fd, heard)) {
-        if (!answer(fd, heard)) break;
+      ReceivedFrame received;
+      while (read_frame(fd, received)) {
+        if (!answer(fd, received)) break;
       }
       ::shutdown(fd, SHUT_RDWR);
     });
     return ends[1];
   }
-  void stop() {  // as if its process had died
+  void stop() {  // as if the node's process had died
     std::vector<std::thread> threads;
     {
       std::lock_guard lock(mutex_);
@@ -122,12 +122,13 @@ class ScriptedNode {
   static bool take(int fd, void* to, std::size_t bytes) {
     return bytes == 0 || ::recv(fd, to, bytes, MSG_WAITALL) == static_cast<ssize_t>(bytes);
   }
-  static bool hear(int fd, Heard& heard) {
-    if (!take(fd, &heard.head, sizeof heard.head)) return false;
-    CHECK(sound(heard.head));
-    heard.table.resize(heard.head.table_bytes);
-    heard.payload.resize(heard.head.payload_bytes);
-    return take(fd, heard.table.data(), heard.table.size()) && take(fd, heard.payload.data(), heard.payload.size());
+  static bool read_frame(int fd, ReceivedFrame& received) {
+    if (!take(fd, &received.head, sizeof received.head)) return false;
+    CHECK(sound(received.head));
+    received.table.resize(received.head.table_bytes);
+    received.payload.resize(received.head.payload_bytes);
+    return take(fd, received.table.data(), received.table.size()) &&
+           take(fd, received.payload.data(), received.payload.size());
   }
   template <class T>
   static void append(Bytes& to, const T& value) {
@@ -135,10 +136,10 @@ class ScriptedNode {
     to.insert(to.end(), from, from + sizeof value);
   }
 
-  bool answer(int fd, const Heard& heard) {
+  bool answer(int fd, const ReceivedFrame& received) {
     ++frames;
-    const bool held = holds && heard.head.kind == FrameKind::read && (heard.head.flags & kHold) != 0;
-    if (held || heard.head.kind == FrameKind::go) {
+    const bool held = holds && received.head.kind == FrameKind::read && (received.head.flags & kHold) != 0;
+    if (held || received.head.kind == FrameKind::go) {
       Gate gate;
       {
         std::lock_guard lock(mutex_);
@@ -146,38 +147,38 @@ class ScriptedNode {
       }
       if (held) {
         std::lock_guard lock(mutex_);
-        held_[{fd, heard.head.request}] = heard;
+        held_[{fd, received.head.request}] = received;
       }
-      const auto done = gate ? gate(fd, heard) : std::nullopt;
+      const auto done = gate ? gate(fd, received) : std::nullopt;
       if (done) return *done;
     }
-    if (held) return whole(fd, ready(heard.head.request));
-    if (heard.head.kind == FrameKind::go) return go(fd, heard);
-    return do_it(fd, heard);
+    if (held) return whole(fd, ready(received.head.request));
+    if (received.head.kind == FrameKind::go) return go(fd, received);
+    return do_it(fd, received);
   }
 
-  bool go(int fd, const Heard& heard) {
-    Heard read;
+  bool go(int fd, const ReceivedFrame& received) {
+    ReceivedFrame read;
     {
       std::lock_guard lock(mutex_);
-      const auto found = held_.find({fd, heard.head.request});
-      CHECK(found != held_.end());  // an engine says go once, and only after `ready`
+      const auto found = held_.find({fd, received.head.request});
+      CHECK(found != held_.end());  // an engine sends `go` once, and only after `ready`
       read = std::move(found->second);
       held_.erase(found);
     }
     return do_it(fd, read);
   }
 
-  bool do_it(int fd, const Heard& heard) {
+  bool do_it(int fd, const ReceivedFrame& received) {
     Head head;
-    head.count = heard.head.count;
-    head.request = heard.head.request;
+    head.count = received.head.count;
+    head.request = received.head.request;
     Bytes table, payload;
     {
       std::lock_guard lock(mutex_);
-      if (heard.head.kind == FrameKind::read) read(heard, head, table, payload);
-      else if (heard.head.kind == FrameKind::write) write(heard, head, table);
-      else if (heard.head.kind == FrameKind::query_last) query(heard, head, table);
+      if (received.head.kind == FrameKind::read) read(received, head, table, payload);
+      else if (received.head.kind == FrameKind::write) write(received, head, table);
+      else if (received.head.kind == FrameKind::query_last) query(received, head, table);
       else return ++reports != 0;
     }
     head.table_bytes = static_cast<std::uint32_t>(table.size());
@@ -191,15 +192,15 @@ class ScriptedNode {
       std::lock_guard lock(mutex_);
       script = script_;
     }
-    return script ? script(fd, heard, std::move(answer)) : whole(fd, answer);
+    return script ? script(fd, received, std::move(answer)) : whole(fd, answer);
   }
 
-  void read(const Heard& heard, Head& head, Bytes& table, Bytes& payload) {
-    CHECK(sound_read(heard.head, heard.table));
+  void read(const ReceivedFrame& received, Head& head, Bytes& table, Bytes& payload) {
+    CHECK(sound_read(received.head, received.table));
     head.kind = FrameKind::read_answer;
     Bytes crcs;
-    for (std::size_t n = 0; n < heard.head.count; ++n) {
-      const auto entry = at<ReadEntry>(heard.table, n);
+    for (std::size_t n = 0; n < received.head.count; ++n) {
+      const auto entry = at<ReadEntry>(received.table, n);
       const auto found = chunks_.find({entry.inode, entry.index});
       ReadAnswer answer;
       answer.version = 7;
@@ -222,23 +223,23 @@ class ScriptedNode {
     table.insert(table.end(), crcs.begin(), crcs.end());
   }
 
-  void write(const Heard& heard, Head& head, Bytes& table) {
-    CHECK(sound_write(heard.head, heard.table));
+  void write(const ReceivedFrame& received, Head& head, Bytes& table) {
+    CHECK(sound_write(received.head, received.table));
     head.kind = FrameKind::write_answer;
-    std::size_t from = 0, crc_at = heard.head.count * sizeof(WriteEntry);
-    for (std::size_t n = 0; n < heard.head.count; ++n) {
-      const auto entry = at<WriteEntry>(heard.table, n);
+    std::size_t from = 0, crc_at = received.head.count * sizeof(WriteEntry);
+    for (std::size_t n = 0; n < received.head.count; ++n) {
+      const auto entry = at<WriteEntry>(received.table, n);
       writes_.push_back(entry);
       Bytes& chunk = chunks_[{entry.inode, entry.index}];
       if (entry.kind == Kind::write) {
         chunk.resize(std::max<std::size_t>(chunk.size(), entry.offset + entry.length));
-        std::memcpy(chunk.data() + entry.offset, heard.payload.data() + from, entry.length);
+        std::memcpy(chunk.data() + entry.offset, received.payload.data() + from, entry.length);
         for (std::uint32_t done = 0; done < entry.length;) {  // so that the CRCs match
           const auto step = static_cast<std::uint32_t>(
               std::min<std::size_t>(kBlock - (entry.offset + done) % kBlock, entry.length - done));
           std::uint32_t crc;
-          std::memcpy(&crc, heard.table.data() + crc_at, sizeof crc);
-          CHECK(crc == crc32c(0, heard.payload.data() + from + done, step));
+          std::memcpy(&crc, received.table.data() + crc_at, sizeof crc);
+          CHECK(crc == crc32c(0, received.payload.data() + from + done, step));
           crc_at += sizeof crc;
           done += step;
         }
@@ -250,10 +251,10 @@ class ScriptedNode {
     }
   }
 
-  void query(const Heard& heard, Head& head, Bytes& table) {
+  void query(const ReceivedFrame& received, Head& head, Bytes& table) {
     head.kind = FrameKind::query_answer;
-    for (std::size_t n = 0; n < heard.head.count; ++n) {
-      const auto entry = at<QueryEntry>(heard.table, n);
+    for (std::size_t n = 0; n < received.head.count; ++n) {
+      const auto entry = at<QueryEntry>(received.table, n);
       QueryAnswer answer;
       answer.status = Status::not_found;
       for (const auto& [id, bytes] : chunks_) {
@@ -271,7 +272,7 @@ class ScriptedNode {
   std::vector<WriteEntry> writes_;
   Script script_;
   Gate gate_;
-  std::map<std::pair<int, std::uint64_t>, Heard> held_;  // by connection and request
+  std::map<std::pair<int, std::uint64_t>, ReceivedFrame> held_;  // by connection and request
   std::vector<int> ends_;
   std::vector<std::thread> threads_;
 };

@@ -28,7 +28,8 @@ std::optional<HeldReads::Read> HeldReads::take(std::uint64_t request) {
   return read;
 }
 
-// Releases the chosen readings. `gone` is destroyed after the lock is released, readings before their targets.
+// Releases the chosen readings. The local `gone` is destroyed after the lock is released, readings before their
+// targets.
 template <class Which>
 void HeldReads::let_go(const Which& which) {
   std::vector<Read> gone;

@@ -2,13 +2,13 @@
 //
 //   READ, "hold" -> begin -> the disk's time -> keep, `ready` -> go: take -> answer
 //
-// Held are the extents, as for an answer queued on the socket; their bytes are in the page cache and in no buffer of
-// the service. So a held READ delays nothing else. If a client never says go, its extents are held for kTime; then they
-// are released, and read again at `go`. If the kernel drops the pages meanwhile, they are read from the disk while they
-// are sent.
+// A held READ holds extents, as an answer queued on the socket does. Its bytes are in the page cache and in no buffer
+// of the service, so a held READ delays nothing else. If a client does not send `go` within kTime, the extents are
+// released; a later `go` reads them again. If the kernel evicts the pages meanwhile, they are read from the disk while
+// they are sent.
 //
 // A late answer is valid because it names the version that was committed when the READ was decided, between its request
-// and its answer. It could as well have waited in the socket while the chain changed.
+// and its answer. The same answer could have waited in the socket while the chain changed.
 //
 // Thread contract: all calls from any thread.
 // Invariant: at most kMostFrames READs have begun or are held; after `clear` none is held and none begins.
@@ -38,12 +38,12 @@ class HeldReads {
     Head head;
     std::vector<std::byte> table;  // the request's table
     std::vector<std::shared_ptr<Target>> targets;  // outlive their readings
-    std::vector<store::Reading> readings;          // empty: they were released, and all is to be read again
+    std::vector<store::Reading> readings;          // empty: released; everything must be read again
   };
 
-  bool begin(std::uint64_t request);  // false: not held, because there are enough, or one with that number
-  bool keep(Read read);               // REQUIRES: it has begun. False: the connection is gone
-  std::optional<Read> take(std::uint64_t request);  // none: it is not held, or not ready yet
+  bool begin(std::uint64_t request);  // false: not held, because too many are held, or the number is in use
+  bool keep(Read read);               // REQUIRES: the READ has begun. False: the connection is gone
+  std::optional<Read> take(std::uint64_t request);  // none: the READ is not held, or not ready yet
   void expire(Clock::time_point now);
   void forget(const Target& target);  // releases the target's readings, because its store is to be closed
   void clear();
@@ -51,7 +51,7 @@ class HeldReads {
 
  private:
   struct Held {
-    std::optional<Read> read;  // none: its bytes are still being read from the disk
+    std::optional<Read> read;  // none: the bytes are still being read from the disk
     Clock::time_point since = {};
   };
   template <class Which>

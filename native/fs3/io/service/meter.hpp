@@ -1,6 +1,6 @@
 // Durations counted in buckets of powers of two, for metrics.
 //
-// Thread contract: all calls from any thread; a reading may miss what is added meanwhile.
+// Thread contract: all calls from any thread; a reading may miss durations that are added meanwhile.
 #pragma once
 
 #include <algorithm>

@@ -1,14 +1,14 @@
 // Permits for large transfers ("request to send" of the paper): they bound how many nodes and answers may send at a
 // time.
 //
-//   direct: a node may send whenever it can, if few nodes are asked for large transfers; its answers share a permit
-//   ask:    an answer that a node holds in memory; one permit each, in the order in which they became ready
+//   direct: if few nodes are asked for large transfers, a node may send at any time; its answers share one permit
+//   ask:    an answer that a node holds in memory takes one permit, in the order in which answers become ready
 //
 // Thread contract: all calls from any thread.
 // Invariants
 //   - Nodes with direct answers + granted answers that asked <= `count`.
 //   - While an answer is queued no node is given another direct answer, so that permits become free.
-//   - Each place in the queue is granted or left, once; the eventfd of the place counts its grants.
+//   - Each place in the queue is granted or left, once; the eventfd of a place counts the grants.
 #pragma once
 
 #include <cstdint>
@@ -23,18 +23,18 @@ class Permits {
  public:
   explicit Permits(unsigned count) : count_(count) {}
 
-  // Announces that large transfers will be asked of these nodes, until `part`.
+  // Announces that large transfers will be requested from these nodes, until `part`.
   void join(std::span<const std::uint32_t> nodes);
   void part(std::span<const std::uint32_t> nodes);
 
-  // True: this node, one of those that joined, may answer without asking, until `over`.
+  // Returns true if this node, which has joined, may answer without asking, until `over`.
   bool direct(std::uint32_t node);
   void over(std::uint32_t node);
 
-  // True: granted, until `give_back`. False: queued with this eventfd.
+  // Returns true if a permit is granted, until `give_back`; false if the request is queued with this eventfd.
   bool ask(int wake);
   void give_back();
-  // Leaves all places of this eventfd; returns how many grants were not read from it yet.
+  // Leaves all places of this eventfd; returns the number of grants that were not read from the eventfd yet.
   std::uint64_t leave(int wake);
 
   unsigned used() const;  // permits in use

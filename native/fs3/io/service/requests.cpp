@@ -27,8 +27,8 @@ bool copy_cached(int file, const store::Reading& reading, std::byte* to) {
   return false;
 }
 
-// Waits until the bytes are in the page cache, without a copy: `nowhere` takes pages as they are. Errors show when the
-// bytes are sent.
+// Waits until the bytes are in the page cache, without copying them: sends the pages to `nowhere` (/dev/null). Errors
+// are reported when the bytes are sent to the client.
 void bring(int file, const store::Reading& reading, int nowhere) {
   off_t at = static_cast<off_t>(reading.position);
   const off_t end = at + static_cast<off_t>(reading.length);
@@ -83,7 +83,7 @@ bool Service::read(const Shared& connection, Frame& frame) {
     if (job->left.fetch_sub(1) == 1) finish(job);
   };
   std::array<Target::Numbered, kMostEntries> reads;
-  std::size_t open = count, answered = 0;  // the first `open` entries of `reads` are not asked yet
+  std::size_t open = count, answered = 0;  // the first `open` entries of `reads` were not passed to a target yet
   for (std::size_t n = 0; n < count; ++n) reads[n] = {n, at<ReadEntry>(frame.table, n)};
   job->table = std::move(frame.table);
   while (open != 0) {
@@ -168,7 +168,7 @@ void Service::fetched(ReadJob& job) {
   auto targets = job.targets;
   targets.erase(std::unique(targets.begin(), targets.end()), targets.end());
   if (!connection->holding.keep(std::move(job))) return;
-  for (const auto& target : targets) {  // removed meanwhile: its `forget` may have come too early
+  for (const auto& target : targets) {  // a target removed meanwhile: its `forget` may have been called too early
     if (target && of_id(target->id()) != target) connection->holding.forget(*target);
   }
   answer(connection, std::move(outgoing));
@@ -207,7 +207,7 @@ void Service::send(ReadJob& job) {
   table.resize(sizeof head + head.table_bytes);
   put(table, 0, head);
   outgoing.add(table.data(), table.size());
-  if (small != 0) outgoing.buffer = pools_[0].take(small);  // none: then from the files
+  if (small != 0) outgoing.buffer = pools_[0].take(small);  // without a buffer, the bytes are sent from the files
 
   struct Held {
     std::vector<std::shared_ptr<Target>> targets;  // outlive their readings
@@ -237,7 +237,7 @@ void Service::send(ReadJob& job) {
     }
     put(table, sizeof head + n * sizeof(ReadAnswer), answer);
   }
-  for (const auto& [n, to] : cold) {  // all of them are being read already
+  for (const auto& [n, to] : cold) {  // the disk already reads all of them
     const auto& reading = job.readings[n];
     if (reading.copy(to) != Status::ok) std::memset(to, 0, reading.length);  // the reader's CRC check reveals it
   }
@@ -248,7 +248,7 @@ void Service::send(ReadJob& job) {
   answer(job.connection, std::move(outgoing));
 }
 
-// Lets the client read by itself.
+// Answers with places in files, so that the client reads the bytes itself.
 bool Service::share(ReadJob& job) {
   std::uint64_t bytes = 0;
   for (const auto& reading : job.readings) bytes += reading.status == Status::ok ? reading.length : 0;
@@ -322,7 +322,7 @@ bool Service::message(const Shared& connection, Frame& frame) {
   std::visit(
       [&](const auto& m) {
         if (asks(posted->message) == 0) answers = m.op;
-        peers_->heard(m.from, connection);
+        peers_->remember_route(m.from, connection);
       },
       posted->message);
   Content content;
@@ -334,7 +334,8 @@ bool Service::message(const Shared& connection, Frame& frame) {
            : content.crcs.size() != pieces(offset, static_cast<std::uint32_t>(content.bytes.size()))) {
     return false;
   }
-  // Whole contents were compared when their sender read them from its disk, and are compared when they are read here.
+  // Only WRITEs are compared here. The sender compared whole contents when it read them from its disk, and every later
+  // read compares them.
   if (written && !holds(content.bytes, offset, std::as_bytes(std::span(content.crcs)))) {
     ++mismatched_;
     return false;

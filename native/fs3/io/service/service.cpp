@@ -18,8 +18,8 @@ namespace {
 
 constexpr std::uint64_t kJobs = 0;  // in an event: not a connection
 
-// Maximum number of bytes that an answering thread sends itself. It leaves more to a worker, because it may hold a
-// target's lock.
+// Maximum number of bytes that an answering thread sends itself. It leaves larger answers to a worker, because it may
+// hold a target's lock.
 constexpr std::size_t kSelf = std::size_t{64} << 10;
 
 int made(int fd, const char* what) {
@@ -68,7 +68,7 @@ void Service::stop() {
     by_chain_.clear();
     by_id_.clear();
   }
-  for (const auto& [id, connection] : connections) connection->line.shut();  // other threads may hold it a little longer
+  for (const auto& [id, connection] : connections) connection->line.shut();  // other threads may still have a reference
   std::lock_guard lock(jobs_mutex_);
   jobs_.clear();
   fetches_.clear();
@@ -98,8 +98,8 @@ std::shared_ptr<Target> Service::remove(TargetId id) {
     if (connection->sharing) connection->sharing->forget(*target);
     connection->holding.forget(*target);
   }
-  // Its store can be reopened only when no thread reads through it. Clients that take their answers slowly must ask
-  // again.
+  // The target's store can be reopened only when no thread reads through it. Clients that receive their answers slowly
+  // must retry.
   for (const Shared& connection : all()) connection->line.drop_holders();
   return target;
 }
@@ -314,7 +314,7 @@ std::shared_ptr<Target> Service::head_of(std::uint32_t chain) const {
   return head == found->second.end() ? found->second.front() : *head;
 }
 
-// Takes turns if there are several.
+// Returns a serving target of the chain; in turn if there are several.
 std::shared_ptr<Target> Service::serving(std::uint32_t chain) {
   std::shared_lock lock(mutex_);
   const auto found = by_chain_.find(chain);

@@ -2,14 +2,13 @@
 //
 //   epoll, one shot -> worker: frames of one connection, in order -> targets -> answers on the same connection
 //
-// Thread contract: all calls from any thread; `stop` once, before the destructor or by it. No thread takes a second
-// lock while it holds one, except a line's lock under its connection's.
+// Thread contract: all calls from any thread; `stop` is called once, before or by the destructor. No thread takes a
+// second lock while it holds one, except a line's lock under its connection's.
 // Invariants
 //   - One worker at a time serves a connection (`owned`). Other threads queue their bytes on the line, and send them
 //     only if no worker owns the connection.
-//   - Payloads come from the pool of their hop: 0 for clients, 1 and up for updates from a predecessor that many hops
-//     from the client. A hop waits only for memory of later hops, so nodes that are each other's successors cannot
-//     deadlock.
+//   - A payload takes memory from the pool of its hop: 0 for clients, n for an update that is n hops from the client. A
+//     hop waits only for memory of later hops, so nodes that are each other's successors cannot deadlock.
 #pragma once
 
 #include <array>
@@ -46,8 +45,8 @@ struct ServiceStatistics {
   std::uint64_t connections = 0, reads = 0, writes = 0, messages = 0, read_bytes = 0, written_bytes = 0, refused = 0;
   std::uint64_t buffer_bytes = 0, buffer_limit = 0;
   std::uint64_t local_bytes = 0;  // part of read_bytes: clients read these bytes themselves
-  std::uint64_t held = 0;         // answers to such clients that hold extents
-  std::uint64_t ready = 0;        // answers in memory that clients have not asked for yet
+  std::uint64_t held = 0;         // local answers that hold extents
+  std::uint64_t ready = 0;        // answers in memory for which `go` has not come yet
   std::uint64_t jobs = 0;        // jobs that wait for a worker
   std::uint64_t mismatched = 0;  // frames whose bytes did not match their CRCs on arrival
   std::uint64_t reported = 0;    // chunks that readers reported as damaged
@@ -62,7 +61,7 @@ class Service {
   ~Service();
   void stop();
 
-  void add(std::shared_ptr<Target> target);  // and starts it
+  void add(std::shared_ptr<Target> target);  // also starts the target
   std::shared_ptr<Target> remove(TargetId target);  // after stopping it
   std::shared_ptr<MessageSender> sender();  // for the service's targets
 
@@ -107,7 +106,7 @@ class Service {
   bool handle(const Shared& connection, Frame& frame);  // false: not a frame of this protocol
   bool read(const Shared& connection, Frame& frame);
   void finish(const std::shared_ptr<ReadJob>& job);
-  bool share(ReadJob& job);  // false: it must go as bytes
+  bool share(ReadJob& job);  // answers with places in files; false: the answer must be sent as bytes
   static bool much(const ReadJob& job);
   void fetch(std::shared_ptr<ReadJob> job);  // reads its bytes from the disk, then sends `ready`
   void run_fetch(const std::shared_ptr<ReadJob>& job);
@@ -119,7 +118,7 @@ class Service {
   void query(const Shared& connection, const Frame& frame);
   void report(const Frame& frame);
   using Targets = std::vector<std::shared_ptr<Target>>;
-  // Targets of a chain: all here; the head; a serving one. If no target qualifies, any one, which refuses.
+  // Local targets of a chain: all of them; the head; a serving one. If none qualifies, any target, which then refuses.
   Targets of_chain(std::uint32_t chain) const;
   std::shared_ptr<Target> head_of(std::uint32_t chain) const;
   std::shared_ptr<Target> serving(std::uint32_t chain);
@@ -141,8 +140,8 @@ class Service {
 
   mutable std::mutex jobs_mutex_;
   std::deque<std::function<void()>> jobs_;
-  std::deque<std::shared_ptr<ReadJob>> fetches_;  // wait until fewer are under way
-  std::size_t fetching_ = 0;                      // workers that read bytes, or jobs that will
+  std::deque<std::shared_ptr<ReadJob>> fetches_;  // wait until fewer workers read from the disk
+  std::size_t fetching_ = 0;                      // workers that read bytes, and queued jobs for that
 
   std::atomic<bool> stopping_ = false;
   std::atomic<std::uint64_t> reads_ = 0, writes_ = 0, messages_ = 0, read_bytes_ = 0, written_bytes_ = 0, refused_ = 0;

@@ -7,9 +7,9 @@
 // that locks.
 // Invariants
 //   - A named extent is held until the client's `done` counts its answer, until `clear`, or for kLocalTime. A client
-//     accepts no bytes that it read later than that after asking.
+//     rejects bytes that it read more than kLocalTime after its request.
 //   - Answers leave in the order in which slots were given: a slot holds the same file on both sides.
-//   - At most kMostFrames answers and kMostBytes (or one answer) are held per connection; further answers travel as
+//   - At most kMostFrames answers and kMostBytes (or one answer) are held per connection; further answers are sent as
 //     bytes.
 #pragma once
 
@@ -37,12 +37,13 @@ class SharedFiles {
 
   explicit SharedFiles(FrameConnection& line) : line_(line) {}
 
-  // Answers a READ with places and queues the answer on the line. False: it must go as bytes; nothing was changed.
+  // Answers a READ with places and queues the answer on the line. Returns false, and changes nothing, if the answer
+  // must be sent as bytes.
   // `targets[n]` has the file of `readings[n]`.
   bool give(std::uint64_t request, std::vector<store::Reading>& readings, std::vector<std::shared_ptr<Target>>& targets);
-  bool done(std::uint32_t count);       // counts all answers ever given; false: impossible count
-  void expire(Clock::time_point now);   // releases what is held too long
-  void forget(const Target& target);    // releases its extents, because its store is to be closed
+  bool done(std::uint32_t count);       // `count`: all answers ever read by the client; false: impossible count
+  void expire(Clock::time_point now);   // releases extents that were held too long
+  void forget(const Target& target);    // releases the target's extents, because its store will be closed
   void clear();
   std::size_t held() const;             // number of answers
 
@@ -72,7 +73,7 @@ class SharedFiles {
   std::size_t last_ = 0;  // index of the last slot used
   std::uint64_t answers_ = 0;
   std::uint32_t done_ = 0;
-  std::deque<Held> held_;  // answers that the client has not counted yet; released ones are empty
+  std::deque<Held> held_;  // answers that the client has not counted yet; released answers are empty
   std::uint64_t bytes_ = 0;
 };
 

@@ -7,9 +7,9 @@ namespace ff::fs3::io {
 namespace {
 
 constexpr auto kPause = std::chrono::seconds(2);  // between checks of damaged chunks
-constexpr std::size_t kLooks = 16;                // chunks in each check
+constexpr std::size_t kChecked = 16;                // chunks in each check
 constexpr std::size_t kMost = 4096;               // chunks remembered; the next scrub finds the rest
-constexpr std::size_t kMostFindings = 64;         // kept by name between two calls of findings()
+constexpr std::size_t kMostFindings = 64;         // kept with chunk ids between two calls of findings()
 
 }  // namespace
 
@@ -27,7 +27,7 @@ void Damage::whole(ChunkId chunk) {
 std::vector<ChunkId> Damage::due() {
   std::vector<ChunkId> chunks;
   if (chunks_.empty() || Clock::now() < next_) return chunks;
-  for (auto at = chunks_.upper_bound(last_); chunks.size() < std::min(kLooks, chunks_.size()); ++at) {
+  for (auto at = chunks_.upper_bound(last_); chunks.size() < std::min(kChecked, chunks_.size()); ++at) {
     if (at == chunks_.end()) at = chunks_.begin();
     chunks.push_back(*at);
   }

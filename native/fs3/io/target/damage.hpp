@@ -1,8 +1,8 @@
 // Chunks of one target that were found damaged and not seen whole since, the times of their next checks, and findings
 // not yet reported.
 //
-// Thread contract: none; the target's lock guards it.
-// Invariant: each chunk among the first kMost gives one finding when it is found damaged and one when it no longer is.
+// Thread contract: not thread-safe; the target's lock guards it.
+// Invariant: each of at most kMost chunks gives one finding when it is found damaged, and one when it is whole again.
 #pragma once
 
 #include <chrono>
@@ -24,7 +24,7 @@ class Damage {
   };
   struct Findings {
     std::vector<Finding> first;  // in order of discovery
-    std::uint64_t more = 0;      // number of findings after those
+    std::uint64_t more = 0;      // number of findings beyond those in `first`
   };
 
   // Returns whether the finding is new.
@@ -42,7 +42,7 @@ class Damage {
 
   std::set<ChunkId> chunks_;
   ChunkId last_;              // the last chunk that was due
-  Clock::time_point next_{};  // no chunk is due before
+  Clock::time_point next_{};  // time before which no chunk is due
   Findings findings_;
 };
 

@@ -18,7 +18,7 @@ void Peers::stop() {
     stopping_ = true;
     pauses_.clear();
     asked_.clear();
-    heard_.clear();
+    routes_.clear();
     connections_.clear();
     woken_.notify_all();
   }
@@ -33,7 +33,7 @@ void Peers::post(std::weak_ptr<Target> from, Posted posted, Content content) {
     {
       std::lock_guard lock(mutex_);
       if (stopping_) return;
-      if (op != 0) asked_[{sender, op}] = {std::move(from), 0, Clock::now() + kPatience};
+      if (op != 0) asked_[{sender, op}] = {std::move(from), 0, Clock::now() + kTimeout};
     }
     const auto self = shared_from_this();
     service_.later([self, local, message = std::move(posted.message), content = std::move(content)]() mutable {
@@ -47,15 +47,15 @@ void Peers::post(std::weak_ptr<Target> from, Posted posted, Content content) {
   {
     std::lock_guard lock(mutex_);
     if (stopping_) return;
-    if (const auto heard = heard_.find(to); heard != heard_.end()) {
-      connection = heard->second;
+    if (const auto route = routes_.find(to); route != routes_.end()) {
+      connection = route->second;
     } else if (const auto node = nodes_.find(to); node != nodes_.end()) {
       const auto found = connections_.find(node->second);
       if (found == connections_.end()) wanted_.insert(node->second);
       else connection = found->second;
     }
     if (op != 0) {
-      const auto until = Clock::now() + (connection ? Clock::duration(kPatience) : Clock::duration(kPause));
+      const auto until = Clock::now() + (connection ? Clock::duration(kTimeout) : Clock::duration(kPause));
       asked_[{sender, op}] = {std::move(from), connection ? connection->id : 0, until};
     }
   }
@@ -98,16 +98,16 @@ void Peers::connected(std::uint32_t node, std::shared_ptr<Service::Connection> c
   connections_[node] = std::move(connection);
 }
 
-void Peers::heard(TargetId from, const std::shared_ptr<Service::Connection>& connection) {
+void Peers::remember_route(TargetId from, const std::shared_ptr<Service::Connection>& connection) {
   std::lock_guard lock(mutex_);
   if (stopping_) return;
-  auto& known = heard_[from];
+  auto& known = routes_[from];
   if (!known || known->id < connection->id) known = connection;
 }
 
 void Peers::broken(const Service::Connection& connection) {
   std::unique_lock lock(mutex_);
-  std::erase_if(heard_, [&](const auto& one) { return one.second->id == connection.id; });
+  std::erase_if(routes_, [&](const auto& one) { return one.second->id == connection.id; });
   std::erase_if(connections_, [&](const auto& one) {
     if (one.second->id != connection.id) return false;
     wanted_.insert(one.first);
@@ -144,12 +144,12 @@ std::vector<std::uint32_t> Peers::wanted() const {
 
 void Peers::tick() {
   std::unique_lock lock(mutex_);
-  auto look = Clock::now() + kLook;
+  auto look = Clock::now() + kCheckInterval;
   while (!stopping_) {
     const auto now = Clock::now();
     if (now >= look) {
       give_up(lock, [now](const Asked& asked) { return asked.until <= now; });
-      look = now + kLook;
+      look = now + kCheckInterval;
       lock.unlock();
       service_.release_old();
       lock.lock();

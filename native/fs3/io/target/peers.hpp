@@ -3,8 +3,8 @@
 //
 // Thread contract: as MessageSender; the other calls from any thread.
 // Invariants
-//   - Each message that asks is either answered, or `failed` is called once: when its connection breaks, after
-//     kPatience, or at once if there is no connection.
+//   - Each request is either answered, or `failed` is called once: when its connection breaks, after kTimeout, or at
+//     once if there is no connection.
 //   - A message between two targets of this service is a job of the workers and needs no connection.
 #pragma once
 
@@ -27,9 +27,9 @@ namespace ff::fs3::io {
 
 class Peers final : public MessageSender, public std::enable_shared_from_this<Peers> {
  public:
-  static constexpr auto kPatience = std::chrono::seconds(2);
+  static constexpr auto kTimeout = std::chrono::seconds(2);
   static constexpr auto kPause = std::chrono::milliseconds(20);
-  static constexpr auto kLook = std::chrono::milliseconds(100);  // interval of checks for timed-out messages
+  static constexpr auto kCheckInterval = std::chrono::milliseconds(100);  // interval of checks for timed-out messages
 
   explicit Peers(Service& service);
   ~Peers() override;
@@ -41,10 +41,10 @@ class Peers final : public MessageSender, public std::enable_shared_from_this<Pe
 
   void locate(TargetId target, std::uint32_t node);
   void connected(std::uint32_t node, std::shared_ptr<Service::Connection> connection);
-  // Records that a message of that target came on this connection: messages to it may go back on it.
-  void heard(TargetId from, const std::shared_ptr<Service::Connection>& connection);
+  // Records that a message of the target arrived on this connection: messages to the target may use the connection.
+  void remember_route(TargetId from, const std::shared_ptr<Service::Connection>& connection);
   void broken(const Service::Connection& connection);
-  // Records the answer to `op` of the target; false if `op` was given up, so the answer is too late.
+  // Records the answer to the target's `op`. Returns false if the answer is too late, because `op` has timed out.
   bool answered(TargetId target, replica::Op op);
   std::vector<std::uint32_t> wanted() const;
 
@@ -65,7 +65,7 @@ class Peers final : public MessageSender, public std::enable_shared_from_this<Pe
   mutable std::mutex mutex_;  // guards the members below
   std::unordered_map<TargetId, std::uint32_t> nodes_;
   std::unordered_map<std::uint32_t, std::shared_ptr<Service::Connection>> connections_;
-  std::unordered_map<TargetId, std::shared_ptr<Service::Connection>> heard_;
+  std::unordered_map<TargetId, std::shared_ptr<Service::Connection>> routes_;
   std::set<std::uint32_t> wanted_;
   std::map<Key, Asked> asked_;
   std::multimap<Clock::time_point, std::pair<std::weak_ptr<Target>, replica::Op>> pauses_;

@@ -13,12 +13,12 @@ namespace {
 
 using replica::Op;
 
-constexpr std::size_t kIncomplete = 0;  // the store's state word; not 0 while it is no complete replica
-constexpr auto kFullPause = std::chrono::milliseconds(50);  // before a write that the full log refused is tried again
-constexpr std::size_t kAside = std::size_t{256} << 10;  // bytes from which on another thread writes them to the store
-constexpr auto kIdleSync = std::chrono::milliseconds(500);  // changes that need no sync of their own are synced by then
+constexpr std::size_t kIncomplete = 0;  // index of the store's state word; not 0 while it is no complete replica
+constexpr auto kFullPause = std::chrono::milliseconds(50);  // backoff of writes that the full log refused
+constexpr std::size_t kAside = std::size_t{256} << 10;  // size from which on another thread writes to the store
+constexpr auto kIdleSync = std::chrono::milliseconds(500);  // latest sync of changes that do not wait for a sync
 
-// For unreadable bytes: CRCs of which none matches.
+// Returns CRCs of which none matches, for unreadable bytes.
 std::vector<std::uint32_t> wrong_crcs(std::span<const std::byte> bytes) {
   std::vector<std::uint32_t> crcs;
   for (std::size_t from = 0; from < bytes.size(); from += kBlock) {
@@ -27,7 +27,7 @@ std::vector<std::uint32_t> wrong_crcs(std::span<const std::byte> bytes) {
   return crcs;
 }
 
-// Unreadable bytes count as damaged.
+// Returns whether the status means damage; unreadable bytes count as damaged.
 bool fails(Status status) { return status == Status::corrupt || status == Status::io_error; }
 
 }  // namespace
@@ -81,7 +81,7 @@ Target::Report Target::report() const {
 
 template <class E>
 void Target::step_locked(const E& event, Work& work) {
-  const std::size_t from = actions_.size();  // a lease that ends is a step of its own, before
+  const std::size_t from = actions_.size();  // the end of a lease is a separate step, before this one
   replica_.step(event, actions_);
   for (std::size_t n = from; n < actions_.size(); ++n) carry_out(actions_[n], work);
   actions_.resize(from);
@@ -93,21 +93,21 @@ void Target::step(const E& event) {
   Work work;
   {
     std::lock_guard lock(mutex_);
-    if (deaf()) return;
-    look_at_lease(work);
+    if (ignores_events()) return;
+    check_lease(work);
     step_locked(event, work);
   }
   do_work(work);
 }
 
-void Target::look_at_lease(Work& work) {
+void Target::check_lease(Work& work) {
   const bool runs = Clock::now() < lease_until_;
   if (runs == lease_runs_) return;
   lease_runs_ = runs;
   step_locked(replica::Lease{runs, lease_version_}, work);
 }
 
-// A large write takes about as long as receiving it. Another thread does it, so that this one can receive the next.
+// Writing a large payload takes about as long as receiving it. Another thread writes, so that this one can receive.
 void Target::do_work(Work& work) {
   for (auto& [apply, content] : work.applies) {
     if (content.bytes.size() < kAside) give(apply, content);
@@ -160,19 +160,19 @@ std::size_t Target::read(std::span<const Numbered> reads, std::span<store::Readi
   return answered;
 }
 
-// A read done without the lock counts only if the target still serves at that chain version: then all of the chain
-// knows what became visible meanwhile.
+// A read done without the lock counts only if the target still serves at that chain version: then every target of the
+// chain has the versions that became visible meanwhile.
 void Target::confirm(std::span<const Numbered> reads, std::span<const std::optional<Served>> served,
                      std::span<store::Reading> readings) {
   Work work;
   {
     std::lock_guard lock(mutex_);
-    if (!deaf()) look_at_lease(work);
+    if (!ignores_events()) check_lease(work);
     for (std::size_t n = 0; n < reads.size(); ++n) {
       if (!served[n] || served[n]->status != Status::ok || served[n]->version != 0) continue;
       const ReadEntry& entry = reads[n].entry;
-      const auto glance = replica_.glance({entry.inode, entry.index}, entry.chain_version);
-      if (!deaf() && glance != replica::Replica::Glance::refuse) continue;
+      const auto outcome = replica_.read_outcome({entry.inode, entry.index}, entry.chain_version);
+      if (!ignores_events() && outcome != replica::Replica::ReadOutcome::refuse) continue;
       store::Reading& reading = readings[reads[n].number];
       reading = {};
       reading.status = Status::stale_routing;
@@ -186,11 +186,11 @@ void Target::decide(std::span<const Numbered> reads, const Later& later, std::sp
   Work work;
   {
     std::lock_guard lock(mutex_);
-    if (deaf()) {
+    if (ignores_events()) {
       std::fill(served.begin(), served.end(), Served{Status::stale_routing, 0});
       return;
     }
-    look_at_lease(work);
+    check_lease(work);
     const Op first = next_op_;
     next_op_ += reads.size();
     direct_op_ = first;
@@ -198,10 +198,10 @@ void Target::decide(std::span<const Numbered> reads, const Later& later, std::sp
     for (std::size_t n = 0; n < reads.size(); ++n) {
       const ReadEntry& entry = reads[n].entry;
       const ChunkId chunk{entry.inode, entry.index};
-      switch (replica_.glance(chunk, entry.chain_version)) {
-        case replica::Replica::Glance::serve: served[n] = Served{}; break;
-        case replica::Replica::Glance::refuse: served[n] = Served{Status::stale_routing, 0}; break;
-        case replica::Replica::Glance::step:
+      switch (replica_.read_outcome(chunk, entry.chain_version)) {
+        case replica::Replica::ReadOutcome::serve: served[n] = Served{}; break;
+        case replica::Replica::ReadOutcome::refuse: served[n] = Served{Status::stale_routing, 0}; break;
+        case replica::Replica::ReadOutcome::step:
           step_locked(replica::Read{first + n, entry.chain_version, chunk, entry.uncommitted != 0}, work);
       }
     }
@@ -213,14 +213,14 @@ void Target::decide(std::span<const Numbered> reads, const Later& later, std::sp
   do_work(work);
 }
 
-// REQUIRES: mutex_. False: not one of the reads that `decide` is handling.
+// REQUIRES: mutex_. Returns false if `op` is not one of the reads that `decide` is handling.
 bool Target::keep_direct(Op op, Served served) {
   if (op - direct_op_ >= direct_.size()) return false;
   direct_[op - direct_op_] = served;
   return true;
 }
 
-// False: the read is parked again.
+// Returns false if the read is parked again.
 bool Target::resolve(const Numbered& read, Served served, const Later& later, store::Reading& to) {
   for (;;) {
     if (served.status != Status::ok) {
@@ -234,7 +234,7 @@ bool Target::resolve(const Numbered& read, Served served, const Later& later, st
       to = std::move(*reading);
       return true;
     }
-    std::optional<Served> now;  // the replica will soon learn the chunk's new state
+    std::optional<Served> now;  // asks again, because the chunk's state has changed
     decide({&read, 1}, later, {&now, 1});
     if (!now) return false;
     served = *now;
@@ -245,10 +245,10 @@ void Target::write(const WriteEntry& entry, Content content, Wrote wrote) {
   Work work;
   {
     std::lock_guard lock(mutex_);
-    if (deaf()) {
+    if (ignores_events()) {
       work.calls.push_back([&wrote] { wrote(Status::stale_routing, 0, 0); });
     } else {
-      look_at_lease(work);
+      check_lease(work);
       const Op op = next_op_++;
       asking_.emplace(op, Asking{std::move(wrote), {}, {}});
       replica::ClientWrite event;
@@ -270,8 +270,8 @@ void Target::receive(replica::Message message, Content content) {
   Work work;
   {
     std::lock_guard lock(mutex_);
-    if (deaf()) return;
-    look_at_lease(work);
+    if (ignores_events()) return;
+    check_lease(work);
     std::visit(
         [&]<class T>(T& m) {
           if constexpr (requires { m.payload; }) m.payload = content.holder ? keep(std::move(content)) : 0;
@@ -300,10 +300,10 @@ void Target::lease(Clock::time_point until, ChainVersion version) {
   Work work;
   {
     std::lock_guard lock(mutex_);
-    if (deaf()) return;
+    if (ignores_events()) return;
     lease_until_ = std::max(lease_until_, until);
     lease_version_ = std::max(lease_version_, version);
-    look_at_lease(work);
+    check_lease(work);
   }
   do_work(work);
 }
@@ -311,7 +311,7 @@ void Target::lease(Clock::time_point until, ChainVersion version) {
 void Target::last(const QueryEntry& entry, QueryAnswer& answer) {
   std::lock_guard lock(mutex_);
   answer.status = Status::stale_routing;
-  if (deaf() || Clock::now() >= lease_until_ || replica_.role() != replica::State::serving ||
+  if (ignores_events() || Clock::now() >= lease_until_ || replica_.role() != replica::State::serving ||
       replica_.chain_version() != entry.chain_version) {
     return;
   }
@@ -335,7 +335,7 @@ void Target::suspect(ChunkId chunk) {
 }
 
 // Called when a reader got this status instead of bytes.
-void Target::doubt(ChunkId chunk, Status status) {
+void Target::on_failed_read(ChunkId chunk, Status status) {
   if (!fails(status)) return;
   {
     std::lock_guard lock(mutex_);
@@ -345,19 +345,19 @@ void Target::doubt(ChunkId chunk, Status status) {
 }
 
 // Called by the syncer.
-void Target::look_again() {
+void Target::recheck_damaged() {
   std::vector<ChunkId> chunks;
   {
     std::lock_guard lock(mutex_);
-    if (deaf() || looking_ || role_ == Role::none) return;
+    if (ignores_events() || rechecking_ || role_ == Role::none) return;
     chunks = damage_.due();
     if (chunks.empty()) return;
-    looking_ = true;
+    rechecking_ = true;
   }
   sender_->aside([self = shared_from_this(), chunks = std::move(chunks)] {
     for (const ChunkId chunk : chunks) self->suspect(chunk);
     std::lock_guard lock(self->mutex_);
-    self->looking_ = false;
+    self->rechecking_ = false;
   });
 }
 
@@ -540,7 +540,7 @@ std::optional<store::Reading> Target::read_version(const ReadEntry& entry, Versi
   if (version == 0) return reading;
   if (reading.status == Status::not_found) reading = store_.read(chunk, 0, entry.offset, entry.length);
   if (reading.status == Status::not_found || reading.version < version) return {};
-  doubt(chunk, reading.status);
+  on_failed_read(chunk, reading.status);
   return reading;
 }
 
@@ -554,7 +554,7 @@ replica::Payload Target::keep(Content content) {
 void Target::sync_always() {
   while (sync_once()) {
     if (store_.snapshot_due()) store_.snapshot();  // also while idle: of a store that was opened with damage
-    look_again();
+    recheck_damaged();
   }
 }
 
@@ -562,8 +562,8 @@ bool Target::sync_once() {
   std::vector<Op> riding;
   {
     std::unique_lock lock(mutex_);
-    queued_.wait_for(lock, kIdleSync, [this] { return deaf() || applied_ != 0 || !riding_.empty(); });
-    if (deaf()) return false;
+    queued_.wait_for(lock, kIdleSync, [this] { return ignores_events() || applied_ != 0 || !riding_.empty(); });
+    if (ignores_events()) return false;
     if (applied_ == 0 && riding_.empty() && !dirty_) return true;
     riding.swap(riding_);
     applied_ = 0;
@@ -579,8 +579,8 @@ bool Target::sync_once() {
   if (failed && changed_) work.calls.push_back(changed_);
   {
     std::lock_guard lock(mutex_);
-    if (deaf()) return false;
-    look_at_lease(work);
+    if (ignores_events()) return false;
+    check_lease(work);
     for (const auto& one : done) step_locked(replica::Applied{one.op, one.status, one.length}, work);
     if (full) {
       riding_.insert(riding_.begin(), riding.begin(), riding.end());
@@ -592,7 +592,7 @@ bool Target::sync_once() {
   do_work(work);
   if (full) {
     std::unique_lock lock(mutex_);
-    queued_.wait_for(lock, kFullPause, [this] { return deaf(); });
+    queued_.wait_for(lock, kFullPause, [this] { return ignores_events(); });
   }
   return true;
 }

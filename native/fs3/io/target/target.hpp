@@ -4,12 +4,12 @@
 //        Apply: given to the store by the same thread after unlocking; the syncer's sync() makes it Applied
 //        Send:  given to the MessageSender; Reply, ServeRead: the callbacks, after unlocking
 //
-// Thread contract: all calls from any thread. Callbacks come from any thread, without the lock, each exactly once.
-// Callbacks pending at `stop` come with stale_routing. The MessageSender must not call back from within `post`.
+// Thread contract: all calls from any thread. Each callback is called exactly once, from any thread, without the lock.
+// Callbacks pending at `stop` are called with stale_routing. The MessageSender must not call back from within `post`.
 // Invariants
-//   - Actions of one step begin in their order, before those of the next step. Apply is an exception: no action
+//   - Actions of one step begin in their order, before those of the next step. Apply is an exception, because no action
 //     that follows from an Apply is requested before its Applied.
-//   - No answer leaves and no read begins after the lease has ended; the lease is checked once for the reads of a
+//   - No answer is sent and no read begins after the lease has ended; the lease is checked once for the reads of a
 //     frame.
 #pragma once
 
@@ -45,13 +45,13 @@ struct Content {
   std::uint8_t hop = 0;  // distance from the client to the target that receives it
 };
 
-// Sends messages to other targets. Calls the sender's `failed` once for each message that asks and may stay unanswered.
+// Sends messages to other targets. Calls the sending target's `failed` once for each request that may stay unanswered.
 class MessageSender {
  public:
   virtual ~MessageSender() = default;
   virtual void post(std::weak_ptr<Target> from, Posted posted, Content content) = 0;
   virtual void pause(std::weak_ptr<Target> target, replica::Op op) = 0;  // calls retry(op) after a while
-  virtual void aside(std::function<void()> job) = 0;  // runs it soon, on another thread; drops it once the service stops
+  virtual void aside(std::function<void()> job) = 0;  // runs the job soon on another thread; drops it after a stop
 };
 
 class Target : public std::enable_shared_from_this<Target> {
@@ -94,9 +94,8 @@ class Target : public std::enable_shared_from_this<Target> {
   // Finds the committed chunk of an inode with the largest index, up to the one asked for.
   void last(const QueryEntry& entry, QueryAnswer& answer);
   int descriptor(store::File file) const { return disk_->descriptor(file); }
-  // The bytes of this chunk may fail their CRCs: reads them, and repairs them if they do. While this target serves, it
-  // rechecks a damaged chunk every few seconds until it is whole, because no replica may have been there to repair it
-  // from.
+  // Reads a chunk whose bytes may fail their CRCs, and repairs it if they do. While this target serves, it rechecks a
+  // damaged chunk every few seconds until the chunk is whole, because no replica may have had intact bytes before.
   void suspect(ChunkId chunk);
 
   // Findings of damage since the last call.
@@ -104,7 +103,7 @@ class Target : public std::enable_shared_from_this<Target> {
 
   struct Counts {
     std::uint64_t groups = 0, applied = 0;    // syncs of the log, and writes that they made durable
-    std::uint64_t checked = 0, damaged = 0;  // chunks read because of a suspicion, and those that were damaged
+    std::uint64_t checked = 0, damaged = 0;  // suspected chunks that were read, and those found damaged
     std::uint64_t unrepaired = 0;            // chunks found damaged and not seen whole since
     Meter::Reading syncing;
   };
@@ -132,14 +131,14 @@ class Target : public std::enable_shared_from_this<Target> {
   };
   struct Served {  // the result of a read
     Status status = Status::ok;
-    Version version = 0;  // 0 and ok: the version that the store has as committed, or not_found
+    Version version = 0;  // 0 and ok: the store's committed version, or not_found
   };
 
   template <class E>
   void step_locked(const E& event, Work& work);
   template <class E>
   void step(const E& event);
-  void look_at_lease(Work& work);
+  void check_lease(Work& work);
   void carry_out(const replica::Action& action, Work& work);
   void carry_out(const replica::Mark&);
   void carry_out(const replica::Conclude& conclude);
@@ -157,9 +156,9 @@ class Target : public std::enable_shared_from_this<Target> {
   std::optional<store::Reading> read_version(const ReadEntry& entry, Version version);
   Content contents_of(ChunkId chunk, Version version, bool as_is, Status& status);
   void accepted(Status status, Work& work);
-  bool deaf() const { return stopping_ || refused_; }  // REQUIRES: mutex_
-  void doubt(ChunkId chunk, Status status);
-  void look_again();
+  bool ignores_events() const { return stopping_ || refused_; }  // REQUIRES: mutex_
+  void on_failed_read(ChunkId chunk, Status status);
+  void recheck_damaged();
   std::vector<std::byte> tags_of(bool settled) const;
   void ride(replica::Op op);
   void sync_always();
@@ -184,20 +183,20 @@ class Target : public std::enable_shared_from_this<Target> {
   replica::Payload next_payload_ = 1;
   std::unordered_map<replica::Payload, Content> contents_;
   std::unordered_map<replica::Op, Asking> asking_;
-  std::size_t hop_ = 1;  // hop of its successor
-  replica::Op direct_op_ = 0;                  // of the first read in the current step
-  std::span<std::optional<Served>> direct_;    // their answers, if the step gives them
+  std::size_t hop_ = 1;  // hop of the successor
+  replica::Op direct_op_ = 0;                  // op of the first read in the current step
+  std::span<std::optional<Served>> direct_;    // answers of the step's reads, if the step gives them
   std::vector<replica::Op> riding_;  // Drops and Concludes that the next sync makes durable
   bool stopping_ = false;
-  bool refused_ = false;  // the store refused a mandatory change: all stops until it is reopened
+  bool refused_ = false;  // the store refused a mandatory change: the target stops until the store is reopened
   std::atomic<Role> role_ = Role::none;
 
   Damage damage_;
-  bool looking_ = false;  // the syncer is checking chunks that were due
+  bool rechecking_ = false;  // the syncer is checking chunks that were due
 
   std::condition_variable queued_;
   std::size_t applied_ = 0;  // Applies given to the store since the last sync
-  bool dirty_ = false;       // another change was
+  bool dirty_ = false;       // another change was given to the store since the last sync
   std::thread syncer_;
 
   std::atomic<std::uint64_t> groups_ = 0, made_durable_ = 0, checked_ = 0, damaged_ = 0;

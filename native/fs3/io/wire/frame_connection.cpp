@@ -62,7 +62,7 @@ bool FrameConnection::fill() {
   return got < 0 && errno == EINTR;
 }
 
-// Moves bytes of the inbox until `have_` of `bytes` are at `to`.
+// Moves bytes of the inbox to `to`, until `have_` reaches `bytes` or the inbox is empty.
 std::size_t FrameConnection::take(std::byte* to, std::size_t bytes) {
   const std::size_t step = std::min(bytes - have_, end_ - begin_);
   if (step != 0) std::memcpy(to + have_, inbox_.data() + begin_, step);  // an empty table has no address
@@ -226,11 +226,11 @@ FrameConnection::Pushed FrameConnection::push_one(const Outgoing& front, std::si
   return {.full = full, .broke = !again && !full};
 }
 
-// REQUIRES: mutex_. A file that cannot be read breaks the connection too, because the answer has begun.
+// Breaks the connection. An unreadable file breaks it too, because the answer has begun. REQUIRES: mutex_.
 void FrameConnection::fail() {
   broken_ = true;
   std::deque<Outgoing> gone;
-  if (!sending_) forget(gone);  // else the sending thread does it
+  if (!sending_) forget(gone);  // otherwise the sending thread does
   ::shutdown(fd_, SHUT_RDWR);
 }
 
@@ -259,7 +259,7 @@ void FrameConnection::shut() {
 void FrameConnection::drop_holders() {
   flush();
   std::unique_lock lock(mutex_);
-  idle_.wait(lock, [this] { return !sending_; });  // what it sent stays in out_ until it has the lock again
+  idle_.wait(lock, [this] { return !sending_; });  // sent pieces stay in out_ until the sending thread has the lock
   const bool held = std::ranges::any_of(out_, [](const Outgoing& one) { return !one.holds.empty(); });
   if (held && !broken_) fail();
 }

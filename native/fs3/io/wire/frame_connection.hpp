@@ -3,11 +3,11 @@
 //   socket -> inbox -> Frame (head, table, payload in a Buffer)        by the owner
 //   socket <- pieces of memory and of files, in order of send()       by the sending thread
 //
-// Thread contract: `receive` by one thread at a time, the *owner*. `send` and `flush` by any thread. The FrameConnection owns the
-// descriptor and closes it.
+// Thread contract: `receive` by one thread at a time, the *owner*. `send` and `flush` by any thread. The
+// FrameConnection owns the descriptor and closes it.
 // Invariants
 //   - Bytes leave in the order of the calls; the pieces of one Outgoing stay together.
-//   - After a failure or an end of stream nothing more is read or written; `broken` returns true.
+//   - After a failure or an end of stream no byte is read or written; `broken` returns true.
 #pragma once
 
 #include <condition_variable>
@@ -30,7 +30,7 @@ struct Frame {
   Buffer payload;  // head.payload_bytes of it
 };
 
-// Bytes to send: memory, or a range of a file. Their holders live until the bytes are sent.
+// Bytes to send, from memory or from a range of a file. Their holders live until the bytes are sent.
 struct Outgoing {
   struct Piece {
     const std::byte* memory;  // null: from the file
@@ -61,25 +61,26 @@ class FrameConnection {
   FrameConnection& operator=(const FrameConnection&) = delete;
 
   enum class Got { frame, nothing, starved, broken };
-  // frame: `frame` is the next one. nothing: all that arrived is taken. starved: no memory for the payload of the next
-  // frame; call again when `starved_pool` has some. broken: the stream ended, or the peer violates the protocol.
+  // Result frame: `frame` is the next one. nothing: all arrived bytes are taken. starved: no memory for the payload of
+  // the next frame; call again when `starved_pool` has some. broken: the stream ended, or the peer violated the
+  // protocol.
   Got receive(Frame& frame);
   Pool& starved_pool() const { return *starved_; }
 
   void send(Outgoing outgoing);
-  // Sends what the socket takes; returns whether no bytes wait any more. If another thread is sending, sends nothing:
-  // that thread also sends what was added meanwhile.
+  // Sends as many bytes as the socket accepts; returns whether no bytes wait any more. If another thread is sending,
+  // sends nothing: that thread also sends the bytes added meanwhile.
   bool flush();
   std::size_t waiting() const;  // bytes to send
   bool broken() const;
-  void shut();  // breaks it from this side; the owner sees it in `receive`
-  // Sends what the socket takes, then breaks the line if an Outgoing that holds an object still waits. No object that was
-  // held before is held afterwards.
+  void shut();  // breaks the connection from this side; the owner's `receive` reports it
+  // Sends as many bytes as the socket accepts, then breaks the line if an Outgoing that holds an object still waits.
+  // Afterwards no object is held that was held before.
   void drop_holders();
   int fd() const { return fd_; }
 
  private:
-  bool fill();  // reads into the inbox; false: no bytes there, or broken
+  bool fill();  // reads into the inbox; false: no bytes available, or broken
   std::size_t take(std::byte* to, std::size_t bytes);
   Got payload(Frame& frame);
   struct Pushed {
@@ -98,7 +99,7 @@ class FrameConnection {
   std::vector<std::byte> inbox_;
   std::size_t begin_ = 0, end_ = 0;
   Frame next_;
-  std::size_t have_ = 0;  // bytes of the part of next_ that is being read
+  std::size_t have_ = 0;  // bytes already read of the current part of next_
   enum class Part { head, table, payload } part_ = Part::head;
   Pool* starved_ = nullptr;
 

@@ -26,7 +26,7 @@ std::vector<std::byte> encode(const Posted& posted);
 // Returns none for a table that `encode` never produces: unknown alternatives, wrong lengths, impossible values.
 std::optional<Posted> decode(std::span<const std::byte> table);
 
-// Returns the number by which the sender recognizes the answer to a message; 0 if the message is an answer itself.
+// Returns the number by which the sender recognizes the answer to a request; 0 if the message is an answer.
 replica::Op asks(const replica::Message& message);
 
 std::vector<std::byte> encode_tags(std::span<const store::Tagged> tags);

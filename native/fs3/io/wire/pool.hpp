@@ -41,8 +41,8 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Returns room for `bytes`; none while the bound would be exceeded. If no buffer is out, it gives one of any size, so
-  // that no caller waits for ever.
+  // Returns a buffer for `bytes`; none while the bound would be exceeded. If no buffer is in use, returns a buffer of
+  // any size, so that no caller waits for ever.
   Buffer take(std::size_t bytes);
   // Calls `retry` once, from any thread, when a buffer has been returned since the failed `take`.
   void when_free(std::function<void()> retry);

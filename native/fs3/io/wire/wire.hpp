@@ -36,11 +36,11 @@ enum class FrameKind : std::uint8_t {
   query_last = 6,
   query_answer = 7,
   report = 8,  // from a reader: the bytes of these chunks failed their CRCs. No answer
-  ready = 9,   // for a READ with kHold: its bytes are in memory. A head alone
-  go = 10,     // for the same READ: they may be sent now. A head alone
+  ready = 9,   // for a READ with kHold: its bytes are in memory. Only a head
+  go = 10,     // for the same READ: the bytes may be sent now. Only a head
 };
 
-inline constexpr std::uint8_t kLocal = 0x01;  // in a READ: places suffice; in its answer: it has places, and no payload
+inline constexpr std::uint8_t kLocal = 0x01;  // in a READ: places suffice; in its answer: places instead of a payload
 inline constexpr std::uint8_t kHold = 0x02;   // in a READ: a large answer is sent only after `ready` and `go`
 inline constexpr std::size_t kHoldFrom = std::size_t{64} << 10;  // answers with more bytes are large
 inline constexpr std::size_t kLocalSlots = 32;  // files that a connection's client holds open
@@ -65,12 +65,12 @@ struct ReadEntry {
   ChainVersion chain_version = 0;
   std::uint32_t offset = 0;
   std::uint32_t length = 0;
-  std::uint32_t uncommitted = 0;  // 1: a pending version will do
+  std::uint32_t uncommitted = 0;  // 1: a pending version may be read
 };
 static_assert(sizeof(ReadEntry) == 32);
 
-// The bytes sent for an entry: whole blocks. Their CRCs follow all entries in the table, in order; the bytes are the
-// payload, in order.
+// The answer for one entry: whole blocks. The blocks' CRCs follow all entries in the table, in order; the payload has
+// the bytes, in order.
 struct ReadAnswer {
   Version version = 0;
   std::uint32_t chunk_length = 0;
@@ -118,7 +118,8 @@ struct WriteAnswer {
 };
 static_assert(sizeof(WriteAnswer) == 16);
 
-// Asks for the largest chunk of an inode on a chain, up to an index, and how many chunks in a row end there.
+// Asks for the largest chunk of an inode on a chain, up to an index, and for the number of chunks in the row that ends
+// there.
 struct QueryEntry {
   std::uint64_t inode = 0;
   std::uint32_t chain = 0;
@@ -137,8 +138,7 @@ struct QueryAnswer {
 };
 static_assert(sizeof(QueryAnswer) == 16);
 
-// Returns whether the frame is possible: known kind, counts and sizes within limits and mutually consistent, as far as
-// the head tells.
+// Returns whether the head is possible: known kind, counts and sizes within limits and mutually consistent.
 bool sound(const Head& head);
 
 // Returns the number of pieces of [offset, offset + length) when it is cut at block boundaries.
@@ -147,10 +147,11 @@ constexpr std::uint32_t pieces(std::uint32_t offset, std::uint32_t length) {
   return static_cast<std::uint32_t>((std::uint64_t{offset} + length - 1) / kBlock - offset / kBlock + 1);
 }
 
-// Returns whether each of these pieces of `bytes` has one CRC32C, and it matches. `crcs` may lie at any address.
+// Returns whether `crcs` has one CRC32C for each of these pieces of `bytes`, and all match. `crcs` may have any
+// alignment.
 bool holds(std::span<const std::byte> bytes, std::uint32_t offset, std::span<const std::byte> crcs);
 
-// Returns the n-th struct of a table that is long enough; tables may lie at any address.
+// Returns the n-th struct of a table that is long enough; tables may have any alignment.
 template <class T>
 T at(std::span<const std::byte> table, std::size_t n, std::size_t from = 0) {
   static_assert(std::is_trivially_copyable_v<T>);

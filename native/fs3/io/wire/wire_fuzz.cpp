@@ -24,7 +24,7 @@ using namespace ff::fs3::io;
 using Bytes = std::vector<std::uint8_t>;
 using Random = std::mt19937_64;
 
-// Reads all that a service reads of a WRITE, as far as `sound_write` vouches for it.
+// Reads the parts of a WRITE that a service reads after `sound_write` has accepted the frame.
 void use_write(const Frame& frame) {
   const std::size_t count = frame.head.count;
   std::uint64_t from = 0, crc_at = count * sizeof(WriteEntry);
@@ -232,7 +232,7 @@ extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t s
     std::copy(stream.begin(), stream.end(), data);
     return stream.size();
   }
-  Bytes stream = stream_of(random);  // so that an empty corpus begins with valid frames too
+  Bytes stream = stream_of(random);  // valid frames, because the corpus may be empty
   stream.resize(std::min(stream.size(), max_size));
   std::copy(stream.begin(), stream.end(), data);
   return stream.size();

@@ -1,7 +1,7 @@
 // A session of libfuse: each request of the kernel becomes a call of the Handler, each answer a reply.
 //
-// The one file that needs libfuse. It is a library of its own, loaded by `open_session`, so that the module works
-// where libfuse is missing.
+// The only file that needs libfuse. It is a separate library, loaded by `open_session`, so that the module works where
+// libfuse is missing.
 #define FUSE_USE_VERSION 35
 #include <fcntl.h>
 #include <fuse3/fuse_lowlevel.h>
@@ -41,7 +41,7 @@ struct OpenedFile {
   std::shared_ptr<FileState> file;
 };
 
-// Names of an open directory, as far as they were asked for.
+// The names of an open directory that were fetched so far.
 struct OpenedDirectory {
   std::mutex mutex;  // guards the members below
   std::vector<Entry> entries;
@@ -112,7 +112,7 @@ void reply_attributes(fuse_req_t req, const Answer& answer) {
   fuse_reply_attr(req, &attributes, std::max(0.0, mounted(req).options.attributes_s - answer.attributes.age_s));
 }
 
-void reply_bytes(fuse_req_t req, const Answer& answer, std::size_t size) {  // size 0: of an attribute, its length alone
+void reply_bytes(fuse_req_t req, const Answer& answer, std::size_t size) {  // size 0: only the attribute's length
   if (answer.error != 0) return reply_error(req, answer);
   if (size == 0) {
     fuse_reply_xattr(req, answer.bytes.size());
@@ -211,7 +211,7 @@ void statfs(fuse_req_t req, fuse_ino_t inode) {
 
 // Extended attributes
 
-bool kernels_own(const char* name) {  // asked for before each write; fs3 has no capabilities and no ACLs of POSIX
+bool kernels_own(const char* name) {  // the kernel asks before each write; fs3 has no capabilities and no POSIX ACLs
   return std::strncmp(name, "security.", 9) == 0 || std::strncmp(name, "system.", 7) == 0;
 }
 
@@ -251,7 +251,7 @@ void keep(fuse_file_info* info, const Answer& answer) {
   info->keep_cache = answer.keep ? 1 : 0;
 }
 
-// Gives back an open file whose reply did not arrive: the kernel sends no RELEASE for it.
+// Closes an open file whose reply did not arrive: the kernel sends no RELEASE for it.
 void give_back(const Mounted& mount, fuse_ino_t inode, const fuse_file_info* info) {
   const std::unique_ptr<OpenedFile> opened(reinterpret_cast<OpenedFile*>(info->fh));
   mount.handler->call({.op = "release", .inode = inode, .flags = static_cast<std::uint32_t>(info->flags)});
@@ -285,7 +285,7 @@ struct Free {
 };
 using PageAligned = std::unique_ptr<std::byte[], Free>;
 
-// Copies of the kernel between pages that begin at the same place are the fastest.
+// Allocates page-aligned memory, because the kernel copies between equally aligned pages fastest.
 PageAligned page_aligned(std::size_t bytes) {
   constexpr std::size_t kAlignment = 4096;
   PageAligned memory(static_cast<std::byte*>(std::aligned_alloc(kAlignment, bytes)));
@@ -356,7 +356,7 @@ void releasedir(fuse_req_t req, fuse_ino_t, fuse_file_info* info) {
 
 void fsyncdir(fuse_req_t req, fuse_ino_t, int, fuse_file_info*) { fuse_reply_err(req, 0); }  // names are durable
 
-// Fetches entries up to index `upto`; returns a number of POSIX or 0. REQUIRES: the directory's mutex.
+// Fetches entries up to index `upto`; returns an errno or 0. REQUIRES: the directory's mutex.
 int fetch(fuse_req_t req, fuse_ino_t inode, OpenedDirectory& directory, std::size_t upto) {
   while (!directory.complete && directory.entries.size() <= upto) {
     Request request = request_of(req, "readdir", inode);
@@ -369,11 +369,11 @@ int fetch(fuse_req_t req, fuse_ino_t inode, OpenedDirectory& directory, std::siz
   return 0;
 }
 
-// Fills `buffer` with entries from `offset` on; returns the bytes used, or a negative number of POSIX.
+// Fills `buffer` with entries from `offset` on; returns the bytes used, or a negative errno.
 std::int64_t fill(fuse_req_t req, fuse_ino_t inode, OpenedDirectory& directory, std::span<char> buffer, off_t offset, bool plus) {
   constexpr const char* kDots[] = {".", ".."};
   const std::lock_guard lock(directory.mutex);
-  if (offset == 0) {  // also after rewinddir, which sees what changed
+  if (offset == 0) {  // also after rewinddir, which must show changes
     directory.entries.clear();
     directory.complete = false;
   }
@@ -381,7 +381,7 @@ std::int64_t fill(fuse_req_t req, fuse_ino_t inode, OpenedDirectory& directory, 
   for (auto at = static_cast<std::size_t>(offset);; ++at) {
     fuse_entry_param entry = {};
     const char* name = nullptr;
-    if (at < 2) {  // `ino` 0: the kernel learns of no new name
+    if (at < 2) {  // `ino` 0: the kernel gets no new name
       name = kDots[at];
       entry.attr.st_ino = inode;
       entry.attr.st_mode = S_IFDIR;
@@ -402,7 +402,7 @@ std::int64_t fill(fuse_req_t req, fuse_ino_t inode, OpenedDirectory& directory, 
   return static_cast<std::int64_t>(used);
 }
 
-// The directory is not touched after the reply, because a RELEASEDIR may follow it at once.
+// The directory is not accessed after the reply, because a RELEASEDIR may follow the reply at once.
 void list(fuse_req_t req, fuse_ino_t inode, std::size_t size, off_t offset, fuse_file_info* info, bool plus) {
   std::vector<char> buffer(size);
   const std::int64_t used = fill(req, inode, *reinterpret_cast<OpenedDirectory*>(info->fh), buffer, offset, plus);
@@ -522,7 +522,7 @@ class FuseSession final : public Session {
 
 }  // namespace ff::fs3::mount
 
-// Returns a mounted session that the caller deletes, or null: libfuse has told why on stderr.
+// Returns a mounted session that the caller deletes. Returns null on failure; libfuse has printed the reason to stderr.
 extern "C" __attribute__((visibility("default"))) ff::fs3::mount::Session* ff_open_fuse_session(
     const char* directory, ff::fs3::mount::Handler* handler, const ff::fs3::mount::Options* options) {
   auto session = std::make_unique<ff::fs3::mount::FuseSession>(handler, *options);

@@ -20,8 +20,8 @@ class MapStore final : public Lookup {
   // Returns the result of writing `written` over `before`; it shows the order and number of the writes.
   static Value combine(Value before, Value written);
 
-  // Each returns its Applied at once if it is refused, else the next sync() does. `bad`: a REPLACE whose bytes fail
-  // their CRC and were sent as they are.
+  // Each returns its Applied at once if the change is refused; otherwise the next sync() returns it. `bad`: a REPLACE
+  // whose bytes fail their CRC and were sent `as_is`.
   std::vector<Applied> apply(const Apply& apply, Value written, bool bad = false);
   void commit(const Commit& commit);
   void drop(const Drop& drop);
@@ -29,11 +29,11 @@ class MapStore final : public Lookup {
   void conclude(const Conclude& conclude, std::vector<Tagged> tags);
   std::vector<Applied> sync();
 
-  // Loses the newest `lost` unsynced records; with `synced` also that many whole syncs, as on a lying disk.
+  // Loses the newest `lost` unsynced records; also the newest `synced` syncs, as on a disk that ignores syncs.
   void power_cut(std::size_t lost, std::size_t synced = 0);
   std::size_t unsynced() const { return log_.size(); }
   std::size_t syncs() const { return past_.size(); }
-  void spoil(ChunkId chunk, Version version);  // its bytes fail their CRC from now on
+  void spoil(ChunkId chunk, Version version);  // makes the version's bytes fail their CRC from now on
   void fill(bool full) { full_ = full; }
 
   bool has(ChunkId chunk, Version version) const;

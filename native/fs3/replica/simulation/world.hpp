@@ -25,14 +25,14 @@ struct Chain {
   std::vector<Member> members;
 };
 
-struct Said {  // a target's report, and whether its node is alive
+struct TargetReport {  // a target's report, and whether its node is alive
   bool alive = false;
   Incarnation incarnation = 0;
   LocalState local;
 };
 
-// Applies the rules until nothing changes; the version grows by one if anything did.
-inline Chain next_chain(const Chain& chain, const std::map<TargetId, Said>& said, bool proceed) {
+// Applies the rules until nothing changes. Returns the chain, whose version grows by one if anything changed.
+inline Chain next_chain(const Chain& chain, const std::map<TargetId, TargetReport>& said, bool proceed) {
   Chain next = chain;
   std::vector<Member>& members = next.members;
   const auto count = [&](State state) {
@@ -45,7 +45,7 @@ inline Chain next_chain(const Chain& chain, const std::map<TargetId, Said>& said
   };
   const auto away = [&](const Member& m) { return alive(m) ? State::waiting : State::offline; };
   const auto uptodate = [&](const Member& m) {
-    const Said& s = said.at(m.target);
+    const TargetReport& s = said.at(m.target);
     return s.local.state == Local::uptodate && s.local.version == chain.version && s.incarnation == m.incarnation;
   };
   for (int pass = 0; pass < 8; ++pass) {
@@ -180,7 +180,7 @@ class World {
     step(id, Lease{runs, chain.version});
   }
   void manage(bool proceed) {
-    std::map<TargetId, Said> said;
+    std::map<TargetId, TargetReport> said;
     for (auto& [id, node] : nodes) {
       said[id].alive = node.replica != nullptr && node.lease;
       said[id].incarnation = node.incarnation;
@@ -264,7 +264,7 @@ class World {
   }
   bool bad(Node& node, Payload handle) { return handle != 0 && node.payloads.at(handle).bad; }
 
-  // Tells the sender that waits for an answer to this packet that none will come.
+  // Reports to the packet's sender that the packet will not be answered.
   void failed(const Packet& packet) {
     std::visit([&](const auto& m) {
       using M = std::decay_t<decltype(m)>;

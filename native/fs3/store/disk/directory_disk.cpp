@@ -73,9 +73,9 @@ void DirectoryDisk::write_parts(File file, std::uint64_t offset, std::span<const
   if (bytes < kDirect || !write_direct(file, offset, all)) Disk::write_parts(file, offset, parts);
 }
 
-// Writes all of it. Returns false, perhaps after writing a part, if that is impossible: parts that are not whole pages,
-// or a file system without direct writes. Uses its own descriptor, because the flag would affect all users of the other
-// one.
+// Writes all parts past the page cache. Returns false, perhaps after writing some, if that is impossible: parts are not
+// whole pages, or the file system has no direct writes. Uses a separate descriptor, because the flag would affect all
+// users of `file`.
 bool DirectoryDisk::write_direct(File file, std::uint64_t offset, std::span<iovec> parts) {
   const auto whole = [](const iovec& part) {
     return reinterpret_cast<std::uintptr_t>(part.iov_base) % kSector == 0 && part.iov_len % kPage == 0;

@@ -1,7 +1,7 @@
 // A directory of a real file system: pwrite and pread, fdatasync. A File is its descriptor.
 //
-// Large page-aligned writes bypass the page cache (O_DIRECT) if the file system supports it. That saves a copy, leaves
-// no bytes for the sync to write, and does not evict bytes that are read often.
+// Large page-aligned writes bypass the page cache (O_DIRECT) if the file system supports that. Such a write saves a
+// copy, leaves no bytes for the sync to write, and does not evict bytes that are read often.
 // Holds an exclusive lock (flock) on the directory from construction to destruction: one store per directory.
 #pragma once
 

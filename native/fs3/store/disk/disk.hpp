@@ -5,8 +5,8 @@
 // result of a concurrent write and read of the same bytes is unspecified.
 // Durability: a write, truncate or punch is durable once a sync of its file that began after it returns. A created,
 // renamed or removed name is durable once a sync_names that began after it returns. Before that, a power cut keeps any
-// part of them, in whole sectors of kSector bytes. A failed sync may have lost its data for ever: the caller must not
-// assume that a later sync makes up for it.
+// part of these changes, in whole sectors of kSector bytes. A failed sync may have lost its data for ever: the caller
+// must not assume that a later sync writes the data.
 // Errors are ff::Error: no_space (ENOSPC, EDQUOT) or storage; a failed call may have done part of its work.
 #pragma once
 
@@ -31,7 +31,7 @@ class Disk {
   virtual File open(const std::string& name, bool create) = 0;
   virtual void close(File file) noexcept = 0;
   virtual void write(File file, std::uint64_t offset, const void* from, std::size_t bytes) = 0;
-  // Writes the parts one behind the other: like one write each, but possibly in one call.
+  // Writes the parts one after the other: like one write each, but possibly in one call.
   virtual void write_parts(File file, std::uint64_t offset, std::span<const std::span<const std::byte>> parts) {
     for (const auto& part : parts) {
       write(file, offset, part.data(), part.size());
@@ -42,7 +42,7 @@ class Disk {
   virtual std::size_t read(File file, std::uint64_t offset, void* to, std::size_t bytes) = 0;
   virtual std::uint64_t size(File file) = 0;
   virtual void truncate(File file, std::uint64_t size) = 0;
-  // The bytes read as zeros afterwards, and take no space if the disk supports that; the size stays.
+  // Makes the bytes read as zeros and, if the disk supports that, frees their space. The size stays.
   virtual void punch(File file, std::uint64_t offset, std::uint64_t bytes) = 0;
   virtual void sync(File file) = 0;
 

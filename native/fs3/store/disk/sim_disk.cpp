@@ -87,7 +87,7 @@ struct SimDisk::Inode {
       case Change::What::truncate: durable.cut(change.size_after); break;
     }
   }
-  // Keeps all of it, nothing, or some of its sectors.
+  // Keeps all of a change, nothing, or some of its sectors.
   void keep_some(const Change& change, std::uint64_t& random) {
     const std::uint64_t choice = next(random) % 4;
     if (choice == 0) return;
@@ -111,7 +111,7 @@ struct SimDisk::Inode {
     cached.size = durable.size;
     changes.clear();
   }
-  void show(std::uint64_t number) {  // makes it the durable page
+  void show(std::uint64_t number) {  // makes the visible page durable
     const auto found = durable.pages.find(number);
     if (found == durable.pages.end()) cached.pages.erase(number);
     else cached.pages[number] = std::make_unique<Page>(*found->second);

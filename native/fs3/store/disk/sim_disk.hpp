@@ -24,17 +24,17 @@ class SimDisk final : public Disk {
   explicit SimDisk(std::uint64_t seed, std::uint64_t capacity = std::uint64_t{1} << 60);
   ~SimDisk() override;
 
-  // Keeps all of each unsynced change, none, or some of its sectors, by chance; likewise for changes of names. Closes
-  // all handles and ends fail(). The store that used the disk must be gone or failing.
+  // Keeps all, none or some sectors of each unsynced change, at random; the same for changes of names. Closes all
+  // handles and ends fail(). The store that used the disk must be destroyed or failing.
   void power_cut(std::uint64_t seed);
   // Ends the process but not the machine: closes handles, ends fail(), keeps every byte, synced or not.
   void crash();
-  // One of the next few writes that a sync makes durable is lost (old bytes stay) or lands elsewhere, in the same or
-  // another file, though the sync succeeds. Readers see the actual bytes at once.
+  // Loses one of the next few writes that a sync makes durable (old bytes stay), or puts it to a wrong place in the
+  // same or another file, though the sync succeeds. Readers see the actual bytes at once.
   void lie(std::uint64_t seed);
-  // After `after` more calls (including reads), `times` calls fail. A failed write has done part of its work; a failed
-  // sync has kept part of its data and forgets the rest. ENOSPC comes only from calls that take space. Fault::none ends
-  // it.
+  // Makes `times` calls fail after `after` more calls (including reads). A failed write has done part of its work; a
+  // failed sync has kept part of its data and loses the rest. Only calls that take space fail with ENOSPC. Fault::none
+  // ends the failures.
   void fail(std::uint64_t after, Fault fault, std::uint64_t times = ~std::uint64_t{0});
 
   std::uint64_t calls() const { return calls_; }

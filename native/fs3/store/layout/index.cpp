@@ -42,7 +42,7 @@ void Index::insert(Leaf& leaf, std::size_t at, const IndexEntry& entry) {
   ++leaf.count;
 }
 
-// Makes room in a full leaf; returns the leaf that `chunk` goes to. For a chunk after the last entry of all no entry
+// Makes room in a full leaf; returns the leaf for `chunk`. If `chunk` follows the last entry of the index, no entry
 // moves, so that chunks in ascending order fill their leaves.
 Index::Leaf& Index::split(Leaves::iterator at, ChunkId chunk) {
   Leaf& full = *at->second;
@@ -93,7 +93,7 @@ void Index::erase(ChunkId chunk) {
   merge(at);
 }
 
-// Joins the leaf with its right or left neighbour if both fit in one with room to grow.
+// Joins the leaf with its right or left neighbour if both fit in one leaf with room to grow.
 void Index::merge(Leaves::iterator at) {
   if (at->second->count == 0) {
     leaves_.erase(at);

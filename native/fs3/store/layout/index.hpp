@@ -1,6 +1,6 @@
 // The committed versions of all chunks, ordered by id: sorted leaves of 64 entries in a map.
 //
-// Thread contract: none of its own; the Core's mutex guards it. A pointer to an entry is valid until the next put or
+// Thread contract: not thread-safe; the Core's mutex guards it. A pointer to an entry is valid until the next put or
 // erase.
 #pragma once
 
@@ -53,8 +53,8 @@ class Index {
   // Passes entries to `each`, from the one at or before `chunk` downwards, until it returns false.
   template <class Each>
   void down(ChunkId chunk, Each each) const;
-  void put(const IndexEntry& entry);                  // inserts it, or replaces the one with its id
-  void erase(ChunkId chunk);                          // does nothing if it is missing
+  void put(const IndexEntry& entry);                  // inserts the entry, or replaces the one with the same id
+  void erase(ChunkId chunk);                          // does nothing if the entry is missing
   std::uint64_t size() const { return size_; }
   std::uint64_t memory() const;                       // bytes
 
@@ -67,7 +67,7 @@ class Index {
   };
   using Leaves = std::map<ChunkId, std::unique_ptr<Leaf>>;  // key: at or below the leaf's first id, above all before
   static void insert(Leaf& leaf, std::size_t at, const IndexEntry& entry);
-  Leaves::iterator leaf_of(ChunkId chunk);  // the leaf that `chunk` is in or would go to; REQUIRES: not empty
+  Leaves::iterator leaf_of(ChunkId chunk);  // the leaf that has `chunk` or would get it. REQUIRES: not empty
   Leaf& split(Leaves::iterator at, ChunkId chunk);
   void merge(Leaves::iterator at);
 

@@ -142,7 +142,7 @@ std::optional<Record> LogWalk::next() {
   std::uint64_t begin = position_, end = 0;
   std::optional<Record> record = at(begin, &end);
   if (!record || record->sequence != expected_) {
-    // The expected record is not here. A later batch that began after it shows whether it was durable.
+    // The expected record is not here. A later batch, begun after the record, shows whether the record was durable.
     std::optional<Record> first;
     std::uint64_t first_begin = 0, first_end = 0;
     bool durable = false;
@@ -164,7 +164,8 @@ std::optional<Record> LogWalk::next() {
   return record;
 }
 
-// The record there, if it is that of the copy. Both begin and end at a step, so the log has room for it.
+// Replaces the log's bytes [begin, end) by the copy's, unless a record there verifies. Both begin and end at a step, so
+// the log has room for the record.
 void LogWalk::mend(std::uint64_t begin, std::uint64_t end) {
   std::uint64_t its = 0;
   if (at(bytes_, begin, &its)) return;

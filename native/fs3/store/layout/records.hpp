@@ -1,4 +1,4 @@
-// The log's records, their encoding, and the walk over a log's bytes that tells an end from damage.
+// The log's records, their encoding, and the walk over a log's bytes that distinguishes the end from damage.
 // docs/internals/fs3-store.md, "Log record".
 #pragma once
 
@@ -27,7 +27,7 @@ struct Record {
   RecordKind kind = RecordKind::begin;
   std::uint8_t flags = 0;
   std::uint64_t sequence = 0;
-  std::uint32_t place = 0;  // position in its batch: when it was written, all records up to sequence - place - 1 were durable
+  std::uint32_t place = 0;  // position in its batch: the records up to sequence - place - 1 were durable before
   // APPLY: all; COMMIT, DROP: chunk, version; FLOOR: version; TAG: tag, chunk, version, length; FORGET: tag.client;
   // DAMAGED: version is 1 or 0
   ChunkId chunk;
@@ -43,7 +43,7 @@ struct Record {
   std::array<std::uint64_t, 4> words{};  // STATE
 };
 
-// Identifies where a log's records belong: no record verifies in another store, file or place.
+// Identity of a log, for the CRCs of its records: no record verifies in another store, file or place.
 struct LogPlace {
   std::uint64_t salt;    // of the store
   std::uint64_t number;  // of the log
@@ -53,15 +53,15 @@ struct LogPlace {
 // Appends `record` to `out`, whose first byte belongs at `position` of the log.
 void encode(const Record& record, const LogPlace& log, std::uint64_t position, std::vector<std::byte>& out);
 
-// Reads a log's bytes in order. What does not verify is taken from its copy, which has the same bytes at the same places,
-// or none, and is put into the log's bytes.
+// Reads a log's bytes in order. A record that does not verify is replaced by the copy's record at the same place, if
+// the copy has one.
 class LogWalk {
  public:
   // REQUIRES of next(): `copy` is not longer than `bytes`.
   LogWalk(std::span<std::byte> bytes, std::span<const std::byte> copy, const LogPlace& log, std::uint64_t expected)
       : bytes_(bytes), copy_(copy), log_(log), expected_(expected) {}
   // Returns the next record; none at the end of the log. If its sequence is larger than expected, the records in
-  // between are damaged in both.
+  // between are damaged in the log and in the copy.
   std::optional<Record> next();
   std::optional<std::uint64_t> first_sequence() const;  // of the record at the beginning, if one is there
   std::uint64_t expected() const { return expected_; }  // sequence of the next record

@@ -1,6 +1,6 @@
 // Free extents: each data file has extents of one class. docs/internals/fs3-store.md, "Files".
 //
-// Thread contract: none of its own; the Core's mutex guards it.
+// Thread contract: not thread-safe; the Core's mutex guards it.
 #pragma once
 
 #include <array>
@@ -52,8 +52,8 @@ struct Extent {
 
 class Space {
  public:
-  Extent take(std::uint8_t size_class);  // the first free one
-  bool mark(Extent extent);              // marks it as taken; false if it was
+  Extent take(std::uint8_t size_class);  // takes the first free extent
+  bool mark(Extent extent);              // marks the extent as taken; false if it was taken already
   void free(Extent extent);
   std::uint64_t taken() const { return taken_; }
   std::uint64_t taken_bytes() const { return taken_bytes_; }

@@ -10,7 +10,7 @@ from fireflyer._native.fs3 import (
 
 
 class Kind(enum.Enum):
-    """What a write does to a chunk."""
+    """Effect of a write on a chunk."""
 
     write = 0
 
@@ -23,7 +23,7 @@ class Kind(enum.Enum):
     replace = 4
 
 class Status(enum.Enum):
-    """What became of a request."""
+    """Outcome of a request."""
 
     ok = 0
 
@@ -44,7 +44,9 @@ class Status(enum.Enum):
     invalid = 8
 
 class ChunkId:
-    """Names a chunk; in the order of pages. Inode 0 has none."""
+    """
+    Identifies a chunk. Ids are ordered by inode and index. Inode 0 has no chunks.
+    """
 
     def __init__(self, inode: int, index: int = 0) -> None: ...
 
@@ -64,7 +66,7 @@ class ChunkId:
 
 class Tag:
     """
-    Names a client's write for as long as it may be sent again; client 0: none.
+    Idempotency key of a client's write while the client may retry it; client 0: none.
     """
 
     def __init__(self, client: int = 0, channel: int = 0, seq: int = 0) -> None: ...
@@ -87,6 +89,6 @@ class Tag:
     def __repr__(self) -> str: ...
 
 class StoreLookup(replica.Lookup):
-    """What a replica asks of a chunk store, which stays open."""
+    """A replica's queries to a chunk store, which stays open."""
 
     def __init__(self, core: store.Core) -> None: ...

@@ -14,7 +14,7 @@ import fireflyer._native.fs3
 ANY_NODE: int = 4294967295
 
 class Outcome(enum.IntEnum):
-    """What became of a piece; numbers below 16 are the service's."""
+    """Outcome of a piece; numbers below 16 are those of Status."""
 
     OK = 0
 
@@ -25,19 +25,19 @@ class Outcome(enum.IntEnum):
     INVALID = 8
 
     MISMATCH = 16
-    """The bytes that came do not fit their CRCs."""
+    """The received bytes do not match their CRCs."""
 
     LOST = 17
-    """The connection broke; a write was done or not."""
+    """The connection broke; a write may have been done."""
 
     LATE = 18
-    """No answer in time; likewise."""
+    """No answer before the deadline; a write may have been done."""
 
     UNREACHABLE = 19
     """No connection; not done."""
 
     NO_ROUTE = 20
-    """Nobody serves that chain; not done."""
+    """No target serves that chain; not done."""
 
     NO_SPACE = 5
 
@@ -51,7 +51,7 @@ class Outcome(enum.IntEnum):
 
 class FileMap:
     """
-    Where the chunks of a file are: chunk i on chains[i % len(chains)]. Immutable.
+    Chains of a file's chunks: chunk i is on chains[i % len(chains)]. Immutable.
     """
 
     def __init__(self, inode: int, chunk_size: int, chains: Sequence[int]) -> None: ...
@@ -60,20 +60,22 @@ class FileMap:
     def chains(self) -> list[int]: ...
 
 class Pieces:
-    """Pieces of chunks, and the outcome of each. One thread at a time."""
+    """
+    Pieces of chunks, and the outcome of each. Only one thread at a time may use them.
+    """
 
     def __len__(self) -> int: ...
 
     @property
     def bytes(self) -> int:
-        """Of all pieces together."""
+        """Bytes of all pieces together."""
 
     def failures(self) -> list[tuple[int, int, int, int]]:
-        """(piece, outcome, chain, node asked) of those that are not OK."""
+        """(piece, outcome, chain, node asked) of each piece that is not OK."""
 
     def again(self, piece: int, node: int = 4294967295) -> None:
         """
-        The next call tries it again; a read: at this node, if it serves the chain.
+        Makes the next call retry this piece. A read is retried at this node, if it serves the chain.
         """
 
     def chunk(self, piece: int) -> tuple[int, int]:
@@ -82,12 +84,12 @@ class Pieces:
     @property
     def holes(self) -> list[int]:
         """
-        Inodes of the files, once all is read, of which it asked for bytes that no chunk has: zeros in memory.
+        Inodes of files in which a requested byte belongs to no chunk (zeros in memory). Valid once all is read.
         """
 
     def found(self) -> list[tuple[int, int, int]]:
         """
-        Of answered questions: (index of the last chunk, chunks in a row from it downwards, as many apart as the file has chains, bytes of that chunk); a row of 0: there is none.
+        Answers of a batch of_chains: (index of the last chunk, chunks of the row that ends there, bytes of the last chunk). The chunks of a row are len(chains) apart; a row of 0: there is no chunk.
         """
 
 class Batch(Pieces):
@@ -101,7 +103,7 @@ class Batch(Pieces):
     @staticmethod
     def of_buffers(files: Sequence[FileMap], ends: Sequence[int], requests: Sequence[tuple[int, int, Buffer]]) -> Batch:
         """
-        requests: (index of the file, offset, contiguous memory), kept by the batch. ends: of each file, beyond which nothing is read; empty for a batch to write.
+        requests: (index of the file, offset, contiguous memory), kept by the batch. ends: end of each file, beyond which nothing is read; empty for writes.
         """
 
     @property
@@ -110,29 +112,31 @@ class Batch(Pieces):
 
     def sums(self, starts: Sequence[int]) -> list[int]:
         """
-        Once all is read: the CRC32C of each request or row, continuing its start; joined from the CRCs that the bytes were compared with.
+        CRC32C of each request or row, continued from its start and joined from the CRCs with which the bytes were compared. Valid once all is read.
         """
 
     @staticmethod
     def of_chunks(file: FileMap, kind: fireflyer._native.fs3.Kind, indexes: Sequence[int], length: int = 0) -> Batch:
-        """The same for each of these chunks; `length`: of a chunk then."""
+        """
+        Makes a batch with the same change of each chunk; `length`: the chunk's new length.
+        """
 
     @staticmethod
     def of_chains(file: FileMap, asks: Sequence[tuple[int, int]]) -> Batch:
         """
-        Questions of (which chain in the file's order, index): for the last chunk up to there on that chain, and how many stand below it in a row.
+        Makes queries from (position of a chain in the file's order, index): for the last chunk up to the index on that chain, and the number of chunks in the row that ends there.
         """
 
     @staticmethod
     def joined(batches: Sequence[Batch]) -> Batch:
-        """The pieces of batches that move no bytes, one batch's after another's."""
+        """Joins the pieces of batches that move no bytes, in order."""
 
 class Engine:
-    """The way to the bytes; docs/internals/fs3-service.md. Any thread."""
+    """The client's data path; docs/internals/fs3-service.md. Any thread."""
 
     def __init__(self, client: int, connect: Callable[[int, float], int], lanes: int = 8, senders: int = 2, connect_s: float = 1.0, local: bool = True) -> None:
         """
-        connect(node, seconds) gives the descriptor of a connected and proved socket, which becomes the engine's, or raises PeerLost or DeadlineExceeded. local: over a Unix socket chunks are read from the node's files.
+        connect(node, seconds) returns the descriptor of a connected and authenticated socket, which the engine then owns, or raises PeerLost or DeadlineExceeded. local: over a Unix socket, read chunks from the node's files.
         """
 
     def routing(self, chains: Sequence[tuple[int, int, Sequence[int]]], local: int = 4294967295) -> None:
@@ -141,15 +145,17 @@ class Engine:
         """
 
     def read(self, batch: Pieces, seconds: float) -> int:
-        """Tries what is open; returns how many pieces are not OK."""
+        """Reads the open pieces; returns how many pieces are not OK."""
 
     def write(self, batch: Pieces, seconds: float) -> int:
-        """Likewise. What was tried keeps its tag, so that it is done once."""
+        """
+        Writes the open pieces; returns how many are not OK. A piece that was tried keeps its tag, so that the write is done once.
+        """
 
     def query_last(self, batch: Pieces, seconds: float) -> int:
-        """Likewise."""
+        """Sends the open queries; returns how many pieces are not OK."""
 
     def statistics(self) -> dict[str, int]:
         """
-        Counters: read_bytes, local_bytes (of those: read from files of this machine), written_bytes, frames, mismatches, connections; held (large reads that waited for their turn to be sent); senders, most_senders (that may send much, now and at a time).
+        Counters: read_bytes, local_bytes (part of read_bytes: from files of this machine), written_bytes, frames, mismatches, connections, held (large reads whose answers waited for a permit), senders and most_senders (permits in use: now, and most at a time).
         """

@@ -70,14 +70,14 @@ class FileState:
 
     @property
     def end(self) -> int:
-        """Length in bytes, as far as the mount knows."""
+        """Length in bytes that this mount knows."""
 
     @end.setter
     def end(self, arg: int, /) -> None: ...
 
     @property
     def widened(self) -> int:
-        """No byte at or beyond it is written."""
+        """Limit of writes: no byte at or beyond it is written."""
 
     @widened.setter
     def widened(self, arg: int, /) -> None: ...
@@ -88,7 +88,7 @@ class FileState:
 
     @property
     def dirty(self) -> bool:
-        """Bytes were written since `take`."""
+        """True if bytes were written since `take`."""
 
     @property
     def written_ns(self) -> int:
@@ -98,7 +98,7 @@ class FileState:
         """Returns the largest end written since the last call, or -1."""
 
     def reach(self, end: int) -> None:
-        """Sets `end`, unless it is larger."""
+        """Raises the file's `end` to at least this value."""
 
     def wrote(self, end: int) -> None:
         """Records a write up to `end`."""
@@ -108,12 +108,12 @@ class Mount:
 
     def __init__(self, engine: fireflyer._native.fs3.client.Engine, call: Callable[[Request], object], finish: Callable[[int, fireflyer._native.fs3.client.Pieces, bool], int], attempt_s: float, slowest: float) -> None:
         """
-        call(request) returns an error number or the answer; finish(inode, pieces, write) finishes pieces that failed or met a hole and returns an error number.
+        call(request) returns an error number or the answer. finish(inode, pieces, write) finishes pieces that failed or touched a hole, and returns an error number.
         """
 
     def mount(self, library: str, directory: str, source: str, attributes_s: float, others: bool) -> None:
         """
-        library: path of libff_fuse.so. source: name in /proc/mounts. others: let other users in. Raises StorageError.
+        library: path of libff_fuse.so. source: name in /proc/mounts. others: allow other users. Raises StorageError.
         """
 
     def work(self) -> None:
@@ -126,8 +126,10 @@ class Mount:
 
     def read(self, file: FileState, offset: int, memory: Buffer) -> int:
         """
-        Fills memory, as the kernel's READ; returns the bytes read or a negative error number.
+        Reads into memory, as the kernel's READ does; returns the bytes read or a negative error number.
         """
 
     def write(self, file: FileState, offset: int, memory: Buffer) -> int:
-        """Writes memory, as the kernel's WRITE; returns likewise."""
+        """
+        Writes memory, as the kernel's WRITE does; returns the bytes written or a negative error number.
+        """

@@ -1,5 +1,5 @@
 """
-The CRAQ replica of a target, as docs/internals/fs3-chain.md says: step(event) -> actions.
+The CRAQ replica of a target (docs/internals/fs3-chain.md): step(event) -> actions.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import fireflyer._native.fs3
 
 
 class State(enum.Enum):
-    """Of a member of a chain; in the order of members."""
+    """State of a chain's member. Members are ordered by state."""
 
     serving = 0
 
@@ -25,7 +25,7 @@ class State(enum.Enum):
     offline = 5
 
 class Local(enum.Enum):
-    """What a target says of itself."""
+    """State that a target reports of itself."""
 
     online = 0
 
@@ -46,7 +46,7 @@ class Member:
     def incarnation(self) -> int: ...
 
 class Entry:
-    """What an index or a page says of a chunk; version 0: none."""
+    """State of a chunk in an index or a page; version 0: none."""
 
     def __init__(self, chunk: fireflyer._native.fs3.ChunkId, committed: int = 0, length: int = 0, crc: int = 0, pending: int = 0, removes: bool = False, pending_crc: int = 0) -> None: ...
 
@@ -69,12 +69,12 @@ class Entry:
     def removes(self) -> bool: ...
 
 class Pending:
-    """A pending version; `length` is the chunk's with it."""
+    """A pending version; `length`: the chunk's length in that version."""
 
     def __init__(self, chunk: fireflyer._native.fs3.ChunkId, version: int, length: int, removes: bool, tag: fireflyer._native.fs3.Tag = ...) -> None: ...
 
 class Tagged:
-    """The newest write of a channel; version 0: it did not happen."""
+    """The newest write of a channel; version 0: the write did not happen."""
 
     def __init__(self, tag: fireflyer._native.fs3.Tag, chunk: fireflyer._native.fs3.ChunkId, version: int) -> None: ...
 
@@ -88,11 +88,11 @@ class Tagged:
     def version(self) -> int: ...
 
 class Lookup:
-    """What a replica asks the store of its target."""
+    """A replica's queries to its target's store."""
 
 class ObjectLookup(Lookup):
     """
-    Over an object with entry(chunk) -> Entry, page(after, limit) -> list[Entry], tag(client, channel) -> Tagged | None, floor() -> int, complete() -> bool and pendings() -> list[Pending].
+    Queries an object with entry(chunk) -> Entry, page(after, limit) -> list[Entry], tag(client, channel) -> Tagged | None, floor() -> int, complete() -> bool and pendings() -> list[Pending].
     """
 
     def __init__(self, store: object) -> None: ...
@@ -103,7 +103,7 @@ class MapStore(Lookup):
     def __init__(self) -> None: ...
 
     def apply(self, action: Apply, written: int = 0, bad: bool = False) -> list[Applied]:
-        """Its refusal, or nothing: sync() will say."""
+        """Returns the refusal, if any; otherwise sync() returns the outcome."""
 
     def commit(self, action: Commit) -> None: ...
 
@@ -114,7 +114,7 @@ class MapStore(Lookup):
     def conclude(self, action: Conclude, tags: Sequence[Tagged]) -> None: ...
 
     def sync(self) -> list[Applied]:
-        """Makes all durable; what is done."""
+        """Makes all changes durable; returns their outcomes."""
 
     def entry(self, chunk: fireflyer._native.fs3.ChunkId) -> Entry: ...
 
@@ -122,7 +122,7 @@ class MapStore(Lookup):
 
 class Replica:
     """
-    One target's part in its chain. Bytes never enter it: payloads are the caller's numbers.
+    Replica of one target in its chain. It handles no bytes: payloads are numbers of the caller.
     """
 
     def __init__(self, target: int, incarnation: int, lookup: Lookup, page: int = 256, window: int = 8) -> None: ...
@@ -191,16 +191,16 @@ class Replica:
     @property
     def role(self) -> State:
         """
-        In which it works; offline also where the chain names another incarnation.
+        The replica's role; offline also if the chain names another incarnation.
         """
 
     @property
     def busy_chunks(self) -> int:
-        """With jobs, pending versions or parked reads."""
+        """Number of chunks with jobs, pending versions or parked reads."""
 
     @property
     def outstanding(self) -> int:
-        """Sends, Applies and Drops without an answer yet."""
+        """Number of Sends, Applies and Drops without an answer."""
 
 class Apply:
     def __repr__(self) -> str: ...
@@ -285,7 +285,7 @@ class Send:
 
     @property
     def message(self) -> Update | Answer | PageAsk | Page | SyncDone | Fetch | Fetched | TagsAsk | Tags:
-        """A copy, an event of the receiver's."""
+        """A copy of the message, which is an event of the receiver."""
 
     @property
     def as_is(self) -> bool: ...

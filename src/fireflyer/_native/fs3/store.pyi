@@ -14,7 +14,7 @@ def kinds() -> tuple[str, ...]:
 ANY_BASE: int = 18446744073709551615
 
 class Disk:
-    """What a Store stands on."""
+    """Storage of a Store."""
 
 class DirectoryDisk(Disk):
     """A directory of a real file system, locked for one process."""
@@ -23,23 +23,23 @@ class DirectoryDisk(Disk):
 
 class SimDisk(Disk):
     """
-    A disk in memory that forgets what was not synced; the same from the same seeds.
+    A disk in memory that may lose unsynced data; deterministic for equal seeds.
     """
 
     def __init__(self, seed: int, capacity: int = 1152921504606846976) -> None: ...
 
     def power_cut(self, seed: int) -> None:
-        """Keeps any sectors of what was not synced; close the store before."""
+        """Keeps a random part of the unsynced sectors. Close the store before."""
 
     def crash(self) -> None:
-        """Keeps all, as when only the process ends; close the store before."""
+        """Keeps all data, as when only the process ends. Close the store before."""
 
     def lie(self, seed: int) -> None:
-        """One of the next few writes that are synced is lost or lands elsewhere."""
+        """Loses or misplaces one of the next few writes that are synced."""
 
     def fail(self, after: int, fault: int, times: int = 18446744073709551615) -> None:
         """
-        After `after` calls `times` calls fail; fault 0: none, 1: EIO, 2: ENOSPC.
+        Makes `times` calls fail after `after` more calls; fault 0: none, 1: EIO, 2: ENOSPC.
         """
 
     def calls(self) -> int: ...
@@ -47,34 +47,38 @@ class SimDisk(Disk):
     def lies_told(self) -> int: ...
 
     def used_bytes(self, prefix: str = '') -> int:
-        """Of the files whose names begin so."""
+        """Bytes used by the files with this prefix."""
 
 class Core:
-    """What the lookup of a replica stands on."""
+    """Native store, for a replica's StoreLookup."""
 
 class Store:
     """
-    The chunks of one target. native/fs3/store/store.hpp says what each call means.
+    The chunks of one target. native/fs3/store/store.hpp documents each call.
     """
 
     def __init__(self, disk: Disk, target: int = 0, chain: int = 0, log_bytes: int = 67108864, reserve_bytes: int = 268435456) -> None:
         """
-        Opens or makes it. Raises ValueError for another target's, StorageError or NoSpace.
+        Opens or makes a store. Raises ValueError for another target's store, StorageError or NoSpace.
         """
 
     @property
     def core(self) -> Core:
-        """Good until the store is closed."""
+        """Valid until the store is closed."""
 
     def close(self) -> None:
-        """Writes nothing: what was not synced is as after a crash."""
+        """
+        Closes the store without a write: unsynced changes are as after a crash.
+        """
 
     def apply(self, op: int, inode: int, index: int, base: int, version: int, chain_version: int, kind: int, offset: int = 0, length: int = 0, data: Buffer = b'', crcs: Buffer = b'', committed: bool = False, client: int = 0, channel: int = 0, seq: int = 0) -> int:
-        """0: queued, sync() answers; else the status that refuses it."""
+        """
+        Returns 0 if the change is queued (sync() returns its outcome), else the status of the refusal.
+        """
 
     def sync(self) -> list[tuple[int, int, int, int, int]]:
         """
-        Makes all that was applied durable: a list of (op, status, version, length, crc).
+        Makes all applied changes durable; returns a list of (op, status, version, length, crc).
         """
 
     def commit(self, inode: int, index: int, version: int) -> int: ...
@@ -83,12 +87,12 @@ class Store:
 
     def read(self, inode: int, index: int, version: int = 0, offset: int = 0, length: int = 4294967295) -> tuple[int, int, int, int, bytes, bytes]:
         """
-        Whole blocks: (status, version, length of the chunk, offset of the bytes, bytes, CRCs).
+        Reads whole blocks: (status, version, length of the chunk, offset of the bytes, bytes, CRCs).
         """
 
     def entry(self, inode: int, index: int) -> tuple[int, int, int, int, int, int, int, int, int, int, bool]:
         """
-        (inode, index, then version, chain version, length, crc of the committed version and of the pending one, and whether that removes); version 0: none.
+        (inode, index, then version, chain version, length, crc of the committed version and of the pending one, and whether the pending version removes the chunk); version 0: none.
         """
 
     def page(self, after: tuple[int, int] | None, limit: int) -> list[tuple[int, int, int, int, int, int, int, int, int, int, bool]]:
@@ -130,6 +134,6 @@ class Store:
     def failed(self) -> bool: ...
 
     def synced(self) -> bool:
-        """Whether the last sync() made its batch durable."""
+        """True if the last sync() made its batch durable."""
 
     def statistics(self) -> dict[str, int]: ...
