@@ -20,6 +20,7 @@ RUN = (
     "docs/start/convert-ddp.md",
     "docs/tutorials/train.md",
     "docs/tutorials/data.md",
+    "docs/tutorials/cluster.md",
 )
 """Pages whose `bash` blocks are run; their other commands are in `ELSEWHERE`."""
 
