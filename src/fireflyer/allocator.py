@@ -3,8 +3,8 @@
 By default malloc maps every tensor above 32 MiB separately. The kernel zeroes such a mapping page
 by page at first touch and takes it back when the tensor is freed. A cheap operation on the tensor
 then costs several times as much (docs/guide/haiscale.md has figures). `MALLOC_MMAP_MAX_=0` keeps tensors
-in the heap, and a huge `MALLOC_TRIM_THRESHOLD_` keeps the heap. The price: a process never gives
-back its peak memory.
+in the heap, and a huge `MALLOC_TRIM_THRESHOLD_` keeps the heap. The cost: a process never returns
+its peak memory to the kernel.
 
 Malloc reads these variables at program start. `follow` applies them later, in a forked rank or in a
 script that no launcher started.
@@ -17,7 +17,7 @@ KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Environment variables that the launcher sets for ranks."""
 
 _PARAMETERS = {"MALLOC_MMAP_MAX_": -4, "MALLOC_TRIM_THRESHOLD_": -1}
-"""The mallopt parameter of each variable."""
+"""Parameter of mallopt for each variable."""
 _INT_MAX = (1 << 31) - 1
 
 

@@ -1,4 +1,4 @@
-"""Deprecated public names: each use warns and gives what the new name stands for."""
+"""Deprecated public names: each use warns and returns the object of the new name."""
 
 import importlib
 import sys
@@ -8,16 +8,16 @@ from typing import Any
 
 
 def module(old: str, new: str) -> None:
-    """Make `import old` give the module `new`. To be called by the module `old` when it is imported."""
+    """Makes `import old` return the module `new`; the module `old` calls this at its import."""
     _warn(old, new, 4)
     sys.modules[old] = importlib.import_module(new)
 
 
 def attribute(owner: str, name: str, renamed: Mapping[str, str]) -> Any:
-    """The attribute that `name` of module `owner` is called now. For the module's `__getattr__`.
+    """Returns the attribute that replaces `name` in module `owner`; for the module's `__getattr__`.
 
     Raises:
-        AttributeError: `name` was never there.
+        AttributeError: `name` is not a deprecated name of the module.
     """
     if name not in renamed:
         raise AttributeError(f"module {owner!r} has no attribute {name!r}")

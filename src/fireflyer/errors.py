@@ -1,22 +1,22 @@
-"""Errors that Fireflyer raises for a reason outside the caller's code.
+"""Errors that Fireflyer raises for reasons outside the caller's code.
 
     FireflyerError
     ├── ConfigError            a setting, option or argument that cannot work
-    ├── WireError              between processes
+    ├── WireError              communication between two processes failed
     │   ├── ProtocolMismatch   the peer speaks another version or fails the handshake
     │   ├── PeerLost           the peer closed the connection or died
     │   ├── NotPrimary         the process is not the leader; `address` is the leader's, if known
     │   ├── DeadlineExceeded   no answer before the deadline
-    │   │   └── FileTimeout    of a file's operation; also a TimeoutError (an OSError)
+    │   │   └── FileTimeout    a file operation timed out; also a TimeoutError (an OSError)
     │   └── Stale              another process has replaced the caller, which must stop
-    ├── StorageError           bytes at rest
-    │   ├── Corrupted          a checksum or a structure does not hold
-    │   │   └── CorruptedFile  of a file's bytes; also an OSError with EIO
+    ├── StorageError           a read or write of stored bytes failed
+    │   ├── Corrupted          bytes do not match their checksum or structure
+    │   │   └── CorruptedFile  the bytes are a file's; also an OSError with EIO
     │   ├── NoSpace            disk, quota or memory is full; also an OSError with ENOSPC
     │   └── Unavailable        the store does not answer, or only with transient errors;
     │                          also an OSError with EIO
     ├── CollectiveError        a collective operation cannot complete
-    │   └── RankFailed         because of one rank; `rank` names it
+    │   └── RankFailed         one rank is the cause; `rank` names it
     ├── ShardsLost             parts of a sharded model that no rank holds any more
     ├── Cancelled              an operation withdrawn before it began
     ├── FileError              POSIX error of a file operation; also the matching Python OSError
@@ -38,7 +38,7 @@
     │   ├── NoSuchExpert       the store has no expert of this name
     │   ├── ExpertInUse        the expert is in use and can neither move nor be removed
     │   ├── ExpertTooLarge     the expert is larger than a tier
-    │   └── DamagedExpert      its bytes do not match its manifest; also Corrupted
+    │   └── DamagedExpert      the expert's bytes do not match its manifest; also Corrupted
     ├── WorkspaceError         a workspace or environment cannot be shipped, received or created
     ├── TraceError             a job trace that cannot be read or replayed
     ├── FabricError            a network that cannot be planned, read, routed or priced
@@ -122,7 +122,7 @@ class DeadlineExceeded(WireError, RuntimeError):
 
 
 class FileTimeout(DeadlineExceeded, TimeoutError):
-    """A file's operation had no answer before the deadline.
+    """A file operation got no answer before the deadline.
 
     Also an OSError with ETIMEDOUT, for programs that read through file objects.
     """
@@ -130,7 +130,7 @@ class FileTimeout(DeadlineExceeded, TimeoutError):
     errno = numbers.ETIMEDOUT
 
     def __new__(cls, *args: object) -> "FileTimeout":
-        return OSError.__new__(cls, *args)  # RuntimeError's would not make an OSError
+        return OSError.__new__(cls, *args)  # RuntimeError.__new__ would not make an OSError
 
 
 class Stale(WireError):
@@ -340,7 +340,7 @@ class Throttled(AuthError):
 
 
 class PermissionDenied(AuthError):
-    """The token's scope, or the user's groups, do not allow it."""
+    """The token's scope, or the user's groups, do not allow the request."""
 
 
 class ExpertError(FireflyerError):

@@ -9,8 +9,8 @@ likes. The last record survives the death of the rank. `read` is for monitors. T
                                                         the n-th step is in slot n % STEPS
 
 Times are wall clock, seconds since 1970; 0 means never. A step of -1 means that no step was
-reported, a loss of NaN that no loss was. Records of before the loss have the magic FFP1 and no loss.
-The writer sets the second number first and the first number last. A record that was read
+reported; a loss of NaN means that no loss was reported. Older records have the magic FFP1 and no
+loss. The writer sets the second number first and the first number last. A record that was read
 during a write therefore has two different numbers.
 
 Importing this module in a rank also registers a SIGURG handler. The handler writes the rank's
@@ -95,8 +95,12 @@ class Writer:
             self._write()
 
     def step(self, step: int, busy_s: float | None, loss: float | None = None) -> None:
-        """Records the start of `step`; the previous one took `busy_s`, or the time until now, and
-        ended with `loss`."""
+        """Records the start of `step`, and the duration and loss of the previous step.
+
+        Args:
+            busy_s: duration of the previous step; None: the time since its start.
+            loss: loss of the previous step.
+        """
         now = time.monotonic()
         with self._lock:
             self._loss = self._loss if loss is None else loss
@@ -195,7 +199,7 @@ def beat(step: int | None = None, busy_s: float | None = None, loss: float | Non
         step: the step that begins now; the time between two steps is the duration of a step.
         busy_s: seconds that this rank itself worked on the previous step, without its waits for
             other ranks.
-        loss: of the previous step, for charts.
+        loss: loss of the previous step, for charts.
     """
     mine = writer()
     if mine is None:

@@ -1,6 +1,6 @@
 """Logging: `get_logger("hai")` is the logger `fireflyer.hai`. Only programs set handlers.
 
-A record may carry `role` and `node`: the component of a process that logs it (`speaker`).
+A record may carry `role` and `node`: the component that logs it (see `speaker`).
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Shared entry of the command lines: an error is one line on standard error and an exit code.
+"""Shared entry point of the command lines: an error becomes one line on stderr and an exit code.
 
 A program may start with standard descriptors closed (cron, systemd, `>&-`), with a pipe whose reader
-is gone, or in a locale whose encoding lacks most characters. None of that ends it in a traceback.
+is gone, or in a locale whose encoding lacks most characters. None of these causes a traceback.
 """
 
 import contextlib
@@ -63,8 +63,10 @@ def in_one_line(act: Callable[[], int]) -> int:
 
 
 def open_standard_streams() -> None:
-    """Opens /dev/null for standard descriptors that are closed, so that no other file gets their
-    number; characters that the encoding of stdout and stderr lacks become `\\u5b66` from now on.
+    """Opens /dev/null for closed standard descriptors; makes stdout and stderr accept any text.
+
+    No other file can then get the number of a standard descriptor. A character that the encoding
+    lacks becomes an escape such as `\\u5b66`.
 
     REQUIRES: no file that this process has opened has a number below 3.
     """
@@ -99,7 +101,7 @@ def encodable(text: str) -> bool:
 
 
 def _settle(stream: TextIO) -> None:
-    """Leaves nothing for the interpreter to write at its exit, where a failure prints a traceback."""
+    """Flushes a stream, or discards its text: a failure at exit would print a traceback."""
     try:
         stream.flush()
     except OSError:
@@ -111,7 +113,7 @@ def _settle(stream: TextIO) -> None:
 
 
 def described(error: OSError | FireflyerError) -> str:
-    """Returns the message of an error for users: an error number becomes its words."""
+    """Returns the message of an error for users; an error number becomes its text."""
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     if isinstance(error, FileNotFoundError) and not error.filename and not _inside_a_directory():
@@ -120,7 +122,7 @@ def described(error: OSError | FireflyerError) -> str:
 
 
 def need_directory() -> None:
-    """Checks that the current directory exists; torch's libraries end the process without one.
+    """Checks that the current directory exists, because torch's libraries abort without one.
 
     Raises:
         ConfigError: the current directory was deleted.
@@ -133,7 +135,7 @@ def user_directory() -> Path:
     """Returns $HOME, or the user's directory in the password file if $HOME is no absolute path.
 
     Raises:
-        ConfigError: neither names a directory, as for a user id without an entry.
+        ConfigError: neither names a directory, for example because the user id has no entry.
     """
     if os.path.isabs(named := os.environ.get("HOME", "")):
         return Path(named)
@@ -176,7 +178,7 @@ def _escaped(half: str) -> str:
 
 def plain(words: str) -> str:
     """Returns one line without terminal control: unprintable characters become `\\x1b` etc."""
-    if words.isprintable():  # lone surrogates are not
+    if words.isprintable():  # False for lone surrogates
         return words
     line = text(words)
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)

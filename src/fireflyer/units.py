@@ -24,7 +24,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """Returns what `parse_size` returns.
+    """Parses a size like `parse_size`, for the value of a command-line option.
 
     Raises:
         ConfigError: the text is no size above zero; the message names the option.
@@ -40,8 +40,7 @@ LONGEST_S = 1e9
 
 
 def parse_seconds(text: str, option: str) -> float:
-    """Returns the seconds of "200ms", "90s", "30m" or "30min", "24h", "7d", or of a number; may be
-    0.
+    """Returns the seconds of "200ms", "90s", "30m", "30min", "24h", "7d" or a number; 0 is allowed.
 
     Raises:
         ConfigError: the text is not a duration, or is above 30 years; the message names the option.

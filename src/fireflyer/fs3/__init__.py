@@ -1,6 +1,6 @@
 """Distributed file system of the paper (3FS): manager, meta, storage, client. See docs/guide/fs3.md.
 
-The client's names are found here; they are imported when they are first used.
+The client's names are imported from here on their first use.
 """
 
 import importlib

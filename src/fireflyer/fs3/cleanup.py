@@ -1,6 +1,6 @@
 """Background cleanup: sessions of vanished clients, and chunks of files without names.
 
-One thread, beside the metadata service. Each step may be done twice.
+One thread in the metadata service's process does this. Each step is idempotent.
 """
 
 import threading
@@ -30,12 +30,12 @@ from fireflyer.rpc.proof import Secret
 
 EVERY_S = 1.0
 DEADLINE_S = 5.0
-"""Seconds for one step; a step that takes longer is retried in the next round."""
+"""Timeout of one step in seconds; the next round retries a step that takes longer."""
 CHUNKS_A_TURN = 64 << 10
 TURN_S = 1.0
-"""Seconds of a file's turn, which ends after `CHUNKS_A_TURN` chunks, too.
+"""Maximum seconds of a file's turn; `CHUNKS_A_TURN` chunks end it, too.
 
-Then others have theirs.
+Then other files have their turns.
 """
 ROOT_USER = User(0, 0, ())
 log = speaker("fs3", "meta")
@@ -54,14 +54,14 @@ class Cleanup:
         """Connects to the cluster and starts the thread.
 
         Args:
-            execute: the metadata service's.
-            session_ns: how long a silent client keeps its files open for writing.
+            execute: executes a request in the metadata service.
+            session_ns: time after which a client without heartbeats loses its open files.
 
         Raises:
             WireError: the manager does not answer.
         """
         self._session_ns = session_ns
-        # Clients whose heartbeats could not arrive while the service was down get their time again.
+        # No heartbeat could arrive while the service was down, so each session gets its whole time.
         self._settle_from = time.monotonic() + session_ns / 1e9
         settings = Settings(deadline_s=DEADLINE_S)
         self._execute = execute
@@ -73,7 +73,7 @@ class Cleanup:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops the thread; waits for the chunks that are being removed, a batch at most."""
+        """Stops the thread; waits until the current batch of chunks is removed."""
         self._stopping.set()
         self._thread.join()
         self._cluster.close()
@@ -89,13 +89,12 @@ class Cleanup:
                 self._ill.look(f"cannot free the space of removed files: {error}")
 
     def round(self) -> bool:
-        """Settles and frees all that can be now; a file whose chains do not answer waits for a
-        round.
+        """Settles and frees files; a file whose chains do not answer waits for the next round.
 
-        Any thread. Raises StorageError if the metadata service fails.
+        Any thread may call this. Raises StorageError if the metadata service fails.
 
         Returns:
-            True if the turn of a file was over before the file was.
+            True if a file's turn ended before all its chunks were removed.
         """
         if time.monotonic() >= self._settle_from:
             self._settle()
@@ -124,7 +123,7 @@ class Cleanup:
         return more
 
     def _served(self, items: list[Removal]) -> list[Removal]:
-        """Returns the files of which all chains serve; the others wait for another round."""
+        """Returns the files whose chains all serve; the other files wait for another round."""
         served = []
         for item in items:
             try:
@@ -140,7 +139,7 @@ class Cleanup:
     def _free_small(self, items: list[Removal]) -> set[int]:
         """Empties the small files together; returns the inodes of files without chunks."""
         emptied: set[int] = set()
-        for _ in range(2):  # removes, then checks that they are gone
+        for _ in range(2):  # the second pass checks that the first removed all
             left = [item for item in items if item.inode not in emptied]
             if not left or self._stopping.is_set():
                 break
@@ -154,7 +153,7 @@ class Cleanup:
         return emptied
 
     def _turn(self) -> Callable[[int], bool]:
-        """Returns the callback that counts removed chunks and decides whether the file goes on."""
+        """Returns the callback that counts removed chunks and decides whether the turn goes on."""
         left, end = CHUNKS_A_TURN, time.monotonic() + TURN_S
 
         def go_on(removed: int) -> bool:
@@ -183,7 +182,7 @@ class Cleanup:
 
 
 def _inode(item: Removal) -> Inode:
-    """Returns as much of the inode as leads to its chunks."""
+    """Returns an inode with the fields that locate its chunks."""
     times = (0, 0, 0, 0)
     return Inode(
         *(1, item.inode, FILE, 0, 0, 0, 0, *times, 0, item.length_version),

@@ -1,19 +1,19 @@
-"""Log of a lasting fault: one line when it begins, one when it is over."""
+"""Log of a lasting fault: one line when the fault begins, one when it ends."""
 
 import logging
 
 
 class ConditionLog:
-    """Fault that is checked again and again, by one thread."""
+    """State of a fault that one thread checks periodically."""
 
     def __init__(self, log: "logging.LoggerAdapter[logging.Logger]", over: str) -> None:
-        """`over`: the line when the fault is over."""
+        """Makes the log; `over` is the line that reports the end of a fault."""
         self._log, self._over = log, over
         self.why = ""
-        """Present fault; "" if there is none."""
+        """Current fault; "" if there is none."""
 
     def look(self, why: str) -> None:
-        """Takes the present fault; logs a line if it differs from the one before."""
+        """Records the current fault; logs a line if it differs from the previous fault."""
         if why == self.why:
             return
         self.why = why

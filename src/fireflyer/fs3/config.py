@@ -29,59 +29,59 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Storage node: `[nodes.NAME]`. A name stays with the data."""
+    """Settings of a storage node: `[nodes.NAME]`. The data belongs to the node of that name."""
 
     address: str = ANY_PORT
-    """Address of its data service; port 0: any."""
+    """Address of its data service; port 0: any free port."""
     advertise: str = ""
-    """Address at which others reach it, if not `address`."""
+    """Address at which other machines reach the node, if not `address`."""
     directory: str = ""
-    """Folder of its targets; by default a folder NAME beside the file."""
+    """Folder of its targets; default: a folder NAME beside cluster.toml."""
     targets: Annotated[int, msgspec.Meta(ge=1, le=SLOTS)] = 4
-    """Number of parts of its directory: each is in a chain of its own."""
+    """Number of its targets; each is a folder in `directory` and a member of a chain of its own."""
     workers: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
     """Threads of the service; 0: by the number of cores."""
     buffer_mib: Annotated[int, msgspec.Meta(ge=8)] = 256
     reserve_mib: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 256
-    """Part of its disk that is kept free for logs and repair: writes that need it are refused."""
+    """Part of its disk that stays free for logs and repair; writes that need it fail."""
     scrub_days: Annotated[float, msgspec.Meta(ge=0)] = 7.0
-    """Days within which each chunk is read and checked once; 0: never."""
+    """Days in which the scrub reads and checks each chunk once; 0: never."""
     metrics: str = ""
-    """Address of metrics of a process with this node, if not the cluster's `metrics`."""
+    """Address of the metrics of this node's process; default: the cluster's `metrics`."""
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """File system. Paths, also those of `unix:` addresses, start at the folder of the file."""
+    """Settings of a file system. Paths are relative to the folder of the file."""
 
     manager: str = "127.0.0.1:4500"
     """Address of the process that is manager and metadata service."""
     secret_file: str = ""
-    """Mode 0600, at least 16 bytes, the same on all machines.
+    """File with the secret: mode 0600, at least 16 bytes, the same on all machines.
 
-    Without one only this machine is served.
+    Without a secret, the file system serves only this machine.
     """
     metadata: str = "metadata"
-    """Folder of the metadata store of that process."""
+    """Folder of the metadata store."""
     replicas: Count = 1
-    """Replicas of each byte, on as many nodes."""
+    """Number of replicas of each byte; each is on another node."""
     one_node: bool = False
-    """True: with fewer nodes than replicas, replicas are in different targets of a node."""
+    """True: if there are too few nodes, replicas may be in different targets of one node."""
     chunk_kib: Annotated[int, msgspec.Meta(ge=4, le=64 << 10)] = 1024
     stripe: Count = 16
     """Maximum number of chains that a file uses."""
     failover_s: Seconds = 4.0
-    """Seconds within which clients see the work of a dead node taken over."""
+    """Seconds within which the file system fails over from a dead node."""
     recovery_wait_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
     session_s: Seconds = 60.0
-    """Seconds that a silent client keeps files open for writing."""
+    """Seconds without a heartbeat after which a client loses files opened for writing."""
     metrics: str = ANY_PORT
-    """Address of a process's `GET /metrics` (Prometheus), `/healthz`; port 0: any; "": none."""
+    """Address of `GET /metrics` (Prometheus) and `/healthz`; port 0: any free port; "": none."""
     metrics_token_file: str = ""
-    """Mode 0600, at least 16 bytes: readers of metrics send it as `Authorization: Bearer`."""
+    """File (mode 0600) with the bearer token, at least 16 bytes, of clients that read metrics."""
     metrics_open: bool = False
     """True: other machines may read metrics without a token."""
     log: Literal["text", "json"] = "text"
-    """Format of the log on standard error; json: an object a line."""
+    """Format of the log on standard error; json: one object per line."""
     log_level: Level = "info"
     nodes: dict[str, NodeConfig] = msgspec.field(default_factory=lambda: {"n1": NodeConfig()})
 
@@ -113,7 +113,7 @@ def load(path: Path) -> ClusterConfig:
     """Loads the configuration in a file, with all paths made absolute.
 
     Raises:
-        ConfigError: the file cannot be read, or a value is invalid; names the file and the field.
+        ConfigError: the file cannot be read, or a value is invalid; the message names both.
     """
     table = said(path)
     try:
@@ -127,7 +127,7 @@ def load(path: Path) -> ClusterConfig:
 
 
 def said(path: Path) -> dict[str, Any]:
-    """Returns the table in a file, as it is. Raises ConfigError as `load`."""
+    """Reads the file's TOML table without a check of its values. Raises ConfigError as `load`."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -147,7 +147,7 @@ def said(path: Path) -> dict[str, Any]:
 
 
 def settled(config: ClusterConfig, base: Path) -> ClusterConfig:
-    """Checks a configuration as a whole; makes paths absolute, from `base`. Raises ConfigError."""
+    """Validates a configuration; resolves paths against `base`. Raises ConfigError."""
     if not config.nodes or any(not name.strip() or "/" in name for name in config.nodes):
         raise ConfigError(
             "invalid nodes: expected at least one [nodes.NAME], with a NAME without slashes"
@@ -182,7 +182,7 @@ def settled(config: ClusterConfig, base: Path) -> ClusterConfig:
 
 
 def _port(text: str) -> str:
-    """Checks an address of metrics."""
+    """Validates an address of metrics."""
     address = Address.parse(text) if text else Address()
     if address.path:
         raise ConfigError(f"invalid metrics {address}: expected host:port")
@@ -190,9 +190,9 @@ def _port(text: str) -> str:
 
 
 def _address(text: str, base: Path) -> str:
-    """Makes an address absolute.
+    """Resolves the path of an address.
 
-    A socket path too long for the kernel becomes any port of loopback.
+    A socket path too long for the kernel becomes any free port of the loopback interface.
     """
     address = Address.parse(text)
     if not address.path:
@@ -202,11 +202,11 @@ def _address(text: str, base: Path) -> str:
 
 
 def embed(directory: Path, replicas: int | None, targets: int | None) -> ClusterConfig:
-    """Returns the configuration of the file system in a directory; makes it if there is none.
+    """Loads the configuration of the file system in a directory, or makes one.
 
     Raises:
-        ConfigError: the directory has other numbers of replicas or targets, lacks its cluster.toml,
-            or cannot be made.
+        ConfigError: the file system has other numbers of replicas or targets, lost its
+            cluster.toml, or cannot be made.
     """
     path = directory / FILE
     if (replicas or 1) * (targets or 4) > SLOTS:
@@ -241,7 +241,7 @@ def embed(directory: Path, replicas: int | None, targets: int | None) -> Cluster
 
 
 def _refuse_remains(directory: Path) -> None:
-    """Refuses a file system that lost its configuration, because other settings would not fit."""
+    """Rejects a directory whose targets lost their configuration: new settings would not fit."""
     held = len(list(directory.glob(f"{EMBEDDED}/target-*")))
     if not held and not (directory / STORE).exists():
         return
@@ -254,7 +254,7 @@ def _refuse_remains(directory: Path) -> None:
 
 
 def _refuse_lost_store(directory: Path) -> None:
-    """Refuses a lost store, because an empty one would give old chunks to new files."""
+    """Rejects a lost metadata store: with an empty store, new files would get old chunks."""
     if (directory / STORE).exists() or not any(directory.glob(f"{EMBEDDED}/target-*")):
         return
     raise ConfigError(
@@ -264,7 +264,7 @@ def _refuse_lost_store(directory: Path) -> None:
 
 
 def _embedded(replicas: int, targets: int) -> str:
-    """Returns the file's text: one node with all replicas, each with `targets` targets."""
+    """Returns the text of cluster.toml: one node that holds all replicas."""
     return f"""\
 # A file system in one process: `fireflyer fs up --dir` with this folder.
 manager = "unix:manager.sock"

@@ -1,8 +1,7 @@
-"""Manager and metadata service in one process: they share a store that admits one process at a
-time.
+"""Manager and metadata service in one process, because one process at a time opens their store.
 
-Thread contract: requests run on the server's loop and threads, `set_up` on the caller's.
-Invariant: the store is closed only when no user is left.
+Thread contract: requests run on the server's loop and threads, `set_up` on the caller's thread.
+Invariant: the store is closed only after its last user has ended.
 """
 
 import asyncio
@@ -37,7 +36,7 @@ log = speaker("fs3", "meta")
 
 
 class SharedEngine:
-    """Store that is closed only after its users have ended."""
+    """Metadata store with a count of its users; `close` waits for them."""
 
     def __init__(self, engine: SqliteEngine) -> None:
         self._engine = engine
@@ -63,7 +62,7 @@ class SharedEngine:
         return self._engine.statistics()
 
     def trouble(self) -> str:
-        """Returns why the store takes no commits until it is opened again; "": it takes them."""
+        """Returns why the store accepts no commits until it is reopened; "" if it accepts them."""
         return self._engine.trouble
 
     def close(self) -> None:
@@ -77,9 +76,9 @@ class Control:
     """Services that run from the constructor to `close`.
 
     Attributes:
-        address: at which it is reached.
+        address: address at which clients reach these services.
         session_ns: see `ClusterConfig.session_s`.
-        manager: for its metrics.
+        manager: the manager, for its metrics.
         operations: metrics of the metadata service.
     """
 
@@ -89,19 +88,19 @@ class Control:
         """Opens the store and starts to listen.
 
         Args:
-            url: of the metrics of this process.
-            standby: waits until no other process has the store, then takes that one's place.
+            url: URL of the metrics of this process.
+            standby: waits until no other process has the store, then takes over.
 
         Raises:
-            ConfigError: an address or folder is not available. Unavailable: another process has the
-                store.
+            ConfigError: an address or folder is not available.
+                Unavailable: another process has the store.
         """
         self._config, self._url = config, url
         self.session_ns = int(config.session_s * 1e9)
         self._news = threading.Condition()  # guards the five attributes below
         self._nodes: dict[int, Node] = {}
         self._chains: dict[int, Chain] = {}
-        self._tables: dict[int, Table] = {}  # of TABLE, by version
+        self._tables: dict[int, Table] = {}  # versions of the table TABLE
         self._adopted = 0  # version that new files use
         self._service: MetaService | None = None
         with contextlib.ExitStack() as started:
@@ -118,10 +117,10 @@ class Control:
             self._end = started.pop_all()
 
     def set_up(self) -> None:
-        """Returns when names can be used: at once, or on the first start when all chains serve.
+        """Waits until the file system can be used: on its first start, until all chains serve.
 
-        In a file system that was set up before, some chains may not serve yet: files on the others
-        work. Call it from one thread. An exception of a signal handler ends it.
+        On a later start some chains may not serve yet; files on the other chains can be used. Only
+        one thread may call this. An exception of a signal handler ends the wait.
         """
         self._reach()
         wanted = set(self._config.nodes)
@@ -145,7 +144,7 @@ class Control:
             self._service = service
 
     def _reach(self) -> None:
-        """Returns when this process is the primary manager, however long its store delays that."""
+        """Waits without a limit until this process is the primary manager."""
         while True:
             try:
                 self._link.refresh()
@@ -169,7 +168,7 @@ class Control:
             self._count(request, begun, error)
 
     def _unlinked(self) -> int | None:
-        """Returns the number of files without a name; None if the service or store fails."""
+        """Returns the number of unlinked files; None if the service or store fails."""
         try:
             service = self._ready()
             with self._store.use():
@@ -231,7 +230,7 @@ class Control:
             raise Unavailable("the file system is being set up")
         return service
 
-    # The routing
+    # Routing
 
     def _told(self, part: Routing) -> None:
         with self._news:
@@ -243,7 +242,7 @@ class Control:
             self._news.notify_all()
 
     def _usable(self) -> Table | None:
-        """Returns the newest table of which all chains serve or did; later ones may lack nodes."""
+        """Returns the newest table whose chains all serve or served; a newer one may lack nodes."""
         for version in sorted(self._tables, reverse=True):
             if all(map(self._serves, self._tables[version].chains)):
                 return self._tables[version]
@@ -254,7 +253,7 @@ class Control:
         return self._usable() or self._tables[min(self._tables)]
 
     def _adopt(self, service: MetaService) -> None:
-        """Makes new files use the newest version of the table, once all its chains have served.
+        """Makes new files use the newest version of the table whose chains have all served.
 
         REQUIRES: the lock.
         """

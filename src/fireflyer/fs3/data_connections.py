@@ -1,4 +1,4 @@
-"""Data connections before they are native: dialled, accepted and proved here, then given away."""
+"""Set-up of data connections: connect, accept and handshake, before native code takes over."""
 
 import contextlib
 import selectors
@@ -17,16 +17,16 @@ from fireflyer.rpc.proof import Secret
 UNPROVED = 128
 """Maximum number of unauthenticated connections of a listener."""
 PATIENCE_S = 5.0
-"""Seconds that a handshake may take."""
+"""Timeout of a handshake, in seconds."""
 
 
 def dial(address: str, secret: Secret, role: int, timeout_s: float = PATIENCE_S) -> socket.socket:
-    """Returns a connection that has proved the secret and does not block.
+    """Opens an authenticated, non-blocking connection.
 
     Raises:
-        PeerLost, DeadlineExceeded: no process listens there, or it went away or does not answer.
-        ProtocolMismatch: it has another secret or version, or is no data service.
-        Errors of a signal handler that runs meanwhile, as they are.
+        PeerLost, DeadlineExceeded: no process listens at the address, or the peer does not answer.
+        ProtocolMismatch: the peer has another secret or version, or is no data service.
+            Exception: a signal handler raised it meanwhile.
     """
     deadline = time.monotonic() + timeout_s
     wanted = Address.parse(address)
@@ -51,7 +51,7 @@ _SOCKETS = {__file__, socket.__file__, sys.modules[Address.__module__].__file__}
 
 
 def _of_socket(error: OSError) -> bool:
-    """Returns whether a socket call raised the error; if not, a signal handler did meanwhile."""
+    """Returns True if a socket call raised the error, False if a signal handler did."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
@@ -78,13 +78,13 @@ def _prove(line: socket.socket, handshake: Handshake, deadline: float, address: 
 
 
 DEAF_S = 0.1
-"""Seconds that a listener pauses after it had no descriptor left for a connection."""
+"""Seconds that a listener pauses after the process ran out of descriptors."""
 
 
 class Acceptor:
-    """Listener: proves callers and hands each connection to `admit`. One thread.
+    """Listener thread that authenticates peers and passes each connection to `admit`.
 
-    Without a secret it may listen on this machine only.
+    Without a secret, the listener serves only this machine.
     """
 
     def __init__(
@@ -93,12 +93,13 @@ class Acceptor:
         """Starts to listen.
 
         Args:
-            address: host:port (port 0: any free one) or unix:/path.
-            admit: gets a descriptor that does not block and owns it; called on the listener's
+            address: host:port (port 0: any free port) or unix:/path.
+            admit: callback that gets a non-blocking descriptor and owns it; runs on the listener's
                 thread.
 
         Raises:
-            ConfigError: the address is not available, or others could reach it without a secret.
+            ConfigError: the address is not available, or other machines could reach it without a
+                secret.
         """
         wanted = Address.parse(address)
         if not secret and not wanted.is_local:
@@ -115,15 +116,15 @@ class Acceptor:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._callers: dict[socket.socket, tuple[Handshake, float]] = {}  # oldest first
-        self._deaf_until: float | None = None  # set while no connection can be accepted
+        self._deaf_until: float | None = None  # end of the pause; None: not paused
         self._refusals = RefusalLog()
         self._thread = threading.Thread(target=self._serve, name="fs3-acceptor", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the listener. In a forked child, which has no such thread, only the copies here."""
+        """Ends the listener. In a forked child, closes only the child's copies of the sockets."""
         if self._thread.is_alive():
-            self._button.send(b".")  # children of a fork may hold copies of it: no end of file
+            self._button.send(b".")  # not `close`: a forked child may hold a copy
             self._thread.join()
         self._button.close()
 
@@ -157,7 +158,7 @@ class Acceptor:
         except OSError as error:
             if not isinstance(error, BlockingIOError | ConnectionAbortedError):
                 self._refusals.note("somebody", error.strerror or error)
-                self._selector.unregister(self._listener)  # waiting callers go on waiting
+                self._selector.unregister(self._listener)  # new connections wait in the backlog
                 self._deaf_until = time.monotonic() + DEAF_S
                 if self._callers:
                     self._drop(next(iter(self._callers)))
@@ -201,7 +202,7 @@ class Acceptor:
         for sock in list(self._callers):
             self._drop(sock)
         self._selector.close()
-        self._listener.shutdown(socket.SHUT_RDWR)  # also for copies in children of a fork
+        self._listener.shutdown(socket.SHUT_RDWR)  # also for the copies in forked children
         self._listener.close()
         self._bell.close()
 

@@ -1,8 +1,7 @@
-"""`GET /metrics` and `GET /healthz` of a process: a small HTTP server for Prometheus and people.
+"""HTTP server of a process: `GET /metrics` for Prometheus and `GET /healthz`.
 
-One loop in a thread answers one request per connection and closes it. It rejects heads above 8 KiB,
-callers that take longer than 5 s, and more than 32 callers at a time. Nothing that it answers is
-secret.
+One loop in a thread answers one request per connection. The server rejects request heads above 8
+KiB, clients slower than 5 s, and more than 32 connections at a time. No answer contains a secret.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ Check = Callable[[], str]
 
 
 class PortTaken(ConfigError):
-    """Another process listens at the address."""
+    """The port of the address belongs to another process."""
 
 
 class Exporter:
@@ -50,13 +49,13 @@ class Exporter:
         """Starts to listen.
 
         Args:
-            address: host:port; port 0: any free one.
-            token: callers must send it as `Authorization: Bearer`; an empty one: nothing.
-            unguarded: other machines may call without a token.
+            address: host:port; port 0: any free port.
+            token: bearer token that clients must send; empty: none.
+            unguarded: True if clients on other machines need no token.
 
         Raises:
             PortTaken: another process listens there.
-            ConfigError: the address is not available, or other machines could call without a token.
+            ConfigError: the address is not available, or lets other machines read without a token.
         """
         wanted = Address.parse(address)
         if wanted.path:
@@ -97,7 +96,7 @@ class Exporter:
         self._loop.run(on_loop())
 
     def remove(self, role: str, registry: CollectorRegistry) -> None:
-        """Removes a role; when this returns, neither its metrics nor its check are in use."""
+        """Removes a role; afterwards neither its metrics nor its check are in use."""
 
         async def on_loop() -> None:
             self._registry.unregister(registry)
@@ -148,7 +147,7 @@ class Exporter:
                 writer.write(answer)
                 await writer.drain()
                 writer.write_eof()
-                await reader.read(HEAD_LIMIT)  # until the caller closes: unread data would reset it
+                await reader.read(HEAD_LIMIT)  # unread data at the close would cause a reset
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             return
         finally:
@@ -183,7 +182,7 @@ class Exporter:
         if path == "/metrics":
             try:
                 text = generate_latest(self._registry).decode()
-            except Exception:  # noqa: BLE001  # a role that is being closed
+            except Exception:  # noqa: BLE001  # a role may be closing
                 get_logger("fs3").exception("the metrics could not be collected")
                 return _response(500, "the metrics could not be collected\n")
             return _response(200, text, f"Content-Type: {CONTENT_TYPE_LATEST}\r\n")

@@ -17,10 +17,11 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     """Distribution of a file over chains, fixed when the file is made.
 
     Attributes:
-        table: id of the chain table; with `table_version` it names an immutable list of chains.
+        table, table_version: id and version of the chain table, which is an immutable list of
+            chains.
         chunk_size: bytes of a chunk, a power of two from 4 KiB to 64 MiB.
         stripe: number of the table's chains that the file uses.
-        seed: of the order of its chains, 64 bits.
+        seed: seed of the order of its chains, 64 bits.
     """
 
     table: int
@@ -40,7 +41,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
 
 def chunk_id(inode: int, index: int) -> bytes:
-    """Returns the 16 bytes that name a chunk everywhere."""
+    """Returns the id of a chunk, 16 bytes, as used in messages and stores."""
     return inode.to_bytes(8, "big") + index.to_bytes(4, "big") + bytes(4)
 
 
@@ -48,7 +49,7 @@ def permute(seed: int, n: int, x: int) -> int:
     """Computes P(x) of docs/guide/fs3.md: a permutation of 0..n-1 for each seed.
 
     Raises:
-        ValueError: `x` is not one of 0..n-1.
+        ValueError: `x` is not in 0..n-1.
     """
     if not 0 <= x < n:
         raise ValueError(f"{x} is not one of the numbers below {n}")

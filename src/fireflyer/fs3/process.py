@@ -1,4 +1,4 @@
-"""Any roles of a file system in this process. See docs/guide/fs3.md, "Use"."""
+"""Process of a file system with one or more roles. See docs/guide/fs3.md, "Use"."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ class Process:
     Attributes:
         manager: address of the manager.
         nodes: the storage nodes by name, if storage is among the roles.
-        metrics: URL of the metrics of this process; "": there is none.
+        metrics: URL of the metrics of this process; "" if it serves none.
     """
 
     def __init__(
@@ -42,16 +42,17 @@ class Process:
         *,
         standby: bool = False,
     ) -> None:
-        """Starts the roles; waits for a manager elsewhere as long as it takes.
+        """Starts the roles; waits without a limit for a manager in another process.
 
         Args:
-            names: of the storage nodes.
-            standby: as manager, waits until another process that has the metadata ends.
+            names: names of the storage nodes.
+            standby: the manager waits until the process that has the metadata ends.
 
         Raises:
-            ConfigError: the configuration or what it names cannot be used, or the roles do not go
-                together.
-            Unavailable: another process has the metadata. Stale: another process is this node.
+            ConfigError: the configuration, or a path or address in it, cannot be used; or the roles
+            cannot be combined.
+                Unavailable: another process has the metadata.
+                Stale: another process has the name of this node.
         """
         _check(roles, standby)
         self._secret = secret = config.secret
@@ -95,11 +96,11 @@ class Process:
             self._end.callback(sweep.close)  # before the chains that it queries
 
     def wait(self) -> None:
-        """Waits until a node ends by itself, if ever.
+        """Waits until a node ends by itself, which it may never do.
 
         Raises:
-            Stale: another process has taken its place. ConfigError: the manager is another file
-                system's.
+            Stale: another process has replaced the node.
+            ConfigError: the manager belongs to another file system.
         """
         self._ended.wait()
         raise next(node.why_ended for node in self.nodes.values() if node.why_ended)
@@ -126,8 +127,8 @@ def _check(roles: Collection[Role], standby: bool) -> None:
 def _start_exporter(config: ClusterConfig, names: Collection[str]) -> Exporter | None:
     """Starts the exporter at the node's address for metrics, or else at the cluster's.
 
-    If the port is taken, it uses another port: a standby, and processes of several nodes on one
-    machine, share the cluster's setting.
+    If the port is taken, the exporter uses another port, because a standby and several nodes of one
+    machine share the cluster's setting.
     """
     said = (config.node(name).metrics for name in names)
     address = next(filter(None, said), config.metrics)
@@ -184,7 +185,7 @@ def _start_node(
 
 
 def _clear_socket(address: str) -> None:
-    """Removes the socket of a killed process; a socket with a listener stays."""
+    """Removes the socket of a killed process; keeps a socket that has a listener."""
     path = Address.parse(address).path
     if not path or not os.path.exists(path):
         return

@@ -1,4 +1,4 @@
-"""Log lines about refused connections: the peers, in few lines, however many they are."""
+"""Rate-limited log of refused connections."""
 
 import socket
 import struct
@@ -8,22 +8,22 @@ from collections.abc import Callable
 from fireflyer.log import get_logger
 
 LINES = 4
-"""Maximum lines in a span of time; further refusals are counted."""
+"""Maximum lines in `SPAN_S` seconds; further refusals are counted."""
 SPAN_S = 10.0
 
 
 class RefusalLog:
-    """Refusals of one listener, used by its thread."""
+    """Log of one listener's refusals; only the listener's thread uses it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._ends = 0.0  # end of the span to which the next two belong
+        self._ends = 0.0  # end of the current span; the next two count within it
         self._said = 0
         self._more = 0
 
     @property
     def due(self) -> float | None:
-        """Time on the clock when `tell` has something to log; None: not before another refusal."""
+        """Time at which `tell` must be called next; None: after the next refusal."""
         return self._ends if self._more else None
 
     def note(self, peer: str, why: object) -> None:
@@ -38,7 +38,7 @@ class RefusalLog:
             self._more += 1
 
     def tell(self) -> None:
-        """Logs how many refusals had no line of their own, once their span is over."""
+        """Logs the number of refusals without a line of their own, once their span is over."""
         if self._more and self._clock() >= self._ends:
             get_logger("fs3").warning(
                 "%d more connections were refused within %g s", self._more, SPAN_S
@@ -47,12 +47,12 @@ class RefusalLog:
 
 
 def peer_of(sock: socket.socket) -> str:
-    """Returns the peer's address, or its process on this machine."""
+    """Returns the peer's address; for a Unix socket, its process and user."""
     try:
         if sock.family == socket.AF_UNIX:
             credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             return "process {} of uid {}".format(*struct.unpack("3i", credentials)[:2])
         host, port = sock.getpeername()[:2]
-    except OSError:  # the peer has gone
+    except OSError:  # the peer has disconnected
         return "a peer that disconnected"
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -13,4 +13,4 @@ class Role(enum.IntEnum):
 NO_MANAGER: dict[int, str] = {
     Role.STORAGE: "is the address of a storage node; the manager's is needed: `manager` in cluster.toml"
 }
-"""Message for an address at which neither a manager nor a metadata service answers, by role."""
+"""Message for a server that is neither a manager nor a metadata service, by its role."""

@@ -12,7 +12,7 @@ PREFIX, SUFFIX = "local-", ".sock"
 
 
 def machine() -> str:
-    """Returns an identifier of this machine since its start; "" if it is not known."""
+    """Returns an identifier of this machine's current boot; "" if it is unknown."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -33,12 +33,12 @@ def new_socket(directory: Path) -> str:
 
 
 def advertised(path: str) -> str:
-    """Returns the address of its socket that a node advertises; "" if it has none."""
+    """Returns the form in which a node advertises its socket; "" if it has no socket."""
     here = machine()
     return f"{here}:{path}" if here and path else ""
 
 
 def reached(told: str) -> str:
-    """Returns a node's socket address if the node reports this machine, else ""."""
+    """Returns the address of a node's socket if the node is on this machine, else ""."""
     where, _, path = told.partition(":")
     return f"unix:{path}" if where and path and where == machine() else ""

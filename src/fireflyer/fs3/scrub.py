@@ -1,4 +1,4 @@
-"""Scrub of all replicas on demand, and its result."""
+"""Scrub of all replicas on request, and its result."""
 
 import time
 from collections.abc import Callable
@@ -13,22 +13,22 @@ from fireflyer.fs3.survey import Watch
 
 LOOK_S = 0.5
 REPAIR_S = 15.0
-"""Seconds to wait for repairs once everything is read: enough where there is a good copy."""
+"""Seconds to wait for repairs after the last read; enough if an intact copy exists."""
 
 
 class Scrubbed(msgspec.Struct):
     """Result of a scrub of all replicas."""
 
     targets: int
-    """Targets of which all chunks were read."""
+    """Targets whose chunks were all read."""
     chunks: int
     bytes: int
     damaged: int
-    """Chunks with bytes that do not match their CRCs."""
+    """Number of chunks whose bytes do not match their CRCs."""
     unrepaired: int
-    """Chunks, found now or before, still damaged: no replica that answers has them intact."""
+    """Number of chunks that remain damaged, because no reachable replica has them intact."""
     unread: list[str]
-    """Targets that were not read: their node does not answer, or they are not open."""
+    """Targets that were not read: the node does not answer, or the target is not open."""
 
     @property
     def well(self) -> bool:
@@ -37,11 +37,11 @@ class Scrubbed(msgspec.Struct):
 
 
 def scrub(place: Place, advance: Callable[[int], None]) -> Scrubbed:
-    """Makes every node read all its chunks now and repair damaged ones; returns when that is done.
+    """Makes every node read all its chunks and repair damaged ones; waits until that is done.
 
     Args:
         place: the file system.
-        advance: called with the bytes that were read, target by target.
+        advance: callback that gets the number of bytes read, target by target.
 
     Raises:
         WireError: no manager answers.
@@ -66,7 +66,7 @@ def scrub(place: Place, advance: Callable[[int], None]) -> Scrubbed:
                 ):
                     break
             watch.wait(lambda: False, LOOK_S)
-            watch.link.scrub(number)  # a new primary does not know it
+            watch.link.scrub(number)  # again, because a new primary does not know the request
     return Scrubbed(
         targets=len(done),
         chunks=sum(known[target].chunks for target in done),
@@ -89,7 +89,7 @@ def _known(status: Status, wanted: set[int]) -> dict[int, TargetVitals]:
 
 
 def _able(status: Status, wanted: set[int]) -> set[int]:
-    """Returns the targets of nodes that answer, except those that the nodes could not open."""
+    """Returns the open targets of nodes that answer."""
     faulty = {
         target
         for heard in status.heard.values()

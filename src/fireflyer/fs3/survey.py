@@ -1,4 +1,4 @@
-"""Contents and condition of a file system: entries below a path, their check, chain states."""
+"""Contents and health of a file system: tree walks, checks of files, states of chains."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ class Found:
     """Name and the result of `os.lstat` for it.
 
     Attributes:
-        name: in the directory `above`; the whole path if that is None.
+        name: name in the directory `above`; the whole path if `above` is None.
     """
 
     __slots__ = ("above", "name", "status")
@@ -41,7 +41,7 @@ class Found:
 
     @property
     def path(self) -> str:
-        """Path, assembled anew each time, because paths deep in a tree are long."""
+        """Path, assembled on each access, because paths deep in a tree are long."""
         names: list[str] = []
         one = self
         while one.above is not None:
@@ -62,7 +62,7 @@ class Found:
 
 
 def listing(client: Client, path: str) -> list[Found]:
-    """Returns the contents of a directory, in order; for a file, the file itself."""
+    """Returns the contents of a directory, sorted; for a file, the file itself."""
     status = client.stat(path)
     if not stat.S_ISDIR(status.st_mode):
         return [Found(path, client.lstat(path))]
@@ -77,13 +77,13 @@ def _below(client: Client, one: Found) -> list[Found]:
 def tree(
     client: Client, top: str, missed: Callable[[FileError], None] | None = None
 ) -> Iterator[Found]:
-    """Yields a path and all below it, from the top, in order. Symlinks are not followed.
+    """Yields a path and everything below it, top-down and sorted. Symlinks are not followed.
 
-    Walks by the inodes of directories, so the depth of a tree is no limit and costs nothing.
+    The walk uses the inodes of directories, so a tree may have any depth.
 
     Args:
-        missed: called with the error of each directory that cannot be listed, while the others are;
-            None: the error is raised.
+        missed: callback for the error of each directory that cannot be listed; None: raise the
+            error.
     """
     waiting = [Found(top, client.lstat(top))]
     while waiting:
@@ -93,7 +93,7 @@ def tree(
             try:
                 waiting.extend(reversed(_below(client, one)))
             except FileNotFoundError:
-                continue  # removed meanwhile
+                continue  # the directory was removed meanwhile
             except FileError as error:
                 named = FileError(error.errno or errno.EIO, one.path)
                 if missed is None:
@@ -113,23 +113,22 @@ class Checked(msgspec.Struct):
 
     files: int
     bytes: int
-    """Bytes that were read; holes have none to read."""
+    """Number of bytes read, without holes."""
     damages: list[Damage]
     unvisited: list[Damage]
-    """Directories that cannot be listed: nothing below them was read."""
+    """Directories that cannot be listed; files below them were not read."""
     nodes: list[str]
     """Nodes that had damaged bytes.
 
-    Bytes that another node has intact were read there, and are repaired.
+    If another node has the bytes intact, they were read there, and the damage is repaired.
     """
 
 
 def check(client: Client, top: str, advance: Callable[[int], None]) -> Checked:
-    """Reads every chunk of the files at and below a path, from one replica each, and checks the
-    CRCs.
+    """Reads one replica of every chunk of the files at and below a path, and checks the CRCs.
 
     Args:
-        advance: called with the bytes that were read and with those in holes, by any thread.
+        advance: callback that gets the number of bytes done, with holes; any thread calls it.
     """
 
     def read(found: Found) -> tuple[int, Damage | None]:
@@ -157,7 +156,7 @@ def check(client: Client, top: str, advance: Callable[[int], None]) -> Checked:
 
 
 class NodeState(msgspec.Struct):
-    """Storage node. Its own reports are missing (zero, empty) until the manager has heard it."""
+    """State of a storage node. Its reports are zero or empty before its first heartbeat."""
 
     node: int
     name: str
@@ -167,37 +166,37 @@ class NodeState(msgspec.Struct):
     free_targets: int
     """Targets in no chain."""
     heard_s: float | None
-    """Seconds since its last heartbeat; None: this primary has heard none."""
+    """Seconds since its last heartbeat; None: this primary has received none."""
     version: str = ""
     """Version of its software."""
     metrics: str = ""
     disk_bytes: int = 0
     free_bytes: int = 0
     kept_bytes: int = 0
-    """Bytes of its disk that writes leave free."""
+    """Bytes of its disk that writes must leave free."""
     refuses: bool = False
-    """True if it refuses writes of whole chunks, for want of space."""
+    """True if the node rejects writes of whole chunks, because its disk is full."""
     faults: dict[int, str] = msgspec.field(default_factory=dict)
-    """Targets that are not open or faulty, and why."""
+    """Targets that are closed or faulty, and why."""
 
 
 class TargetState(msgspec.Struct):
-    """Member of a chain."""
+    """State of a target, which is a member of a chain."""
 
     target: int
     node: str
     state: str
     local: str = ""
-    """State that it reports of itself."""
+    """State that the target reports of itself."""
     chunks: int = 0
     bytes: int = 0
     busy_chunks: int = 0
     damaged: int = 0
-    """Chunks with bytes that did not match their CRCs, since it was opened."""
+    """Number of chunks that failed their CRC check since the target was opened."""
     scrubbed: int = 0
-    """Time when all of it was last read, in s since 1970; 0: never."""
+    """Time of the last complete scrub, in s since 1970; 0: never."""
     unrepaired: int = 0
-    """Chunks of those that were found damaged and not seen intact since."""
+    """Number of damaged chunks that are not repaired yet."""
 
     @property
     def name(self) -> str:
@@ -205,10 +204,9 @@ class TargetState(msgspec.Struct):
 
 
 class ChainState(msgspec.Struct):
-    """State of a chain. It serves while one of its targets serves, and is whole when all of them
-    do.
+    """State of a chain. A chain serves while one of its targets serves; it is whole if all do.
 
-    It is unheard until the manager has heard each target that the records call SERVING.
+    Its state is "unheard" until each target that the records call SERVING has sent a heartbeat.
     """
 
     chain: int
@@ -230,11 +228,11 @@ class Health(msgspec.Struct):
     table: int
     """Newest version of the chain table."""
     troubles: list[str] = msgspec.field(default_factory=list)
-    """Faults that no node and no chain shows."""
+    """Faults outside the nodes and chains."""
 
 
 class Watch:
-    """Connection to the manager, with all that it publishes."""
+    """Connection to the manager, with a copy of the routing."""
 
     def __init__(self, place: Place) -> None:
         self.nodes: dict[int, Node] = {}
@@ -328,15 +326,15 @@ def _chain_state(chain: Chain, nodes: dict[int, Node], status: Status) -> ChainS
 
 
 UNHEARD = "unheard"
-"""State of a target that the records call SERVING, until the manager has heard of it again."""
+"""State of a target that the records call SERVING, until its node's next heartbeat."""
 
 
 LITTLE_SPACE = 0.05
-"""Share of a disk: less free space than that is reported."""
+"""Share of a disk; a node with less free space is reported."""
 
 
 def problems(found: Health) -> list[str]:
-    """Returns the problems that an operator should know, the worst first, a line each."""
+    """Returns the problems for the operator, one line each, the worst first."""
     lines = found.troubles + [
         f"chain {chain.chain} {chain.state}: {members(chain)}"
         for state in ("stopped", "degraded", UNHEARD)
@@ -385,7 +383,7 @@ def _problems_of(node: NodeState, found: Health) -> Iterator[str]:
 
 
 def members(chain: ChainState) -> str:
-    """Returns the targets of a chain with their states; for a syncing target, how much it holds."""
+    """Returns the targets of a chain with their states, and the progress of syncing targets."""
     full = max((its.bytes for its in chain.targets if its.state == "serving"), default=0)
     words = []
     for its in chain.targets:
@@ -402,19 +400,19 @@ class Grown(msgspec.Struct):
     version: int
     """Version of the chain table."""
     chains: int
-    """Chains in the table, with the new ones."""
+    """Number of chains in the table, the new ones included."""
     added: list[int]
     replicas: int
 
 
 def grow(place: Place, wait_s: float = GROW_WAIT_S) -> Grown:
-    """Makes chains of all targets that are in none, with as many replicas as existing chains.
+    """Makes new chains of all free targets, with as many replicas as existing chains.
 
-    New files use them, too, as soon as all of them serve; existing files stay where they are.
+    New files use the new chains once all of these serve; existing files are not moved.
 
     Raises:
         ConfigError: too few nodes have free targets, or a node with free targets does not answer.
-        DeadlineExceeded: the chains are made, but not all of them serve in time.
+        DeadlineExceeded: the chains were made, but not all of them served before the timeout.
     """
     with Watch(place) as watch:
         if not watch.table.chains:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """Client of one loop. Its connection is made when first needed and again when it is lost."""
+    """Client for one asyncio loop. It connects at the first call and again after a loss."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class AsyncClient:
         *,
         deadline_s: float = 30.0,
     ) -> T:
-        """Calls a method, as `Client.call`."""
+        """Calls a method, like `Client.call`."""
         now = asyncio.get_running_loop().time
         attempts = Attempts(self._policy, method, now(), deadline_s, self._chance)
         while True:
@@ -86,7 +86,7 @@ class AsyncClient:
             late = DeadlineExceeded(f"{method}: {address} did not answer within {limit_s:.3g} s")
             if line is None:
                 self._servers.leave(address, late)
-            elif line.exchange.received == before:  # not slow but silent
+            elif line.exchange.received == before:  # the server is silent, not slow
                 self._leave(line, late)
             raise late from None
 
@@ -140,7 +140,7 @@ class _Line(asyncio.Protocol):
     """Connection to a server.
 
     Attributes:
-        proved: done when the handshake is.
+        proved: future that is done when the handshake is complete.
     """
 
     def __init__(self, address: Address, handshake: Handshake, pushes: Mapping[str, Push]) -> None:
@@ -173,7 +173,7 @@ class _Line(asyncio.Protocol):
             self.exchange.forget(number)
 
     def end(self, error: FireflyerError) -> None:
-        """Fails every waiting call with the error. Any number of times."""
+        """Fails all pending calls with the error. Idempotent."""
         if self.broken:
             return
         self.broken = error

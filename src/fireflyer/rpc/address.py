@@ -38,7 +38,9 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        """True if only processes of this machine reach it; of names, only localhost counts."""
+        """True if only processes of this machine can reach the address (host names: only
+        localhost).
+        """
         if self.path or self.host == "localhost":
             return True
         try:

@@ -1,6 +1,6 @@
-"""Requests that come while others are handled: the next free thread takes all of them at once.
+"""Batches of requests: the next free thread takes all requests that arrived meanwhile.
 
-Thread contract: `add` and `close` on one thread, the handler on the gatherer's own.
+Thread contract: one thread calls `add` and `close`; the batcher's threads call the handler.
 """
 
 import threading

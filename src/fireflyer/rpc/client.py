@@ -1,8 +1,8 @@
 """Synchronous client of control connections; `rpc.aclient` is its asyncio version.
 
-A client has one connection, made when it is first needed and again when it is lost. Calls of many
-threads share it: each thread sends its own request, and reads its own answer if no other thread is
-reading.
+A client has one connection, which it opens at the first call and again after a loss. Calls of many
+threads share the connection. Each thread sends its own request, and reads its own answer if no
+other thread is reading.
 """
 
 import contextlib
@@ -32,16 +32,14 @@ from fireflyer.rpc.servers import Servers
 T = TypeVar("T")
 READ = 1 << 18
 IDLE_S = 1.0
-"""Seconds without a call, at least, after which the connection's own thread reads."""
+"""Minimum seconds without a call after which the connection's own thread reads."""
 
 
 class Client:
-    """Client of one server, or of several equal ones. Thread-safe. Close it, or use it as a context
-    manager.
+    """Client of one server, or of several equal servers. Thread-safe; a context manager.
 
-    It belongs to its process: a forked child shares the connection and the numbers of calls with
-    its parent, so that it would take the parent's answers. In a child, `close` releases only the
-    child's part.
+    A client belongs to its process: a forked child would share the connection and the call numbers,
+    and take its parent's answers. In a child, `close` releases only the child's part.
     """
 
     def __init__(
@@ -58,11 +56,11 @@ class Client:
         """Connects at the first call.
 
         Args:
-            addresses: of servers that are equal, or of which one is primary.
-            pushes: by topic, the callback that takes the body of a push. The connection's thread
-                runs it; it must neither wait nor call this client.
-            unexpected_roles: by role, servers that cannot be meant, and the message for such an address: a
-                ProtocolMismatch.
+            addresses: addresses of equal servers, or of servers of which one is primary.
+            pushes: callbacks for the bodies of pushes, by topic. The connection's thread runs them;
+                a callback must neither block nor call this client.
+            unexpected_roles: roles of servers that this client cannot use, each with the message of
+                the ProtocolMismatch that such a server causes.
         """
         self._process = os.getpid()
         self._servers = Servers(addresses)
@@ -87,14 +85,17 @@ class Client:
     ) -> T:
         """Calls a method and returns the server's answer, as `result` (None: no value is expected).
 
-        Retries errors that may pass until the deadline: a call that must not be executed twice
-        needs an idempotency key in its body. `again`: body from the second attempt on, when copies
-        of the first may still be in flight; None: the same.
+        Retries transient errors until the deadline. A call that must not be executed twice needs an
+        idempotency key in its body.
+
+        Args:
+            again: body from the second attempt on, when copies of the first may be in flight; None:
+                the same body.
 
         Raises:
-            DeadlineExceeded, PeerLost, ProtocolMismatch: of the connection.
-            FireflyerError: raised by the server.
-            ValueError: in a forked child.
+            DeadlineExceeded, PeerLost, ProtocolMismatch: the connection failed.
+            FireflyerError: the server raised it.
+            ValueError: this process is a forked child of the client's process.
         """
         self.check_process()
         now = self._clock.monotonic
@@ -150,7 +151,7 @@ class Client:
             self._leave(line, error)
             raise
         except DeadlineExceeded as error:
-            if line.exchange.received == before:  # not slow but silent
+            if line.exchange.received == before:  # the server is silent, not slow
                 self._leave(line, error)
             raise
 
@@ -190,10 +191,10 @@ class Client:
 class _Line:
     """Authenticated connection.
 
-    A caller that waits reads the connection, one caller at a time: its own answer wakes no other
-    thread. It passes on the answers of the others; once it has its own, one that still waits reads
-    on. The connection's thread reads while no caller comes, so that pushes are taken from the
-    socket and a lost connection is noticed. If pushes have callbacks, only the thread reads.
+    One waiting caller at a time reads the connection, so its own answer wakes no other thread. The
+    reader passes on the other callers' answers. Once it has its own answer, another waiting caller
+    becomes the reader. While there are no callers, the connection's thread reads pushes and notices
+    a lost connection. If pushes have callbacks, only that thread reads.
     """
 
     def __init__(
@@ -211,10 +212,10 @@ class _Line:
         self.exchange = Exchange(pushes)
         self._only_thread = bool(pushes)
         self._lock = threading.Lock()  # guards the exchange and the attributes below
-        self._asked = 0
-        self._sent = 0  # of these
+        self._asked = 0  # requests begun
+        self._sent = 0  # requests whose frames were sent
         self._read_by_one = True  # a thread reads, or was told to
-        self._following: dict[_Waiting, None] = {}  # callers that wait while another reads
+        self._following: dict[_Waiting, None] = {}  # callers that wait while another thread reads
         self._sending = threading.Lock()
         self._ended = threading.Event()
         try:
@@ -251,7 +252,7 @@ class _Line:
         if not self._wait(waiting, until):
             with self._lock:
                 self.exchange.forget(number)
-                if self.broken:  # by a thread that has not passed its error on yet
+                if self.broken:  # set by a thread that has not called `take` yet
                     raise type(self.broken)(str(self.broken))
             raise DeadlineExceeded(
                 f"{method}: {self.address} did not answer within {limit_s:.3g} s"
@@ -259,7 +260,7 @@ class _Line:
         return waiting.result()
 
     def close(self, error: FireflyerError) -> None:
-        """Fails every waiting call with the error. By any thread, any number of times."""
+        """Fails all pending calls with the error. Idempotent; any thread may call it."""
         with self._lock:
             if self.broken:
                 return
@@ -272,7 +273,7 @@ class _Line:
         self._close_socket()
 
     def let_go(self) -> None:
-        """Closes a forked child's copy; the connection stays the parent's."""
+        """Closes the copy of a forked child; the parent keeps its connection."""
         self._socket.close()
 
     def _prove(self, secret: Secret, role: int, unexpected_roles: Mapping[int, str]) -> bytes:
@@ -295,7 +296,7 @@ class _Line:
         return handshake.rest
 
     def _send(self, out: bytearray, limit_s: float) -> None:
-        """Sends a whole frame. A frame that could not be sent whole ends the connection."""
+        """Sends a frame; closes the connection if only a part of the frame can be sent."""
         if not self._sending.acquire(timeout=limit_s):
             error: FireflyerError = DeadlineExceeded(f"{self.address} does not read its requests")
             self.close(PeerLost(str(error)))
@@ -314,7 +315,7 @@ class _Line:
             self._sending.release()
 
     def _wait(self, waiting: "_Waiting", until: float) -> bool:
-        """Waits for an answer, and reads meanwhile if no thread does; returns whether it came."""
+        """Waits for an answer, and reads if no other thread does; returns False after a timeout."""
         with self._lock:
             reads = not self._read_by_one and waiting.outcome is None
             if reads:
@@ -334,13 +335,13 @@ class _Line:
         return waiting.outcome is not None
 
     def _stopped_following(self, waiting: "_Waiting") -> bool:
-        """Ends a caller's sleep; returns whether it was told to read."""
+        """Removes a caller from the waiting ones; returns True if it must become the reader."""
         with self._lock:
             self._following.pop(waiting, None)
             return waiting.reads
 
     def _read(self, waiting: "_Waiting", until: float) -> None:
-        """Reads until an answer has come or the time is over."""
+        """Reads until the caller's answer has arrived, or until a timeout."""
         try:
             with self._closing_on_errors():
                 while waiting.outcome is None and (left_s := until - time.monotonic()) > 0:
@@ -350,7 +351,7 @@ class _Line:
             self._hand_over()
 
     def _read_idle(self, data: bytes) -> None:
-        """Reads whenever no caller came for a while, until one does; at first at once."""
+        """Reads while there are no callers: immediately at the start, later after `IDLE_S`."""
         reads, before = True, 0
         while True:
             if reads:
@@ -383,7 +384,7 @@ class _Line:
 
     @contextlib.contextmanager
     def _closing_on_errors(self) -> Iterator[None]:
-        """Ends the connection if a read fails, or is interrupted: bytes may be lost then."""
+        """Closes the connection if a read fails or is interrupted, because bytes may be lost."""
         try:
             yield
         except Mismatch as error:
@@ -397,7 +398,7 @@ class _Line:
             raise
 
     def _hand_over(self) -> None:
-        """Ends this thread's reading; a caller that still waits reads on."""
+        """Ends this thread's role as the reader; a waiting caller takes it."""
         with self._lock:
             waiting = [each for each in self._following if each.outcome is None]
             following = waiting[0] if waiting else None
@@ -410,7 +411,7 @@ class _Line:
         self._close_socket()
 
     def _close_socket(self) -> None:
-        """Closes the socket of an ended connection, once no thread uses it."""
+        """Closes the socket of a failed connection once no thread uses it."""
         if self.broken is None:
             return
         with self._lock:
@@ -420,10 +421,10 @@ class _Line:
 
 
 class _Waiting:
-    """Caller that waits for its answer, or to read.
+    """Caller that waits for its answer or for its turn to read.
 
     Attributes:
-        reads: another thread told it to read; guarded by the connection's lock.
+        reads: True if this caller must become the reader; guarded by the connection's lock.
     """
 
     __slots__ = ("_lock", "outcome", "reads")
@@ -439,11 +440,11 @@ class _Waiting:
         self.wake()
 
     def wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # woken already, for the other reason
+        with contextlib.suppress(RuntimeError):  # released before
             self._lock.release()
 
     def sleep(self, until: float) -> None:
-        """Sleeps until it is woken, or the time is over."""
+        """Sleeps until `wake` is called, or until a timeout."""
         self._lock.acquire(timeout=max(0.0, until - time.monotonic()))
 
     def result(self) -> msgspec.Raw:

@@ -1,4 +1,4 @@
-"""Requests in flight on one connection. Not thread-safe: the shell locks."""
+"""Requests in flight on one connection. Not thread-safe: the caller must hold a lock."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,15 +10,15 @@ from fireflyer.rpc.frames import FrameBuffer
 from fireflyer.rpc.messages import framed, parse_failure, parse_reply
 
 Sink = Callable[[msgspec.Raw | FireflyerError], None]
-"""Callback for the body of an answer, or for the error in its place; called once."""
+"""Callback that takes the body of an answer, or an error; called once."""
 Push = Callable[[msgspec.Raw], None]
 
 
 class Exchange:
-    """Requests out, answers and pushes in.
+    """State of one connection: requests that it sent, answers and pushes that it received.
 
     Attributes:
-        received: frames so far; a connection on which none came for a whole deadline is silent.
+        received: number of received frames; tells a silent connection from a slow answer.
     """
 
     def __init__(self, pushes: Mapping[str, Push]) -> None:

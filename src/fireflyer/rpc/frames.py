@@ -1,4 +1,4 @@
-"""Frames on a byte stream: a u32 little-endian length, then that many bytes.
+"""Frames on a byte stream: a length (u32, little-endian), then that many bytes.
 
 The caller encodes the payload (msgspec structs). A length above the limit is rejected before
 anything is allocated for it.
@@ -26,7 +26,7 @@ def frame(payload: bytes) -> bytes:
 
 
 def length(prefix: bytes | bytearray) -> int:
-    """Returns the length that a prefix announces.
+    """Decodes the length in a frame's prefix.
 
     Raises:
         ProtocolMismatch: the length is over the limit.
@@ -41,7 +41,7 @@ def length(prefix: bytes | bytearray) -> int:
 
 
 class FrameBuffer:
-    """Buffer that cuts received bytes into frames; for sockets that a selector serves."""
+    """Buffer that splits received bytes into frames; for sockets in a selector."""
 
     def __init__(self) -> None:
         self._data = bytearray()

@@ -1,13 +1,13 @@
-"""First bytes of a connection, as in docs/internals/fs3-wire.md: pure, bytes in, bytes out.
+"""Handshake of a connection (docs/internals/fs3-wire.md), a state machine without I/O.
 
     client                                server
     hello: magic, version, role, nonce ->
                                        <- hello
     proof                              ->
-                                       <- proof, or as many zero bytes: another secret
+                                       <- proof, or as many zero bytes if the secrets differ
 
-The client proves first: a server shows nothing made with the secret to a client that has not proved
-it.
+The client proves first, so a server sends no value derived from the secret to an unauthenticated
+client.
 """
 
 import secrets
@@ -22,7 +22,7 @@ _HELLO = struct.Struct(f"<4sHH{NONCE_BYTES}s")
 HELLO_BYTES = _HELLO.size
 
 VERSION = 0x0200
-"""Protocol version, major number in the upper byte; sides with equal major numbers talk."""
+"""Protocol version, major number in the upper byte; peers need equal major numbers."""
 
 ANOTHER_SECRET = "the other side has another secret"
 NO_SECRET = "the other side has a secret, and no secret was given here"
@@ -33,10 +33,10 @@ class Handshake:
     """One side of a handshake.
 
     Attributes:
-        opening: bytes that a client sends at once.
-        done: both sides have proved.
-        rest: bytes behind the peer's part.
-        peer_role, peer_version: from its hello.
+        opening: bytes that a client sends first.
+        done: True once both sides have proved the secret.
+        rest: received bytes after the peer's part of the handshake.
+        peer_role, peer_version: fields of the peer's hello.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Handshake:
         version: int = VERSION,
         nonce: bytes | None = None,
     ) -> None:
-        """`side` is "client" or "server"; only tests give a nonce."""
+        """Makes the state of one side: "client" or "server". Only tests pass a nonce."""
         self._side = side
         self._secret = secret
         self._version = version
@@ -66,7 +66,7 @@ class Handshake:
         """Takes received bytes and returns the bytes to send.
 
         Raises:
-            ProtocolMismatch: close the connection; `refusal()` is the last thing to send.
+            ProtocolMismatch: the peer is not accepted: send `refusal()`, then close the connection.
         """
         self._data += data
         answer = b""
@@ -82,7 +82,7 @@ class Handshake:
         return answer
 
     def refusal(self) -> bytes:
-        """Returns the bytes to send before closing: a server answers a hello of this protocol."""
+        """Returns the last bytes to send: a server answers a hello of this protocol."""
         if self._side == "client" or not self._peer_hello:
             return b""
         if self.peer_version >> 8 != self._version >> 8:
@@ -106,7 +106,7 @@ class Handshake:
         self._data = b""
         peer = b"server" if self._side == "client" else b"client"
         if not self._secret.proven(given, peer, self._peer_hello, self._hello):
-            alone = self._side == "client" and not self._secret  # the peer has one, this side none
+            alone = self._side == "client" and not self._secret  # only the peer has a secret
             raise ProtocolMismatch(NO_SECRET if alone else ANOTHER_SECRET)
         self.done = True
         if self._side == "client":

@@ -11,7 +11,7 @@ from fireflyer.log import get_logger
 T = TypeVar("T")
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 EVERY_S = 10.0
-"""Seconds between log lines about a lack that keeps connections out."""
+"""Seconds between log lines about connections that cannot be accepted."""
 
 
 class LoopThread:
@@ -56,10 +56,10 @@ async def _cancel_others() -> None:
 
 
 class _Complaints:
-    """Exception handler of the loop, which logs a lack of descriptors only now and then.
+    """Exception handler of the loop; limits the log lines about missing descriptors.
 
-    Without a descriptor asyncio retries to accept connections each second, hundreds of times. It
-    would log each try.
+    If the process has no descriptor left, asyncio retries `accept` hundreds of times a second, and
+    would log each attempt.
     """
 
     def __init__(self) -> None:

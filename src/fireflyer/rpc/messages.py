@@ -16,7 +16,7 @@ from fireflyer.rpc.frames import FRAME_LIMIT, PREFIX
 
 T = TypeVar("T")
 UNREADABLE = (msgspec.DecodeError, ValueError, OverflowError, RecursionError)
-"""Errors of decoding: wrong structure; text that is not UTF-8; excessive numbers and depths."""
+"""Errors of decoding: a wrong structure, invalid UTF-8, or too large a number or depth."""
 LONGEST_DEADLINE_MS = 24 * 3600 * 1000
 
 
@@ -54,7 +54,7 @@ def framed(message: object) -> bytearray:
 
     Raises:
         ProtocolMismatch: the message is larger than a frame may be.
-        TypeError: something in it cannot be encoded.
+        TypeError: a part of the message cannot be encoded.
     """
     out = bytearray(PREFIX)
     _encoder.encode_into(message, out, PREFIX)
@@ -98,7 +98,7 @@ def parse_body(body: msgspec.Raw, kind: type[T]) -> T:
 
 
 def failure(error: FireflyerError) -> Failure:
-    """Returns the error for the wire, without attributes that cannot be encoded."""
+    """Encodes an error for the wire; drops attributes that cannot be encoded."""
     fields = {}
     for name, value in error.fields().items():
         if name.startswith("_"):
@@ -112,7 +112,7 @@ def failure(error: FireflyerError) -> Failure:
 
 
 def parse_failure(body: msgspec.Raw) -> FireflyerError:
-    """Returns the peer's error, of the same class; WireError if this side lacks the class."""
+    """Decodes the peer's error into its own class; WireError if this side lacks that class."""
     try:
         said = _failures.decode(body)
     except UNREADABLE:

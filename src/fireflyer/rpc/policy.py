@@ -1,4 +1,4 @@
-"""Decides when a failed call is retried: the one place for it."""
+"""Retries of failed calls: limits, pauses and the errors that are retried."""
 
 import random
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ class Policy:
     """Retry policy of one caller. Pauses double from one failure to the next."""
 
     attempt_s: float = 5.0
-    """Seconds that one attempt may take, before another is made."""
+    """Timeout of one attempt in seconds; another attempt follows."""
     pause_s: float = 0.02
-    """First pause in seconds; each pause is drawn between half of its value and all of it."""
+    """First pause in seconds; jitter reduces each pause by up to a half."""
     longest_pause_s: float = 1.0
     final: tuple[type[FireflyerError], ...] = ()
-    """Errors that may pass, but that are raised at once."""
+    """Transient errors that this caller does not retry."""
 
     def __post_init__(self) -> None:
         if not 0 < self.pause_s <= self.longest_pause_s or self.attempt_s <= 0:
@@ -41,7 +41,7 @@ class Attempts:
         self._chance = chance
 
     def time_for_one(self, now: float) -> float:
-        """Returns the seconds that the next attempt may take.
+        """Returns the timeout of the next attempt, in seconds.
 
         Raises:
             DeadlineExceeded: no time is left.

@@ -15,9 +15,9 @@ SHORTEST_SECRET = 16
 def prove(key: bytes, *parts: bytes) -> bytes:
     """Returns the HMAC-SHA256 of the parts.
 
-    The parts must have fixed lengths, or a form that cannot be cut otherwise. One part must name
-    the side that proves, so that a proof cannot be sent back to its maker. Both sides must
-    contribute something unpredictable, so that no proof can be replayed.
+    The parts must have fixed lengths, or an encoding that can be split in only one way. One part
+    must name the side that proves, so that a proof cannot be reflected to that side. Both sides
+    must contribute a nonce, so that no proof can be replayed.
     """
     return hmac.digest(key, b"".join(parts), hashlib.sha256)
 
@@ -28,9 +28,9 @@ def proven(given: bytes, key: bytes, *parts: bytes) -> bool:
 
 
 class Secret:
-    """Secret of all members of a cluster; `Secret()` is no secret at all.
+    """Secret of all members of a cluster; `Secret()` means that there is none.
 
-    Never shown nor pickled.
+    A secret is never printed and never pickled.
     """
 
     __slots__ = ("_key",)
@@ -46,10 +46,10 @@ class Secret:
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Secret":
-        """Returns the contents of a file without the white space around them.
+        """Reads the secret from a file, without surrounding white space.
 
         Raises:
-            ConfigError: the file cannot be read, is empty, or others than its owner may read it.
+            ConfigError: the file cannot be read, is empty, or is readable by other users.
         """
         try:
             with open(path, "rb") as file:
@@ -65,7 +65,7 @@ class Secret:
 
     @classmethod
     def from_environment(cls, name: str) -> "Secret":
-        """Returns the value of a variable; no secret if it is not set."""
+        """Reads the secret from an environment variable; an unset variable means no secret."""
         return cls(os.environ.get(name, "").strip().encode())
 
     def __bool__(self) -> bool:

@@ -1,6 +1,6 @@
-"""Server of control connections, on an asyncio loop. `rpc.loop` gives synchronous callers one.
+"""Server of control connections, on an asyncio loop (`rpc.loop` makes one for synchronous callers).
 
-Everything here runs on that loop's thread, except handlers that are `blocking` or `on_many`.
+Everything here runs on the loop's thread, except blocking and batch handlers.
 """
 
 import asyncio
@@ -32,17 +32,17 @@ class Limits:
     """Limits of what one server accepts."""
 
     unproved: int = 128
-    """Maximum number of unauthenticated connections; beyond it the oldest is closed."""
+    """Maximum number of unauthenticated connections; one more closes the oldest."""
     handshake_s: float = 5.0
-    """Seconds to prove the secret."""
+    """Timeout of a handshake, in seconds."""
     requests: int = 1024
-    """Requests in flight on one connection; at this number nothing more is read from it."""
+    """Maximum number of requests in flight on a connection; the server stops reading at it."""
     unsent_bytes: int = 64 << 20
-    """Bytes that a subscriber may leave unread before its connection is closed."""
+    """Maximum bytes of unread pushes; the server closes the connection of a slower client."""
     threads: int = 8
     """Threads for blocking handlers."""
     lane_threads: int = 2
-    """Threads for each lane of a handler of many: one may wait for a disk while the other works."""
+    """Threads for each lane of a batch handler: one can wait for a disk while the other works."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class _Method:
 
 @dataclass(slots=True, eq=False)
 class _Gathered:
-    """Request that waits for a handler of many."""
+    """Request that waits for a batch handler."""
 
     call: Call
     method: _Method
@@ -73,7 +73,7 @@ class _Gathered:
     body: Any
 
     def cancel(self) -> None:
-        """Does nothing: the client is gone, and its request is executed all the same."""
+        """Does nothing: the server executes the request although its client has disconnected."""
 
 
 class Server:
@@ -101,9 +101,9 @@ class Server:
     ) -> None:
         """Answers `method` with the result of `handler(call, body)`.
 
-        A coroutine function runs as a task that is cancelled at the deadline; a blocking handler in
-        a thread; any other on the loop itself, where it must not wait. FireflyerErrors go to the
-        caller as they are.
+        A coroutine function runs as a task that is cancelled at the deadline. A blocking handler
+        runs in a thread. Any other handler runs on the loop and must not block. The caller gets
+        each FireflyerError unchanged.
         """
         plain = "blocking" if blocking else "plain"
         mode = "async" if inspect.iscoroutinefunction(handler) else plain
@@ -116,20 +116,19 @@ class Server:
         handler: Callable[[Sequence[T]], Sequence[Any]],
         lane: Callable[[T], Hashable],
     ) -> None:
-        """Answers `method` with the results of `handler(bodies)`: an outcome or FireflyerError per
-        body.
+        """Answers `method` in batches: `handler(bodies)` returns a result or an error per body.
 
-        The handler runs in a thread. It gets all requests of a lane that came while others of the
-        lane were handled. If it raises anything but a FireflyerError, it is called again with each
-        body alone.
+        The handler runs in a thread. A batch holds all requests of a lane that arrived while the
+        previous batch of that lane was handled. If the handler raises anything but a
+        FireflyerError, it is called again with each body alone.
         """
         self._methods[method] = _Method(handler, body, "many", lane)
 
     async def listen(self, address: str) -> Address:
-        """Starts to listen and returns the address, with its actual port if 0 was requested.
+        """Starts to listen; returns the address, with the chosen port if port 0 was requested.
 
         Raises:
-            ConfigError: the address is not available, or is reachable from elsewhere without a
+            ConfigError: the address is not available, or other machines can reach it without a
                 secret.
         """
         wanted = Address.parse(address)
@@ -172,7 +171,7 @@ class Server:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def push(self, topic: str, body: Any) -> None:
-        """Pushes to every authenticated connection."""
+        """Sends a push to every authenticated connection."""
         out = framed((0, topic, body))
         for connection in list(self._proved):
             connection.send(out)
@@ -182,7 +181,7 @@ class Server:
         """Authenticated connections."""
         return frozenset(self._proved)
 
-    # Called by connections.
+    # Connections call these methods.
 
     def handshake(self) -> Handshake:
         return Handshake("server", self._secret, self._role)
@@ -231,8 +230,8 @@ class Connection(asyncio.Protocol):
     """Connection of a client.
 
     Attributes:
-        role: the client's, once it has proved the secret.
-        state: for handlers, which record the connection's owner there.
+        role: role of the client, once it has proved the secret.
+        state: the handlers' own data, for example the connection's owner.
     """
 
     def __init__(self, server: Server) -> None:
@@ -248,7 +247,7 @@ class Connection(asyncio.Protocol):
         self.state: Any = None
 
     def push(self, topic: str, body: Any) -> None:
-        """Pushes to this client alone; nothing is sent to a client that is gone."""
+        """Sends a push to this client only; does nothing if the client has disconnected."""
         self.send(framed((0, topic, body)))
 
     def abort(self) -> None:
@@ -257,7 +256,7 @@ class Connection(asyncio.Protocol):
         self._server.closed(self)
 
     def send(self, out: bytes | bytearray) -> None:
-        """Sends bytes, together with all others of this turn of the loop for the client."""
+        """Queues bytes; all bytes of one turn of the loop are sent together."""
         if self._transport is None or self._transport.is_closing():
             return
         if self._transport.get_write_buffer_size() > self._server.limits.unsent_bytes:
@@ -320,7 +319,7 @@ class Connection(asyncio.Protocol):
     # Requests
 
     def _prove(self, data: bytes) -> bytes:
-        """Feeds the handshake; once it is done, returns the bytes that followed it."""
+        """Continues the handshake; returns the bytes that follow it once it is complete."""
         handshake = self._handshake
         assert handshake
         assert self._transport
@@ -370,7 +369,7 @@ class Connection(asyncio.Protocol):
         self._pace()
 
     def gathered(self, number: int, frame: bytes | bytearray) -> None:
-        """Sends the answer to a request of a handler of many."""
+        """Sends the answer of a batch handler to one request."""
         if self._running.pop(number, None) is not None:
             self.send(frame)
         self._pace()
@@ -379,7 +378,7 @@ class Connection(asyncio.Protocol):
         self.send(_reply(number, outcome))
 
     def _pace(self) -> None:
-        """Pauses reading while the client has too much in flight, or does not read itself."""
+        """Pauses reading while the client has too many requests in flight or reads no answers."""
         if self._transport is None or self._transport.is_closing():
             return
         if self._full or len(self._running) >= self._server.limits.requests:
@@ -389,7 +388,7 @@ class Connection(asyncio.Protocol):
 
 
 def _reply(number: int, outcome: Any) -> bytearray:
-    """Returns the frame of an answer, or of an error."""
+    """Encodes the frame of an answer or an error."""
     try:
         if not isinstance(outcome, FireflyerError):
             return framed((number, True, outcome))
@@ -402,7 +401,7 @@ def _reply(number: int, outcome: Any) -> bytearray:
 
 
 def _handle_many(loop: asyncio.AbstractEventLoop, items: Sequence[_Gathered]) -> None:
-    """Handles requests in a gatherer's thread; requests past their deadline are not begun."""
+    """Handles a batch in a batcher's thread; skips requests past their deadline."""
     now = loop.time()
     late = [item for item in items if now >= item.call.deadline]
     timely = [item for item in items if now < item.call.deadline] if late else items
@@ -412,7 +411,7 @@ def _handle_many(loop: asyncio.AbstractEventLoop, items: Sequence[_Gathered]) ->
         (item, _reply(item.number, outcome))
         for item, outcome in zip(timely, _outcomes(timely), strict=True)
     ]
-    with contextlib.suppress(RuntimeError):  # the loop has ended, and with it all connections
+    with contextlib.suppress(RuntimeError):  # the loop has ended, and so have all connections
         loop.call_soon_threadsafe(_send_all, frames)
 
 
@@ -422,7 +421,7 @@ def _send_all(frames: Sequence[tuple[_Gathered, bytearray]]) -> None:
 
 
 def _outcomes(items: Sequence[_Gathered]) -> Sequence[Any]:
-    """Returns the handler's result for each request, or the errors to answer with."""
+    """Returns the handler's result for each request, or the error for its client."""
     if not items:
         return []
     first = items[0]
@@ -431,24 +430,24 @@ def _outcomes(items: Sequence[_Gathered]) -> Sequence[Any]:
         return outcomes
     except FireflyerError as error:
         return [error] * len(items)
-    except Exception as error:  # noqa: BLE001  # the caller gets an answer whatever the handler does
+    except Exception as error:  # noqa: BLE001  # the client needs an answer
         if len(items) == 1:
             return [_fault(first.call, error)]
     return [outcome for item in items for outcome in _outcomes([item])]
 
 
 def _outcome(call: Call, method: _Method, body: Any) -> Any:
-    """Returns the handler's result, or the error to answer with."""
+    """Returns the handler's result, or the error for the client."""
     try:
         return method.handler(call, body)
     except FireflyerError as error:
         return error
-    except Exception as error:  # noqa: BLE001  # the caller gets an answer whatever the handler does
+    except Exception as error:  # noqa: BLE001  # the client needs an answer
         return _fault(call, error)
 
 
 def _in_time(now: Callable[[], float], call: Call, method: _Method, body: Any) -> Any:
-    """Runs a handler in a thread; a request past its deadline is not begun."""
+    """Runs a handler in a thread; rejects a request past its deadline."""
     if now() >= call.deadline:
         return DeadlineExceeded(
             f"{call.method}: the deadline passed before the server began the request"
@@ -464,7 +463,7 @@ async def _bounded(call: Call, method: _Method, body: Any, limit_s: float) -> An
         return DeadlineExceeded(f"{call.method}: not done within {limit_s:g} s")
     except FireflyerError as error:
         return error
-    except Exception as error:  # noqa: BLE001  # the caller gets an answer whatever the handler does
+    except Exception as error:  # noqa: BLE001  # the client needs an answer
         return _fault(call, error)
 
 

@@ -1,4 +1,4 @@
-"""Choice of one of several equal servers. Not thread-safe: the shell locks."""
+"""Selection of one of several servers. Not thread-safe: the caller must hold a lock."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from fireflyer.rpc.address import Address
 
 
 class Servers:
-    """Addresses of servers of which one answers, or any does."""
+    """Addresses of equal servers, or of servers of which one is primary."""
 
     def __init__(self, addresses: str | Sequence[str]) -> None:
         """Raises ConfigError if there is no address, or if one is invalid."""

@@ -16,7 +16,7 @@ ADDRESS_FILE = "address"
 
 
 class Place(NamedTuple):
-    """File system. `secret_file` None: the environment names the secret."""
+    """Addresses of a file system. `secret_file` None: the environment names the secret."""
 
     addresses: list[str]
     secret_file: str | None
@@ -28,10 +28,11 @@ def find(where: str | None = None) -> Place:
     Addresses are HOST:PORT[,HOST:PORT...].
 
     Args:
-        where: by default the value of FIREFLYER_FS.
+        where: folder, file or addresses; default: the value of FIREFLYER_FS.
 
     Raises:
-        ConfigError: it is none of these. Unavailable: nothing runs in that folder.
+        ConfigError: `where` is none of these.
+            Unavailable: the folder's file system does not run.
     """
     named = where or os.environ.get(VARIABLE, "")
     if not named:
@@ -58,7 +59,7 @@ def _in_folder(folder: Path) -> Place:
     if EMBEDDED not in config.nodes:
         start = f"`fireflyer fs up --config {folder / FILE} --name NODE` starts a node of it"
     addresses = [config.manager] if config.manager else []
-    with contextlib.suppress(FileNotFoundError):  # a single process may have got another port
+    with contextlib.suppress(FileNotFoundError):  # the process may have chosen its port
         addresses.insert(0, (folder / ADDRESS_FILE).read_text().strip())
     for address in addresses:
         with contextlib.suppress(OSError):
@@ -79,7 +80,7 @@ def announce(folder: Path, address: str) -> None:
 def attach(
     where: str | None = None, *, settings: Settings | None = None, timeout: float = TIMEOUT_S
 ) -> Client:
-    """Connects to what `find` finds; raises as `find` and `connect`."""
+    """Finds a file system and connects to it; raises as `find` and `connect` do."""
     place = find(where)
     return connect(
         place.addresses, secret_file=place.secret_file, settings=settings, timeout=timeout

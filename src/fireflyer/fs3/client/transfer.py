@@ -1,10 +1,9 @@
-"""Copies files and trees between this machine and a file system, or within one: many pieces at a
-time.
+"""Copies files and trees between this machine and a file system, or within one, in parallel.
 
-A file is written under a temporary name beside its own and renamed when it is whole. So no
-requested name ever has a partial copy, and an interrupted copy leaves the old file. A link that is
-named as target stays, and the file behind it is replaced. Holes stay holes. Pipes, FIFOs and
-devices of this machine are read to their end, or written, in order.
+A copy is written to a temporary file beside its target and renamed when it is complete. So a target
+never holds a partial copy, and an interrupted copy leaves the old file. If the target is a symlink,
+the file behind it is replaced. Holes stay holes. Pipes, FIFOs and devices of this machine are read
+to their end, or written, in order.
 """
 
 import contextlib
@@ -35,7 +34,7 @@ PIECE = 4 << 20
 THREADS = 6
 _MOST_LINKS = 40
 AHEAD = 2 * THREADS
-"""Maximum number of pieces that are given to the threads at a time."""
+"""Maximum number of pieces in flight."""
 
 
 class Handle(Protocol):
@@ -47,7 +46,7 @@ class Handle(Protocol):
     def stretches(self, most: int) -> Iterator[tuple[int, int]]:
         """Yields the ranges that may hold non-zero bytes, in no order: (offset, bytes).
 
-        Ranges are cut at multiples of `most`.
+        Ranges are split at multiples of `most`.
         """
         ...
 
@@ -68,7 +67,7 @@ class End(Protocol):
     def lstat(self, path: str) -> os.stat_result: ...
 
     def followed(self, path: str) -> str:
-        """Returns the path behind the links that `path` names; no file needs to be there."""
+        """Resolves the symlinks of a path; no file needs to exist there."""
         ...
 
     def is_stream(self, path: str) -> bool:
@@ -92,7 +91,7 @@ class End(Protocol):
     def reader(self, path: str) -> Handle: ...
 
     def writer(self, path: str, permissions: int, called: str) -> Handle:
-        """Opens a new file, which errors name as `called`; the umask reduces the permissions."""
+        """Opens a new file; the umask applies to the permissions, and errors name it `called`."""
 
 
 class LocalHandle:
@@ -112,7 +111,7 @@ class LocalHandle:
             try:
                 begin = os.lseek(self._file, stop, os.SEEK_DATA)
             except OSError as error:
-                if error.errno == errno.ENXIO:  # a hole up to the end
+                if error.errno == errno.ENXIO:  # only a hole is left
                     return
                 error.filename = self._path
                 raise
@@ -146,7 +145,7 @@ class LocalHandle:
 
 
 class Local:
-    """Files of this machine."""
+    """Files of this machine, as an end of a copy."""
 
     stat = staticmethod(os.stat)
     lstat = staticmethod(os.lstat)
@@ -172,7 +171,7 @@ class Local:
 
 
 class Remote:
-    """Files of a file system."""
+    """Files of an fs3 file system, as an end of a copy."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -213,11 +212,11 @@ class Item:
     """File, symlink or directory of a copy.
 
     Attributes:
-        target: name in errors.
+        target: path of the copy, as errors name it.
         size: bytes of a file.
         mode: as in `os.lstat`.
-        place: path behind the links of `target`; "" if `target` is none that a file goes through.
-        stream: source or target is a pipe, FIFO or device, so the bytes go in order.
+        place: path behind the symlink `target`; "" if the copy replaces `target` itself.
+        stream: True if source or target is a pipe, FIFO or device, so bytes are copied in order.
     """
 
     source: str
@@ -241,9 +240,9 @@ class Copied:
 
 
 def plan(source: End, path: str, target: End, to: str, *, recursive: bool) -> list[Item]:
-    """Lists what a copy of `path` to `to` has to make, directories before their contents.
+    """Lists the files that a copy of `path` to `to` makes, directories before their contents.
 
-    Changes nothing. If `to` is a directory, the copy goes into it under its own name.
+    The function changes nothing. If `to` is a directory, the copy keeps its name and goes into it.
 
     Raises:
         ConfigError: a directory without `recursive`; a FIFO, socket or device in a directory.
@@ -272,7 +271,7 @@ def plan(source: End, path: str, target: End, to: str, *, recursive: bool) -> li
         if kind != stat.S_IFREG and not streams:
             raise ConfigError(f"{one} is neither a file nor a directory nor a symlink")
         out = target.is_stream(its)
-        # A lookup per file costs a file system more than this machine.
+        # A lookup per file is cheap only on this machine.
         follow = not out and (one == path or isinstance(target, Local))
         place = target.followed(its) if follow else ""
         given = one == path and source.is_stream(one)
@@ -285,10 +284,10 @@ def copy(source: End, target: End, items: list[Item], advance: Callable[[int], N
     """Carries out a plan.
 
     Args:
-        advance: called with bytes as they arrive, by any thread; with holes, too.
+        advance: callback that gets the number of bytes copied, with holes; any thread calls it.
 
     Raises:
-        What either end raises; files not finished by then are as they were before.
+        OSError, FireflyerError: an end failed; the targets of unfinished copies are unchanged.
     """
     files: list[_Copy] = []  # files that may not be finished
     work = _work(source, target, items, files, advance)
@@ -324,9 +323,9 @@ def _work(
     files: "list[_Copy]",
     advance: Callable[[int], None],
 ) -> "Iterator[Callable[[], _Copy | None]]":
-    """Makes directories and symlinks; yields the begin of each file.
+    """Makes directories and symlinks; yields the first step of each file.
 
-    `files`: the unfinished ones.
+    Adds each file to `files`, the list of unfinished ones.
     """
     for item in items:
         if stat.S_ISDIR(item.mode):
@@ -338,7 +337,7 @@ def _work(
                 target.symlink(source.readlink(item.source), beside)
                 target.rename(beside, item.target)
         elif item.stream:
-            # In this thread, because a pipe may keep its reader waiting, and Ctrl-C must end that.
+            # In this thread, so that Ctrl-C ends a wait for a pipe.
             _copy_stream(source, target, item, advance)
         else:
             file = _Copy(source, target, item, advance)
@@ -348,7 +347,7 @@ def _work(
 
 
 def _copy_stream(source: End, target: End, item: Item, advance: Callable[[int], None]) -> None:
-    """Copies a file to a stream, or a stream to its end into a file."""
+    """Copies a file to a stream, or a stream into a file."""
     memory = memoryview(bytearray(PIECE))
     if target.is_stream(item.target):
         with (
@@ -383,14 +382,14 @@ def _copy_stream(source: End, target: End, item: Item, advance: Callable[[int], 
 
 
 def beside_of(path: str) -> str:
-    """Returns a temporary name beside a path, for a file that is not whole yet."""
+    """Returns a temporary path beside a path, for an incomplete file."""
     folder, name = os.path.split(path)
     return os.path.join(folder, f".{name[:200]}.{token_hex(4)}.part")
 
 
 @contextlib.contextmanager
 def _naming(path: str, beside: str) -> Iterator[None]:
-    """Makes an OSError of the temporary file, or of no file, name `path`."""
+    """Makes an OSError about the temporary file, or about no file, name `path`."""
     try:
         yield
     except (NoSpace, Unavailable, CorruptedFile, FileTimeout):  # their messages name the object
@@ -403,10 +402,10 @@ def _naming(path: str, beside: str) -> Iterator[None]:
 
 
 class _Copy:
-    """Copy of one file: call `begin` once, then `step` from any thread while there is `more`.
+    """Copy of one file: call `begin` once, then `step` from any thread while `more` is true.
 
     Attributes:
-        finished: the file is whole, under its name.
+        finished: True once the complete file has its final name.
     """
 
     def __init__(
@@ -421,15 +420,15 @@ class _Copy:
         self._pieces: Iterator[tuple[int, int]] = iter(())
         self._next: tuple[int, int] | None = None
         self._under_way = 0
-        self._copied = self._end = 0  # bytes copied, and end of the last of them
+        self._copied = self._end = 0  # bytes copied, and the end of the last copied range
 
     @property
     def more(self) -> bool:
-        """True if there are pieces that no thread has taken; False stays False. Any thread."""
+        """True if pieces are left that no thread has taken. Never becomes True again. Thread-safe."""
         return self._next is not None
 
     def begin(self) -> "_Copy | None":
-        """Opens the file and copies a piece; returns itself if there are more.
+        """Opens the file and copies a piece; returns `self` if more pieces are left.
 
         Errors name the final path.
         """
@@ -483,7 +482,7 @@ class _Copy:
         return not (self.more or self._under_way)
 
     def _finish(self) -> None:
-        """Makes the file whole under its name. REQUIRES: the lock."""
+        """Completes the file and renames it. REQUIRES: the lock."""
         assert self._ends is not None
         reader, writer = self._ends
         if reader.size < self._item.size:

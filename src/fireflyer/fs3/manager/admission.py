@@ -9,16 +9,16 @@ from fireflyer.errors import ConfigError
 from fireflyer.fs3.manager.routing import CLUSTER_KEY
 
 REFUSED_KEPT = 64
-"""Maximum number of refused nodes that are remembered."""
+"""Maximum number of refused nodes in the status."""
 
 
 class Registration(msgspec.Struct, array_like=True):
-    """Registration of a node's process that starts.
+    """Request of a starting node process to join the cluster.
 
     Attributes:
-        identity: of the node's folder; "": not known.
+        identity: identity of the node's folder; "": unknown.
         cluster: number of the file system to which the folder belongs; "": none yet.
-        holds: the folder has targets.
+        holds: True if the folder has targets.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Registration(msgspec.Struct, array_like=True):
 
 
 class Rows(Protocol):
-    """Interface of a transaction that is needed here."""
+    """Methods of a transaction that this module needs."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
@@ -39,7 +39,7 @@ class Rows(Protocol):
 
 
 def cluster_of(rows: Rows) -> str:
-    """Returns the number of the file system, 128 random bits in hex; makes it if there is none."""
+    """Returns the number of the file system, 128 random bits in hex; draws one if it has none."""
     known = rows.get(CLUSTER_KEY)
     if known is None:
         known = secrets.token_hex(16).encode()
@@ -48,9 +48,10 @@ def cluster_of(rows: Rows) -> str:
 
 
 class Refused:
-    """Nodes that were refused because they hold another file system's chunks, and why.
+    """Nodes refused because they hold another file system's chunks, and the reasons.
 
-    Kept for people until a process of that name is taken; only the newest REFUSED_KEPT.
+    An entry is for display. It is kept until a process of that name is admitted, if it is among
+    the newest REFUSED_KEPT.
     """
 
     def __init__(self) -> None:
@@ -70,16 +71,16 @@ class Refused:
 
 
 def stays(number: int, cluster: str, own: str) -> None:
-    """Checks whether a node that sent a heartbeat may stay.
+    """Checks that a node that sent a heartbeat belongs to this file system.
 
     Args:
-        number: of the node, in its file system.
-        cluster: number of that file system; "": not sent.
+        number: number of the node, in its file system.
+        cluster: number of the node's file system; "": not sent.
         own: number of the manager's file system.
 
     Raises:
-        ConfigError: the manager is another file system's by now. The number is another node's
-            there, or no node's.
+        ConfigError: this manager serves another file system, in which the node's number means
+            another node or none.
     """
     if cluster not in ("", own):
         raise ConfigError(
@@ -88,10 +89,10 @@ def stays(number: int, cluster: str, own: str) -> None:
 
 
 def check(body: Registration, cluster: str, *, known: bool) -> None:
-    """Checks whether a process may register.
+    """Checks that a process may register.
 
     Args:
-        known: the records have a node of that name.
+        known: True if the records have a node of that name.
 
     Raises:
         ConfigError: the node holds chunks of another file system.

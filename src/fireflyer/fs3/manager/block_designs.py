@@ -1,7 +1,7 @@
 """Balanced incomplete block designs, by construction.
 
-A design has blocks of `r` of `n` points. Each pair of points meets equally often, and each point
-`t` times.
+A design is a set of blocks of `r` out of `n` points. Each point is in `t` blocks, and each pair of
+points is in equally many blocks.
 
 Known constructions: pairs by round robin, all subsets, projective and affine planes over finite
 fields, Bose's triple systems; and difference families, found by search and developed cyclically.
@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 Block = tuple[int, ...]
 
 SEARCH_STEPS = 200_000
-"""Maximum steps of the search for a difference family: some tenths of a second."""
+"""Maximum number of steps of the search for a difference family: a few tenths of a second."""
 MOST_SUBSETS = 20_000
 LARGEST_FAMILY = 300
-"""Maximum number of points of all base blocks together: the depth of the search."""
+"""Maximum number of points in all base blocks together, which is the depth of the search."""
 
 
 def balanced_design(n: int, t: int, r: int) -> list[Block] | None:
@@ -42,7 +42,7 @@ def balanced_design(n: int, t: int, r: int) -> list[Block] | None:
 
 
 def round_robin(n: int) -> Iterator[list[Block]]:
-    """Yields rounds of disjoint pairs; in all of them together each pair meets once (n even)."""
+    """Yields rounds of disjoint pairs; each pair occurs in exactly one round (n even)."""
     ring = list(range(1, n))
     for turn in range(n - 1):
         turned = [0, *ring[turn:], *ring[:turn]]
@@ -119,7 +119,7 @@ def _difference_family(n: int, t: int, r: int) -> list[Block] | None:
     steps = SEARCH_STEPS
 
     def take(block: list[int], point: int) -> list[int] | None:
-        """Uses the differences of `point` to the block, if all are left; else returns None."""
+        """Uses up the differences between `point` and the block; None if one is not left."""
         taken: list[int] = []
         for other in block:
             for difference in ((point - other) % n, (other - point) % n):

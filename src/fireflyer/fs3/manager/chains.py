@@ -26,9 +26,9 @@ class LocalState(enum.IntEnum):
     ONLINE = 0
     """Just started, or not in the path of writes."""
     UPTODATE = 1
-    """Finished the task of its public state, at the chain version that it reports."""
+    """Has finished the task of its public state, at the chain version that it reports."""
     FAULTY = 2
-    """Its contents cannot follow the chain, or its disk fails."""
+    """Cannot follow the chain with its contents, or its disk fails."""
 
 
 class Local(msgspec.Struct, frozen=True, array_like=True):
@@ -37,7 +37,7 @@ class Local(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         incarnation: number of the start of its process, from 1.
         version: chain version at which it became UPTODATE.
-        store: number that its store was given when it was made empty.
+        store: number of its store, drawn when the empty store was created.
     """
 
     incarnation: int
@@ -50,7 +50,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     """Target as a member of a chain.
 
     Attributes:
-        incarnation: for which it was made SERVING, RECOVERING or SYNCING; 0 in other states.
+        incarnation: incarnation that was made SERVING, RECOVERING or SYNCING; 0 in other states.
         store: store with which it was made SERVING or RECOVERING, kept while LASTSRV; 0: any.
     """
 
@@ -61,7 +61,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Chain(msgspec.Struct, frozen=True, array_like=True):
-    """Chain at one version; members in the order of their states, the head first."""
+    """Version of a chain; its members are in the order of their states, the head first."""
 
     id: int
     version: int
@@ -95,7 +95,7 @@ HOLDERS = (Public.RECOVERING, Public.LASTSRV)
 
 
 def holds_state(member: Member, locals_: Mapping[int, Local]) -> bool:
-    """Returns whether an active member stays so: alive, the same process, not FAULTY (rule 1)."""
+    """Returns whether an active member stays active: alive, same process, not FAULTY (rule 1)."""
     local = locals_.get(member.target)
     return (
         local is not None
@@ -108,8 +108,8 @@ def next_chain(chain: Chain, locals_: Mapping[int, Local], proceed: bool = False
     """Returns the chain that follows from its targets' reports: `chain` or its next version.
 
     Args:
-        locals_: reports of the targets whose node's lease runs; all other targets are not alive.
-        proceed: stop waiting for last serving targets that do not return.
+        locals_: reports of the alive targets: those whose node has a valid lease.
+        proceed: do not wait any longer for last serving targets that are not alive.
     """
     members = _leave(chain, locals_)
     members = [_promote(member, chain.version, locals_) for member in members]
@@ -127,7 +127,7 @@ def next_chain(chain: Chain, locals_: Mapping[int, Local], proceed: bool = False
 
 
 def dismissed(before: Chain, after: Chain) -> set[int]:
-    """Returns the targets whose process has an active state before, and not after."""
+    """Returns the targets whose process has an active state in `before` but not in `after`."""
     stay = {(m.target, m.incarnation) for m in after.members if m.state in ACTIVE}
     active = [m for m in before.members if m.state in ACTIVE]
     return {m.target for m in active if (m.target, m.incarnation) not in stay}
@@ -136,8 +136,8 @@ def dismissed(before: Chain, after: Chain) -> set[int]:
 def needs_word_of(chain: Chain, locals_: Mapping[int, Local]) -> tuple[int, ...]:
     """Returns the serving targets of which one must answer before `next_chain` is published.
 
-    If some serving members leave and others seem to stay, the latter may be dead, too, and not
-    missed yet. Published too early, the change would leave one of them as the only LASTSRV.
+    If some serving members leave, the members that seem to stay may be dead, too, but not yet
+    detected. A change that is published too early would leave one of those as the only LASTSRV.
     """
     serving = [member for member in chain.members if member.state is Public.SERVING]
     staying = tuple(member.target for member in serving if holds_state(member, locals_))
@@ -145,7 +145,7 @@ def needs_word_of(chain: Chain, locals_: Mapping[int, Local]) -> tuple[int, ...]
 
 
 def restart_from(chain: Chain, target: int) -> Chain:
-    """Restarts a chain: the operator declares that `target` holds what is left of it.
+    """Restarts a chain: the operator declares that `target` holds the data that is left.
 
     Raises:
         ValueError: the target is no member, or the chain has a serving member.
@@ -191,7 +191,7 @@ def _leave(chain: Chain, locals_: Mapping[int, Local]) -> list[Member]:
 
 
 def _promote(member: Member, version: int, locals_: Mapping[int, Local]) -> Member:
-    """Applies rule 2: only a member with its task at the published version can have finished it."""
+    """Applies rule 2: a member has finished its task if it reports so at the published version."""
     if member.state not in (Public.RECOVERING, Public.SYNCING):
         return member
     local = locals_[member.target]
@@ -211,7 +211,7 @@ def _recover(members: list[Member], locals_: Mapping[int, Local], proceed: bool)
     """Applies rules 3 and 4 to a chain without a SERVING member."""
 
     def held(member: Member) -> bool:
-        """Returns whether a member still has the store that it served with, as far as known."""
+        """Returns False if a member is known to have lost the store with which it served."""
         local = locals_.get(member.target)
         return local is None or member.store in (0, local.store)
 

@@ -1,8 +1,8 @@
-"""Decisions of a primary manager, from heartbeats and time: pure, no I/O, no clock, no threads.
+"""State machine of a primary manager: no I/O, no clock, no threads.
 
-Times are `now` of one monotonic clock. A decision that changes entries is a `Change`. The shell
-makes its rows durable, in a transaction that fails if another primary has taken over, and then
-calls `saved`. Only then it publishes the change. At most one change is being saved at a time.
+All values of `now` are of one monotonic clock. A decision that changes entries is a `Change`. The
+caller makes its rows durable in a transaction that fails if another primary has taken over. Then
+the caller calls `saved`, and publishes the change. At most one change is being saved at a time.
 """
 
 from collections.abc import Iterable
@@ -30,11 +30,11 @@ class TargetVitals(msgspec.Struct, array_like=True):
     """Contents of a target, and events since it was opened.
 
     Attributes:
-        busy_chunks: chunks with operations in flight.
-        checked, damaged: chunks read to check their CRCs, and those of them that failed.
-        scrubbed: when all of it was last read for that, in s since 1970; 0: never.
-        unrepaired: chunks that were found damaged and not seen intact since.
-        scrub: newest request (`Routing.scrub`) after which all of it was read.
+        busy_chunks: number of chunks with operations in flight.
+        checked, damaged: numbers of chunks whose CRCs were checked, and that failed the check.
+        scrubbed: time of the last complete scrub, in s since 1970; 0: never.
+        unrepaired: number of damaged chunks that are not repaired yet.
+        scrub: newest request (`Routing.scrub`) whose scrub is complete.
     """
 
     chunks: int
@@ -48,15 +48,15 @@ class TargetVitals(msgspec.Struct, array_like=True):
 
 
 class Vitals(msgspec.Struct, array_like=True):
-    """Condition of a node, for people; no chain depends on it.
+    """Condition of a node, for display; no decision depends on it.
 
     Attributes:
-        version: of its software.
-        disk_bytes, free_bytes: of the disk of its targets.
-        metrics: URL.
-        faults: targets that are not open or faulty, and why.
+        version: version of its software.
+        disk_bytes, free_bytes: size and free space of the disk of its targets.
+        metrics: URL of its metrics.
+        faults: targets that are closed or faulty, and why.
         kept_bytes: bytes of the disk that writes must leave free.
-        refuses: a write of a whole chunk would not leave them free.
+        refuses: True if a write of a whole chunk would use these bytes.
     """
 
     version: str
@@ -75,10 +75,10 @@ class Beat(msgspec.Struct, array_like=True):
     Attributes:
         session: number that `register` gave to its process.
         number: grows within the session.
-        locals: report of each of its targets.
-        routing: version that it knows.
-        vitals: sent now and then.
-        cluster: number of the file system that gave the session; "": not sent.
+        locals: reports of its targets.
+        routing: version of the routing that the node has.
+        vitals: condition of the node; only some heartbeats have it.
+        cluster: number of the file system that issued the session; "": not sent.
         question: newest question that it has received.
     """
 
@@ -96,7 +96,7 @@ class Registered(msgspec.Struct, array_like=True):
     """Answer to the registration of a node's process.
 
     Attributes:
-        session: number of this start, its targets' first incarnation.
+        session: number of this process, and first incarnation of its targets.
         cluster: number of the file system, see `admission`.
     """
 
@@ -108,7 +108,7 @@ class Registered(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Entries to save and then to publish."""
+    """Entries to save, then to publish."""
 
     version: int
     entries: tuple[Entry, ...]
@@ -117,7 +117,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """Newest process of a node, as of its newest heartbeat."""
+    """State of a node's newest process at its newest heartbeat."""
 
     session: int
     number: int
@@ -133,7 +133,7 @@ class Core:
         self.records = records
         self.times = times
         self._epoch = epoch
-        self._begun = 0  # incarnations given in this term
+        self._begun = 0  # number of incarnations issued in this term
         self._processes: dict[int, _Process] = {}
         self.vitals: dict[int, Vitals] = {}
         """Newest vitals of each node."""
@@ -144,13 +144,13 @@ class Core:
             int, int
         ] = {}  # by chain: the question asked when members were first missed
         self.question = 0
-        """Newest question; 0: none was asked in this term. The shell must send it at once."""
+        """Newest question; 0: none in this term. The caller must send a new one immediately."""
         self._asked_at = float("-inf")
         self._idle: dict[int, float] = {}  # by chain: since when no target serves
         self._wanted: dict[
             bytes, Entry
-        ] = {}  # requested by operators and nodes, not yet in a change
-        self._asked: dict[bytes, Entry] = {}  # of these, the entries in the change being saved
+        ] = {}  # entries requested by operators and nodes, not in a change yet
+        self._asked: dict[bytes, Entry] = {}  # requested entries in the change being saved
         self._saving: Change | None = None
         self._alive: list[int] = []
         self.news = True
@@ -159,15 +159,16 @@ class Core:
     # Nodes
 
     def incarnation(self) -> int:
-        """Returns a number new in all terms, for a target whose store was opened anew."""
+        """Returns a number that no term has issued before, for a target whose store was reopened."""
         self._begun += 1
         return self._epoch << 32 | self._begun
 
     def rival(self, name: str, identity: str, now: float) -> float | None:
-        """Finds another process, with another folder, that may still be the node of that name.
+        """Finds a process with another folder that may still run under that node's name.
 
         Returns:
-            Time of its newest heartbeat; -inf: none in this term yet. None: there is no such
+            Time of its newest heartbeat; -inf: no heartbeat in this term yet. None: there is no
+            such
             process.
         """
         node = next((node for node in self._all_nodes() if node.name == name), None)
@@ -182,13 +183,13 @@ class Core:
     def register(
         self, name: str, address: str, slots: int, local: str = "", identity: str = ""
     ) -> Registered:
-        """Registers the start of a node's process; the answer may be given when `settled`.
+        """Registers a starting node process; the answer may be sent once `settled` is true.
 
-        The previous process may live on: the first heartbeat of the new one replaces it. The new
-        one holds the locks of its targets by then. REQUIRES: `rival` returns None.
+        The previous process may still run. The first heartbeat of the new process replaces it; by
+        then the new process holds the locks of its targets. REQUIRES: `rival` returns None.
 
         Raises:
-            ConfigError: its address or its number of targets is invalid.
+            ConfigError: the address or the number of targets is invalid.
         """
         if not 1 <= slots <= SLOTS:
             raise ConfigError(
@@ -208,14 +209,14 @@ class Core:
         return Registered(number, self.incarnation(), self.times.lease_s)
 
     def heartbeat(self, beat: Beat, now: float) -> Routing:
-        """Renews a node's lease; returns what changed since the routing that it knows.
+        """Renews a node's lease; returns the routing changes that the node does not have yet.
 
         Raises:
-            Stale: a later process of the node has registered, or the node is not known: this one
+            Stale: a later process of the node has registered, or the node is unknown: the sender
                 must stop.
-            NotPrimary: a later primary gave the session, or none did.
-            Unavailable: the change being saved takes a state from the node that needs a lease. A
-                lease given now would outlive that state.
+            NotPrimary: a later primary issued the session, or none did.
+            Unavailable: the change being saved removes an active state from the node. A lease
+                granted now would outlive that state.
         """
         if beat.session > (self._epoch << 32 | self._begun):
             raise NotPrimary(
@@ -241,7 +242,7 @@ class Core:
         return msgspec.structs.replace(self.records.after(beat.routing), question=self.question)
 
     def _is_leaving(self, node: Node) -> bool:
-        """Returns whether the change being saved takes an active state from one of its targets."""
+        """Returns whether the change being saved removes an active state from a target of the node."""
         if self._saving is None:
             return False
         chains = self.records.chains
@@ -249,7 +250,7 @@ class Core:
         return any(dismissed(old, new) & {*node.targets()} for old, new in pairs if old)
 
     def heard(self, node: int) -> tuple[float, dict[int, Local]] | None:
-        """Returns time and target reports of its newest heartbeat; None: none came in this term."""
+        """Returns time and target reports of a node's newest heartbeat; None: none in this term."""
         process = self._processes.get(node)
         return (process.heard, process.locals) if process else None
 
@@ -266,8 +267,7 @@ class Core:
     def tick(self, now: float) -> Change | None:
         """Returns the next change to save, if one is due and none is being saved."""
         if now - self._ticked > self.times.heartbeat_s:
-            # The loop was held up: heartbeats may lie unread. Leases that ended meanwhile are
-            # detected later.
+            # The event loop was delayed, so heartbeats may be unread: detect expired leases later.
             self._blind_until = now + self.times.heartbeat_s
         self._ticked = now
         if self._saving:
@@ -285,16 +285,16 @@ class Core:
         return self._saving
 
     def saved(self) -> Routing:
-        """Applies the saved change, which is durable; returns the routing to publish."""
+        """Applies the change that is now durable; returns the routing to publish."""
         assert self._saving
         change, self._saving = self._saving, None
         self.news = True
         return self.records.apply(change.entries, change.version)
 
     def put_off(self) -> None:
-        """Drops the change being saved, which is not in the store and never will be.
+        """Drops the change being saved, which the caller could not store.
 
-        Requested entries are still wanted. Evaluated chains are not, because silent nodes may serve
+        Requested entries stay pending. Evaluated chains do not, because silent nodes may serve
         again.
         """
         assert self._saving
@@ -308,7 +308,7 @@ class Core:
         return self._saving is None and not self._wanted
 
     def _evaluate(self, now: float) -> list[Chain]:
-        """Returns the chains that change. Evaluates chains only if something may have changed."""
+        """Evaluates the chains if an input may have changed; returns the chains that change."""
         fresh = now - self._started <= self.times.dead_s
         alive = self.alive(now)
         if alive == self._alive and not (self.news or fresh or self._missed or self._idle):
@@ -325,26 +325,24 @@ class Core:
         else:
             waited = now - self._idle.setdefault(chain.id, now)
         if now - self._started <= self.times.dead_s and self._unheard(chain):
-            return (
-                chain  # a node that was not heard in this term yet may hold a lease of the previous
-            )
+            return chain  # a node without a heartbeat in this term may have an older lease
         if not self._has_word(chain, locals_, now):
             return chain
         return next_chain(chain, locals_, waited >= self.times.recovery_wait_s)
 
     def _has_word(self, chain: Chain, locals_: dict[int, Local], now: float) -> bool:
-        """Returns whether a staying target answered the question asked when members were first
+        """Returns whether a staying target answered the question sent when members were first
         missed.
 
-        A heartbeat that merely arrives later may have been long in flight, from a node that is
-        dead.
+        A later heartbeat alone proves nothing: it may have been in flight since before its node
+        died.
         """
         staying = needs_word_of(chain, locals_)
         if not staying:
             self._missed.pop(chain.id, None)
             return True
         if chain.id not in self._missed:
-            if self._asked_at != now:  # one question for all chains evaluated now
+            if self._asked_at != now:  # one question for all chains of an evaluation
                 self._asked_at = now
                 self.question = max(self.question, self._epoch << 32) + 1
             self._missed[chain.id] = self.question
@@ -359,13 +357,12 @@ class Core:
     def lay_out(
         self, table: int, replicas: int, *, one_node: bool = False, seed: int = 0, version: int = 0
     ) -> Table:
-        """Makes chains of all targets that are in none, and a new version of the table with them
-        added.
+        """Makes chains of all free targets, and a version of the table that includes them.
 
         Args:
-            one_node: replicas may be on one node, on different targets.
-            version: of the table to make, if not just the next; an existing one is returned as it
-                is.
+            one_node: True if replicas may be in different targets of one node.
+            version: version of the table to make; 0: the next. An existing version is returned
+                unchanged.
 
         Raises:
             ConfigError: there are too few nodes, no target is free, or `version` is not next.
@@ -400,7 +397,7 @@ class Core:
         return made
 
     def restart_chain(self, chain: int, target: int) -> Chain:
-        """Restarts a chain from `target`; gives up what only the lost last serving targets had.
+        """Restarts a chain from `target`; drops data that only the lost last serving targets had.
 
         Raises:
             ConfigError: there is no such chain or member, or the chain serves.
@@ -423,7 +420,7 @@ class Core:
         return [*saving, *self._wanted.values()]
 
     def _all_nodes(self) -> list[Node]:
-        """Returns all nodes, with those not saved yet; likewise the next two methods."""
+        """Returns all nodes, saved or pending; the next two methods do so for chains and tables."""
         later = {e.id: e for e in self._pending() if isinstance(e, Node)}
         return list((self.records.nodes | later).values())
 

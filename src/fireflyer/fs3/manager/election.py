@@ -1,11 +1,11 @@
-"""Election of the primary among the manager processes: a lease in the metadata store. Pure.
+"""Election of the primary manager by a lease in the metadata store: a state machine without I/O.
 
-The store's clock is not used. A primary renews its row. A process that has seen the row unchanged
-for a whole `dead_s` of its own clock may take it, with the next epoch. A primary that could not
-renew for `lease_s` stops acting, before any other process can have taken over.
+The store's clock is not used. A primary renews its row. If another process sees the row unchanged
+for `dead_s` of its own clock, that process may take the row, with the next epoch. A primary that
+could not renew for `lease_s` stops acting before any other process can take over.
 
-If the store admits one process at a time, that process keeps its row as it is. Finding the row is
-enough, so a store without space does not end its term.
+If the store admits one process at a time, that process does not renew its row. It only reads the
+row, so a full disk does not end its term.
 """
 
 import msgspec
@@ -17,10 +17,10 @@ class Primary(msgspec.Struct, frozen=True, array_like=True):
     """Row of the primary.
 
     Attributes:
-        epoch: grows with each primary; fencing token against writes of older ones.
-        holder: random number of the process.
-        address: at which it answers.
-        beat: grows with each renewal.
+        epoch: fencing token against writes of older primaries; grows with each primary.
+        holder: random number of the primary's process.
+        address: address of the primary.
+        beat: number of renewals.
     """
 
     epoch: int
@@ -30,25 +30,27 @@ class Primary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Election:
-    """Part of one process in the election."""
+    """State of one process in the election."""
 
     def __init__(self, holder: int, address: str, times: Times, *, alone: bool = False) -> None:
-        """`alone`: the store admits one process at a time, so any other primary has ended."""
+        """Makes the state of a process.
+
+        Args:
+            alone: True if the store admits one process at a time, so any other primary has ended.
+        """
         self._holder, self._address, self._times = holder, address, times
         self._alone = alone
         self._seen: Primary | None = None
         self._since = 0.0
         self._ends = float("-inf")
         self.epoch = 0
-        """Epoch of the term held or held last."""
+        """Epoch of the current term, or of the last one."""
 
     def decide(self, now: float, row: Primary | None) -> Primary | None:
-        """Returns the row that makes this process primary; None: it is not primary.
+        """Returns the row that makes this process primary; None if it is not primary.
 
-        The caller writes the row unless it is `row`. A repeated transaction may call this again.
-
-        `now` must be taken after `row` was read, because an unchanged row counts from when it was
-        surely there.
+        The caller writes the row unless it equals `row`. A retried transaction may call this again.
+        Take `now` after the read of `row`: the time for which a row is unchanged counts from `now`.
         """
         if row is None:
             return Primary(1, self._holder, self._address, 1)
@@ -69,7 +71,7 @@ class Election:
         self._ends = begun + self._times.lease_s
 
     def lost(self) -> None:
-        """Ends the lease of this process at once."""
+        """Ends the lease of this process immediately."""
         self._ends = float("-inf")
 
     def holds(self, now: float) -> bool:
@@ -77,5 +79,5 @@ class Election:
 
     @property
     def primary(self) -> str:
-        """Address of the primary seen last, or ""."""
+        """Address of the last known primary, or ""."""
         return self._seen.address if self._seen else ""

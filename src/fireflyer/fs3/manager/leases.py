@@ -1,7 +1,7 @@
 """Leases: how long a node may serve, and when the manager may declare it dead.
 
-See docs/internals/fs3-chain.md, "Leases". Times are seconds of the caller's monotonic clock; only rates are
-assumed to agree, within 1 %.
+See docs/internals/fs3-chain.md, "Leases". Times are seconds of the caller's monotonic clock. Clocks
+may differ in their values, and by 1 % in their rates.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ class Times:
     """Settings of docs/guide/fs3.md, "Time"."""
 
     lease_s: float = 3.0
-    """Seconds that a node serves after it sent a heartbeat that was answered."""
+    """Duration of a lease in seconds, from the sending of an answered heartbeat."""
     recovery_wait_s: float = 60.0
-    """Seconds that a chain without a serving target waits for all its last serving ones."""
+    """Seconds that a stopped chain waits for all its last serving targets."""
 
     def __post_init__(self) -> None:
         if self.lease_s <= 0 or self.recovery_wait_s < 0:
@@ -24,12 +24,12 @@ class Times:
 
     @classmethod
     def for_failover(cls, failover_s: float) -> "Times":
-        """Returns settings with which clients see a dead node replaced within `failover_s`."""
+        """Returns settings for a failover within `failover_s`, as clients observe it."""
         return cls(lease_s=0.75 * failover_s)
 
     @property
     def dead_s(self) -> float:
-        """Seconds of silence after which a lease has ended by any clock."""
+        """Seconds without a heartbeat after which a lease has expired by any clock."""
         return self.lease_s * 1.1 + 0.05
 
     @property
@@ -43,7 +43,7 @@ class Times:
 
 
 class NodeLease:
-    """Lease as its node sees it: it counts from the sending of an answered heartbeat. Pure."""
+    """Lease on the node's side: it runs from the sending of an answered heartbeat."""
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
@@ -53,13 +53,13 @@ class NodeLease:
         """Time until which the node may serve."""
 
     def send(self, now: float) -> int:
-        """Records a heartbeat that is sent now; returns its number."""
+        """Records that a heartbeat is sent now; returns its number."""
         self._last += 1
         self._sent[self._last] = now
         return self._last
 
     def answered(self, number: int) -> None:
-        """Extends the lease for an answered heartbeat; older heartbeats do not matter any more."""
+        """Extends the lease for an answered heartbeat; forgets older heartbeats."""
         sent = self._sent.get(number)
         if sent is None:
             return

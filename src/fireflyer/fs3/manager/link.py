@@ -1,4 +1,4 @@
-"""Client of the manager: typed methods, and a copy of the routing that pushes keep current."""
+"""Client of the manager: typed methods, and a copy of the routing, which pushes update."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ WHERE_SECRET = (
 
 
 class ManagerLink:
-    """Link to the primary among `addresses`. Thread-safe. Calls wait for it: see `Client.call`."""
+    """Connection to the primary among `addresses`. Thread-safe. Calls retry as in `Client.call`."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ManagerLink:
         policy: Policy | None = None,
         on_routing: Callable[[Routing], None] | None = None,
     ) -> None:
-        """`on_routing` gets each new part, in order, on the thread that received it."""
+        """Takes the arguments of `Client`. `on_routing` gets each new part of the routing, in order."""
         self._view = View()
         self._lock = threading.RLock()  # reentrant: `on_routing` may ask for chains
         self._on_routing = on_routing
@@ -60,17 +60,17 @@ class ManagerLink:
         cluster: str = "",
         holds: bool = False,
     ) -> Registered:
-        """Registers a process of the node `name` that starts; see `Registration`.
+        """Registers a starting process of the node `name`; see `Registration`.
 
         Raises:
-            ConfigError: invalid registration, or the node belongs to another file system or runs
-                elsewhere.
+            ConfigError: the registration is invalid, or the node belongs to another file system or
+                runs in another process.
         """
         body = Registration(name, address, slots, local, identity, cluster, holds)
         return self._client.call("register", body, Registered)
 
     def incarnation(self) -> int:
-        """Returns a new incarnation, for a target whose store was opened anew."""
+        """Requests a new incarnation, for a target whose store was reopened."""
         return self._client.call("incarnation", None, int)
 
     def heartbeat(
@@ -81,16 +81,15 @@ class ManagerLink:
         locals_: Mapping[int, Local],
         vitals: Vitals | None = None,
     ) -> None:
-        """Sends a heartbeat, extends the lease by its answer and takes the routing that comes with
-        it.
+        """Sends a heartbeat; its answer extends the lease and brings new parts of the routing.
 
-        Changes between two heartbeats are pushed.
-
-        Retries for no longer than the lease, which counts from `now` however often it was sent.
+        Between heartbeats the manager pushes changes. Retries end with the lease, which counts from
+        `now` for all attempts.
 
         Raises:
-            Stale: this process must stop. ConfigError: the manager is another file system's by now.
-            Others: the manager did not answer.
+            Stale: this process must stop.
+                ConfigError: the manager serves another file system.
+                WireError: the manager did not answer.
         """
         number = lease.send(now)
         with self._lock:
@@ -102,16 +101,15 @@ class ManagerLink:
         self._take(part)
 
     def refresh(self, deadline_s: float = 30.0) -> None:
-        """Requests what changed since the copy, and pushes of what changes from now on."""
+        """Fetches the changes since the copy, and subscribes to later changes."""
         self._take(self._client.call("routing", self.version, Routing, deadline_s=deadline_s))
 
     def reach(self, seconds: float) -> None:
-        """Does the first `refresh`, for at most `seconds`.
+        """Connects to the manager with the first `refresh`, within `seconds`.
 
         Raises:
-            ProtocolMismatch: another secret, no secret where one is needed, or another version.
-            DeadlineExceeded: no manager answered; names all addresses, and the error of the last
-                attempt.
+            ProtocolMismatch: the manager has another secret or another version.
+            DeadlineExceeded: no manager answered; the message has all addresses and the last error.
         """
         try:
             self.refresh(seconds)
@@ -131,17 +129,18 @@ class ManagerLink:
         return self._client.call("lay_out", LayOut(table, replicas, one_node, version), Table)
 
     def restart_chain(self, chain: int, target: int) -> Chain:
-        """Gives up what only the lost last serving targets of a chain had."""
+        """Restarts a chain from `target`; see `Core.restart_chain`."""
         return self._client.call("restart_chain", Restart(chain, target), Chain)
 
     def scrub(self, number: int = 0) -> int:
-        """Makes all nodes read all their chunks now, and repair damaged ones; returns at once.
+        """Requests that all nodes read all their chunks and repair damaged ones; does not wait.
 
         Args:
-            number: of an earlier request, in case a new primary does not know it; 0: a new request.
+            number: number of an earlier request, because a new primary does not know it; 0: a new
+                request.
 
         Returns:
-            Its number, which the targets report (`TargetVitals.scrub`) when they are done.
+            Number of the request; targets report it (`TargetVitals.scrub`) when they are done.
         """
         return self._client.call("scrub", number, int)
 
@@ -150,7 +149,7 @@ class ManagerLink:
 
     @property
     def version(self) -> int:
-        """Version of the routing that is known here."""
+        """Version of the copy of the routing."""
         with self._lock:
             return self._view.version
 
@@ -162,7 +161,7 @@ class ManagerLink:
 
     @property
     def question(self) -> int:
-        """Newest question of the manager; the next heartbeat answers it."""
+        """Newest question of the manager; the next heartbeat carries it as the answer."""
         with self._lock:
             return self._view.question
 
@@ -195,9 +194,9 @@ class ManagerLink:
                     self._on_routing(taken)
 
     def _pushed(self, body: msgspec.Raw) -> None:
-        """Takes a pushed part.
+        """Adds a pushed part of the routing.
 
-        An unreadable one is dropped: `refresh` or a heartbeat brings its contents.
+        A part that cannot be decoded is dropped: `refresh` or a heartbeat brings its contents.
         """
         try:
             self._take(parse_body(body, Routing))

@@ -13,7 +13,7 @@ def state_of(chain: Chain) -> str:
 
 
 class Metrics:
-    """Metrics of one manager process, in a registry of their own."""
+    """Metrics of one manager process, in a separate registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -37,7 +37,7 @@ class Metrics:
         self.changes = counter("changes", "versions of the routing published")
 
     def look(self, core: Core | None, epoch: int, now: float) -> None:
-        """Takes the figures of a term; None: not primary."""
+        """Updates the metrics from the core of a term; None: this process is not primary."""
         self._primary.set(core is not None)
         if core is None:
             self._living.clear()

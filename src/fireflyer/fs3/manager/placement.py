@@ -1,7 +1,7 @@
-"""Placement of replicas on nodes, so that a dead node's load falls evenly on the others.
+"""Placement of replicas on nodes that spreads a dead node's load evenly over the other nodes.
 
-A lost node's chains are read from the nodes that share them, and synced from these when it returns.
-What matters is therefore how many chains each pair of nodes shares.
+Clients read a dead node's chains from the nodes that share them. When the node returns, it syncs
+from these nodes. Therefore each pair of nodes should share equally many chains.
 """
 
 import itertools
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fireflyer.fs3.manager.block_designs import Block, balanced_design, round_robin
 
 MOVES_A_REPLICA = 400
-"""Length of the search: exchanges tried for each replica that is placed."""
+"""Length of the search: number of attempted exchanges for each replica."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Placement:
 
     Attributes:
         chains: the nodes of each chain, all different, the head first.
-        exact: the design is balanced by construction.
+        exact: True if the design is balanced by construction.
     """
 
     nodes: int
@@ -37,7 +37,7 @@ class Placement:
         return [[(node, next(used[node])) for node in chain] for chain in self.chains]
 
     def pairs(self) -> npt.NDArray[np.int64]:
-        """Returns [nodes, nodes]: chains shared by two nodes; on the diagonal, chains of a node."""
+        """Returns [nodes, nodes]: numbers of chains that two nodes share; on the diagonal, of a node."""
         shared = np.zeros((self.nodes, self.nodes), np.int64)
         for chain in self.chains:
             shared[np.ix_(chain, chain)] += 1
@@ -49,7 +49,7 @@ class Report:
     """Evenness of a placement.
 
     Attributes:
-        smallest_pair, largest_pair: chains that two nodes share.
+        smallest_pair, largest_pair: numbers of chains that two nodes share.
         smallest_share, largest_share: part of a dead node's traffic that falls on one other node;
             `fair_share` if it is the same for all.
     """
@@ -62,7 +62,7 @@ class Report:
 
 
 def place(nodes: int, targets: int, replicas: int, seed: int = 0) -> Placement:
-    """Places chains of `replicas` nodes, as many as `targets` a node allow; some may stay free.
+    """Places as many chains of `replicas` nodes as possible; some targets may stay free.
 
     Raises:
         ValueError: there are fewer nodes than replicas, or no target.
@@ -89,7 +89,7 @@ def place(nodes: int, targets: int, replicas: int, seed: int = 0) -> Placement:
 
 
 def report(placement: Placement) -> Report:
-    """Returns how even a placement is; zeros for a single node."""
+    """Measures the evenness of a placement; zeros for a single node."""
     n = placement.nodes
     if n == 1:
         return Report(0, 0, 0.0, 0.0, 0.0)
@@ -103,7 +103,7 @@ def report(placement: Placement) -> Report:
 
 
 def _rotate(chains: list[Block], nodes: int) -> tuple[Block, ...]:
-    """Turns each chain so that all nodes are head about equally often."""
+    """Rotates each chain so that all nodes are the head about equally often."""
     heads = [0] * nodes
     turned = []
     for chain in chains:
@@ -116,7 +116,7 @@ def _rotate(chains: list[Block], nodes: int) -> tuple[Block, ...]:
 class _Search:
     """Search that exchanges nodes between chains to make the pair counts more even.
 
-    It minimizes the sum of their squares, and accepts a worse one with a falling probability.
+    The search minimizes the sum of the squared counts by simulated annealing.
     """
 
     def __init__(self, nodes: int, targets: int, replicas: int, chosen: random.Random) -> None:
@@ -130,7 +130,7 @@ class _Search:
         total = sum(map(sum, self._pairs)) // 2
         count = self._nodes * (self._nodes - 1) // 2
         low, more = divmod(total, count)
-        goal = more * (low + 1) ** 2 + (count - more) * low**2  # no design is more even
+        goal = more * (low + 1) ** 2 + (count - more) * low**2  # lower bound of the sum
         now = sum(x * x for row in self._pairs for x in row) // 2
         best, kept = now, [tuple(chain) for chain in self._chains]
         moves = MOVES_A_REPLICA * len(self._chains) * self._replicas
@@ -145,7 +145,7 @@ class _Search:
         return kept
 
     def _begin(self) -> None:
-        """Makes a first placement: each chain takes the nodes with the most free targets."""
+        """Makes an initial placement: each chain takes the nodes with the most free targets."""
         free = [self._targets] * self._nodes
         for _ in range(self._nodes * self._targets // self._replicas):
             order = sorted(range(self._nodes), key=lambda n: (-free[n], self._random.random()))
@@ -157,9 +157,9 @@ class _Search:
             self._chains.append(chain)
 
     def _try(self, heat: float) -> int:
-        """Tries to exchange a node of one chain for one of another.
+        """Tries to exchange a node of one chain for a node of another chain.
 
-        Returns the change of the sum of squares; 0 if the exchange was impossible or taken back.
+        Returns the change of the sum of squares; 0 if the exchange was impossible or undone.
         """
         one, other = self._random.sample(self._chains, 2)
         i, j = self._random.randrange(len(one)), self._random.randrange(len(other))

@@ -1,7 +1,8 @@
 """Routing: nodes, targets, chains and chain tables, with versions; and its rows in the store.
 
-`Routing` is both the whole and a part of it: the changes after a version. Each entry has a row in
-the metadata store, `A` kind number(s) -> [version at which it changed, entry].
+A `Routing` object holds the whole routing, or the part that changed after a version. Each entry has
+a
+row in the metadata store: `A` kind number(s) -> [version at which it changed, entry].
 """
 
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ SLOTS = 256
 """Maximum number of targets of a node: target s of node n has the number n * 256 + s."""
 
 TABLE = 1
-"""Chain table of new files."""
+"""Number of the chain table that new files use."""
 
 PREFIX = b"A"
 PRIMARY_KEY = b"Ap"
@@ -28,11 +29,11 @@ class Node(msgspec.Struct, frozen=True, array_like=True):
     """Machine or process that holds targets.
 
     Attributes:
-        name: given by its operator; the node keeps its number as long as it keeps its name.
-        address: of its data service.
+        name: name that the operator chose; a node keeps its number as long as it keeps its name.
+        address: address of its data service.
         slots: number of its targets.
-        local: machine and path of a socket for clients of that machine, or ""; see `fs3.local`.
-        identity: of its folder, see `storage.identity`; "": not known.
+        local: machine and path of a socket for clients of that machine, or ""; see `fs3.same_node`.
+        identity: identity of its folder, see `storage.identity`; "": unknown.
     """
 
     id: int
@@ -61,8 +62,9 @@ class Routing(msgspec.Struct, frozen=True, array_like=True):
     """Whole routing (`since` 0), or the changes after version `since`.
 
     Attributes:
-        question: grows; a node's next heartbeat names it, which proves that it was sent later.
-        scrub: newest request to read all chunks and check their CRCs; it grows. 0: not sent.
+        question: growing number that a node's next heartbeat repeats, to prove that it was sent
+            later.
+        scrub: newest scrub request, a growing number; 0: not sent.
     """
 
     since: int
@@ -115,7 +117,7 @@ class Records:
         return self.after(since)
 
     def after(self, since: int) -> Routing:
-        """Returns the changes after a version; the whole if the records never had that version."""
+        """Returns the changes after a version; the whole routing if that version never existed."""
         if not 0 <= since <= self.version:
             since = 0
         if since == self.version:
@@ -156,11 +158,11 @@ _KINDS: dict[bytes, Any] = {b"n": Node, b"c": Chain, b"t": Table}
 
 
 MOST_AHEAD = 64
-"""Maximum number of parts that a view keeps until the parts before them come."""
+"""Maximum number of parts that a view keeps while earlier parts are missing."""
 
 
 class View:
-    """Copy of the routing at a client or node, kept current by parts in any order. Pure."""
+    """Copy of the routing at a client or node, updated by parts in any order."""
 
     def __init__(self) -> None:
         self._ahead: list[Routing] = []
@@ -172,11 +174,11 @@ class View:
         self.tables: dict[tuple[int, int], Table] = {}
 
     def take(self, part: Routing) -> list[Routing]:
-        """Adds a part; returns the parts that became known, in order, none older than the known
-        version.
+        """Adds a part; returns the parts that now take effect, in order.
 
-        Returns no part if this one says nothing new, or if an earlier one is missing. In the second
-        case it is kept until that comes; request it if it does not come.
+        Returns no part if this one has no new entries, or if an earlier part is missing. In the
+        second case the part is kept until the earlier one arrives; the caller may have to request
+        that one.
         """
         self.question = max(self.question, part.question)
         self.scrub = max(self.scrub, part.scrub)

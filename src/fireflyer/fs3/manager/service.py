@@ -1,7 +1,7 @@
-"""Manager process: the shell around `Election` and `Core`, on an asyncio loop.
+"""Manager process: runs `Election` and `Core` on an asyncio loop.
 
-All state belongs to the loop. Transactions run in a thread, one at a time for each of the two
-tasks.
+Only the loop's thread accesses the state. Transactions run in a thread, at most one for each of the
+two tasks.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Transaction(Protocol):
-    """Interface of a transaction of the metadata store that a manager needs."""
+    """Methods of a transaction of the metadata store that a manager needs."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
@@ -41,7 +41,7 @@ class Transaction(Protocol):
 
 
 class Transact(Protocol):
-    """Runs a body as a transaction, durable when it returns; conflicts are retried. Thread-safe."""
+    """Function that runs a body as a durable transaction and retries conflicts. Thread-safe."""
 
     def __call__(self, body: Callable[[Transaction], T]) -> T: ...
 
@@ -59,7 +59,7 @@ class Restart(msgspec.Struct, array_like=True):
 
 
 class NodeStatus(msgspec.Struct, array_like=True):
-    """Node as it was last heard, for people.
+    """State of a node at its last heartbeat, for display.
 
     Attributes:
         heard_s: age of its newest heartbeat.
@@ -72,13 +72,13 @@ class NodeStatus(msgspec.Struct, array_like=True):
 
 
 class Status(msgspec.Struct, array_like=True):
-    """Primary and condition of the cluster, for people.
+    """Primary and condition of the cluster, for display.
 
     Attributes:
-        software: version of the primary.
+        software: version of the primary's software.
         metrics: URL of its process's metrics.
-        heard: by node; nodes that this primary has not heard are missing.
-        troubles: faults that no node and no chain shows.
+        heard: status by node; nodes that sent this primary no heartbeat are missing.
+        troubles: faults outside the nodes and chains.
     """
 
     primary: str
@@ -112,13 +112,13 @@ class Manager:
         """Registers the methods on `server`.
 
         Args:
-            address: under which others reach this process.
-            alone: the metadata store admits one process at a time.
-            ill: returns the fault of the metadata store, "" if there is none; called by any thread.
+            address: address at which other processes reach this one.
+            alone: True if the metadata store admits one process at a time.
+            ill: callback that returns the fault of the metadata store, or ""; any thread calls it.
         """
         self.metrics = Metrics()
         self.url = ""
-        """URL of this process's metrics, for people."""
+        """URL of this process's metrics, for display."""
         self._server, self._transact, self._times = server, transact, times
         self._address, self._ill = address, ill
         self._store = ConditionLog(log, "the metadata store works again")
@@ -206,7 +206,7 @@ class Manager:
 
     async def _act(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):  # `wait_for` would lose a cancellation at times
+            with contextlib.suppress(TimeoutError):  # `wait_for` could lose a cancellation
                 async with asyncio.timeout(self._times.tick_s):
                     await self._wake.wait()
             self._wake.clear()
@@ -218,21 +218,23 @@ class Manager:
             change = core.tick(now)
             self._ask(core)
             if change and not await self._save(core, change):
-                await asyncio.sleep(self._times.heartbeat_s / 2)  # shorter than "held up"
+                await asyncio.sleep(
+                    self._times.heartbeat_s / 2
+                )  # too short for `tick` to see a delay
             elif core.settled and not core.news:
                 self._saved.look("")
 
     def _ask(self, core: Core) -> None:
-        """Pushes a new question; nodes that miss it get it with their next heartbeat."""
+        """Pushes a new question; other nodes get it in the answer to their next heartbeat."""
         if core.question != self._asked:
             self._asked, version = core.question, core.records.version
             self._push(Routing(version, version, question=core.question))
 
     async def _save(self, core: Core, change: Change) -> bool:
-        """Saves a change; returns whether it is saved.
+        """Saves a change; returns False if it could not be saved.
 
-        A change that finds no space is not in the store and can wait; any other failure ends the
-        term.
+        If the disk is full, the change is not in the store and can be retried. Any other failure
+        ends the term.
         """
         epoch = self._election.epoch
         try:
@@ -253,7 +255,7 @@ class Manager:
         return True
 
     def _answer(self, error: FireflyerError | None) -> None:
-        """Resolves all requests that wait until their entries are saved."""
+        """Answers all requests that wait until their entries are saved."""
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if future.done():
@@ -278,7 +280,7 @@ class Manager:
             connection.push("routing", part)
 
     async def _settled(self, core: Core) -> None:
-        """Returns when all that was requested of the core is durable."""
+        """Waits until all requested entries are durable."""
         self._wake.set()
         while not core.settled:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -309,10 +311,10 @@ class Manager:
             raise
 
     async def _without_rival(self, body: Registration) -> None:
-        """Returns when no process with another folder is that node: a former lease has ended.
+        """Waits until the lease of a process of that name with another folder has expired.
 
         Raises:
-            ConfigError: there is such a process; it was heard during the wait.
+            ConfigError: that process sent a heartbeat during the wait.
         """
         begun = self._clock.monotonic()
         while True:
@@ -340,16 +342,16 @@ class Manager:
         return msgspec.structs.replace(answer, scrub=self._scrub)
 
     def _scrub_now(self, call: Call, body: int) -> int:
-        """Records a scrub request, which the answers to heartbeats tell.
+        """Records a scrub request, which the answers to heartbeats carry.
 
-        Numbers are seconds since 1970, so a new primary's are larger.
+        Numbers are seconds since 1970, so the numbers of a new primary are larger.
         """
         self._term()
         self._scrub = max(body or int(self._clock.wall()), self._scrub + (not body))
         return body or self._scrub
 
     def _routing(self, call: Call, body: int) -> Routing:
-        """Returns the changes after that version; later changes are pushed to this connection."""
+        """Returns the changes after a version, and subscribes the connection to later changes."""
         core = self._term()
         self._subscribers.add(call.connection)
         return core.records.after(body)
@@ -409,7 +411,7 @@ class Manager:
 def vote(
     transaction: Transaction, election: Election, clock: Callable[[], float]
 ) -> Primary | None:
-    """Takes, renews or finds the row of the primary, as `election` decides; returns that row."""
+    """Takes, renews or keeps the row of the primary, as `election` decides; returns that row."""
     seen = _primary(transaction)
     row = election.decide(clock(), seen)
     if row is not None and row != seen:
@@ -418,7 +420,7 @@ def vote(
 
 
 def save(transaction: Transaction, change: Change, epoch: int) -> None:
-    """Writes a change of the primary of that epoch.
+    """Writes a change on behalf of the primary of that epoch.
 
     Raises:
         NotPrimary: another epoch has begun.

@@ -1,4 +1,4 @@
-"""Storage node: the agent around the native service (docs/internals/fs3-service.md)."""
+"""Storage node: the agent that controls the native service (docs/internals/fs3-service.md)."""
 
 from fireflyer.fs3.storage.node import StorageNode
 

@@ -15,8 +15,9 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Two random numbers of 128 bits, in hex.
 
     Attributes:
-        node: of the folder, made when it was first used.
-        cluster: of the file system whose chunks it holds; "" until a manager took the node.
+        node: number of the folder, drawn at its first use.
+        cluster: number of the file system whose chunks the folder holds; "" until a manager admits
+            it.
     """
 
     node: str

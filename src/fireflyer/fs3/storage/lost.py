@@ -1,4 +1,4 @@
-"""Losses in a target's folder: the whole folder, its store, or files of a store that is open."""
+"""Detection of losses: a target's folder, its store, or files of an open store."""
 
 import os
 from pathlib import Path
@@ -10,15 +10,15 @@ NAMED = 3
 
 
 def _holds(member: Member) -> bool:
-    """Returns whether the chain serves, or last served, with what that member holds."""
+    """Returns whether the chain serves, or last served, with that member's data."""
     return member.state in HOLDERS or member.state is Public.SERVING
 
 
 def no_folder(chain: Chain, target: int, folder: Path) -> str:
-    """Returns why an empty folder must not be made for a target without one; "": it may be made.
+    """Returns why a missing folder must not be replaced by an empty one; "" if it may be.
 
-    It may be made if other members of the chain hold the same data: the target is then filled anew,
-    or its data given up for theirs.
+    It may be replaced if other members of the chain hold the same data: the target then syncs from
+    them.
     """
     holders = [member for member in chain.members if _holds(member)]
     if len(holders) != 1 or holders[0].target != target or not holders[0].store:
@@ -30,7 +30,7 @@ def no_folder(chain: Chain, target: int, folder: Path) -> str:
 
 
 def other_store(chain: Chain, target: int, store: int, folder: Path) -> str:
-    """Returns the fault if a target has another store than its chain last served with; "": none."""
+    """Returns the fault of a target whose store its chain did not serve with; "" if there is none."""
     last = (m for m in chain.members if m.target == target and m.state is Public.LASTSRV)
     if all(member.store in (0, store) for member in last):
         return ""
@@ -42,7 +42,10 @@ def other_store(chain: Chain, target: int, store: int, folder: Path) -> str:
 
 
 class Files:
-    """Files of one open store, as last seen. Data files stay; a log goes after a later one came."""
+    """Files of one open store at the last check.
+
+    Data files are never removed; a log is removed after a later one is created.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -50,15 +53,13 @@ class Files:
         self._log = ""
 
     def missing(self) -> str:
-        """Returns the fault if files of the last look are missing; "" if none are."""
+        """Returns the fault if files of the last check are missing; "" if none are."""
         try:
             data, log = self._look()
-            if (
-                log < self._log
-            ):  # while names were read, the next one may have come, and this one gone
+            if log < self._log:  # a later log may have replaced this one during the listing
                 data, log = self._look()
         except OSError:
-            return ""  # the folder itself is checked elsewhere
+            return ""  # another check covers the folder itself
         gone = sorted(self._data - data) + ([self._log] if log < self._log else [])
         self._data, self._log = data, log
         if not gone:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PREFIX = "fireflyer_fs3_storage"
 FIRST_NS = 1 << 13
-"""Bound of the first bucket of `io.Node.timings`; each next one is twice as large."""
+"""Upper bound of the first bucket of `io.Node.timings`; each bound is twice the previous one."""
 
 _COUNTERS = {
     "read_bytes": "bytes sent to readers",
@@ -145,7 +145,7 @@ def _gauge(
 
 
 def _cumulated(buckets: list[int]) -> list[tuple[str, float]]:
-    """Converts buckets to Prometheus' form: (bound in s, how many took at most as long)."""
+    """Converts buckets to Prometheus' form: (bound in s, cumulated count)."""
     rows, count = [], 0
     for at, here in enumerate(buckets):
         count += here

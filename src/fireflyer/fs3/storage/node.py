@@ -25,19 +25,19 @@ from fireflyer.log import speaker
 from fireflyer.rpc.proof import Secret
 
 PAUSE_S = 0.2
-"""Seconds between attempts to reach a node, or to open a target's store again."""
+"""Seconds between attempts to connect to a node, or to reopen a target's store."""
 LINES_AT_ONCE = 16
-"""Maximum log lines about single chunks at a time; further chunks are counted."""
+"""Maximum log lines about single chunks per heartbeat; further chunks are counted."""
 FOLDERS_EVERY_S = 1.0
-"""Seconds between checks that the targets' folders are still there."""
+"""Seconds between checks that the targets' folders exist."""
 FAULTY = (
     "faulty: its store is new, empty or incomplete, its log or index is damaged beyond its copies, "
     "or it differs from the data of its chain; it is filled again while another target serves"
 )
 Place = tuple[int, int] | None
-"""Device and inode of a target's folder; None: the folder or its identity file is not there."""
+"""Device and inode of a target's folder; None: the folder or its identity file is missing."""
 VITALS_EVERY_S = 1.0
-"""Seconds between heartbeats with vitals; every heartbeat has what a chain depends on."""
+"""Seconds between heartbeats with vitals, on which no chain depends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,17 +45,17 @@ class NodeSettings:
     """Settings of a storage node.
 
     Attributes:
-        directory: holds a folder per target.
-        name: stays the same from start to start.
-        listen: address of the data service; port 0 for any.
-        advertise: address at which others reach it, if not `listen`.
+        directory: folder of the node, with a sub-folder per target.
+        name: name of the node; must stay the same at each start.
+        listen: address of the data service; port 0: any free port.
+        advertise: address at which other machines reach the node, if not `listen`.
         targets: number of its targets.
         workers, buffers: see `io.Node`.
-        reserve: bytes of the disk that writes leave free, for logs and repair.
-        chunk: bytes of a usual chunk; with less room above the reserve, the node reports itself
-            full.
-        scrub_s: time within which each chunk is read and checked once; 0: never.
-        metrics: URL of this process's metrics, for people.
+        reserve: bytes of the disk that writes must leave free, for logs and repair.
+        chunk: bytes of a usual chunk; the node reports a full disk if no chunk fits above the
+            reserve.
+        scrub_s: period in which the scrub checks each chunk once; 0: never.
+        metrics: URL of this process's metrics, for display.
     """
 
     directory: Path
@@ -81,11 +81,11 @@ class StorageNode:
     """Running node, from the constructor to `close`.
 
     Attributes:
-        address: of its data service.
-        number: given by the manager.
-        ended: set when the node stopped by itself.
-        why_ended: the reason: another process has taken its place, or the manager is another file
-            system's.
+        address: address of its data service.
+        number: number that the manager assigned.
+        ended: event that is set when the node stops by itself.
+        why_ended: reason of that stop: another process replaced the node, or the manager belongs to
+            another file system.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class StorageNode:
         self.why_ended: FireflyerError | None = None
         self._log = speaker("fs3", "storage", settings.name)
         self._scrubbed = ScrubLog(settings.directory)
-        self._answered: dict[int, int] = {}  # by target: the newest request that its scrub has met
-        self._hurry = threading.Event()  # the scrub must not wait: there is a request, or the end
+        self._answered: dict[int, int] = {}  # newest scrub request that each target has completed
+        self._hurry = threading.Event()  # ends the scrub's pause: a request, or the node's end
         self._full = False
         self._told = 0.0  # when a heartbeat last carried vitals
         self._secret = secret
@@ -116,14 +116,14 @@ class StorageNode:
         self._ended_service = False
         self._stopping = threading.Event()
         self._me: Registered | None = None
-        self._again: dict[int, float] = {}  # of targets shut or failed to open: time of next try
-        self._unreached: dict[int, float] = {}  # of nodes not reached: time of the next try
+        self._again: dict[int, float] = {}  # time of the next attempt to open a target
+        self._unreached: dict[int, float] = {}  # time of the next attempt to connect to a node
         self._chains: dict[int, int] = {}  # of open targets
-        self._faults: dict[int, str] = {}  # of targets that are not open
-        self._faulty: dict[int, str] = {}  # of open targets
-        self._places: dict[int, Place] = {}  # of targets that were opened
+        self._faults: dict[int, str] = {}  # faults of closed targets
+        self._faulty: dict[int, str] = {}  # faults of open targets
+        self._places: dict[int, Place] = {}  # folders of targets that were opened
         self._looked = 0.0  # when the folders were last checked
-        self._files: dict[int, Files] = {}  # of open targets; the one checked longest ago is first
+        self._files: dict[int, Files] = {}  # of open targets, in the order of the next check
         self._door = Acceptor(settings.listen, secret, Role.STORAGE, self._service.serve)
         self.address = settings.advertise or str(self._door.address)
         self._local = self._open_local()
@@ -144,7 +144,7 @@ class StorageNode:
             thread.start()
 
     def _register(self) -> Registered:
-        """Registers the node; the folder is this file system's from then on.
+        """Registers the node, which binds its folder to this file system.
 
         This happens before a target is made in the folder.
         """
@@ -166,7 +166,7 @@ class StorageNode:
         )
 
     def close(self) -> None:
-        """Stops the node; the manager detects that by its silence."""
+        """Stops the node; the manager detects the stop when the lease expires."""
         self._stopping.set()
         self._hurry.set()
         for thread in self._threads:
@@ -183,11 +183,12 @@ class StorageNode:
         return self._service.timings()
 
     def targets(self) -> dict[int, dict[str, float]]:
-        """Returns the values of `io.Node.targets` for each open target, and more.
+        """Returns the values of `io.Node.targets` for each open target, with additional keys.
 
-        Added are its `chain`, its `role` in it (a Public), the state that it reports (`local`, a
-        LocalState), when it was last scrubbed (`scrubbed`, s since 1970; 0: never), and for which
-        request (`scrub`).
+        The keys are `chain`, `role` (the Public state in the chain), `local` (the LocalState that
+        the
+        target reports), `scrubbed` (time of the last complete scrub, s since 1970; 0: never) and
+        `scrub` (the request that caused this scrub).
         """
         found: dict[int, dict[str, float]] = {}
         counts = self._service.targets()
@@ -229,7 +230,7 @@ class StorageNode:
 
     @property
     def faults(self) -> dict[int, str]:
-        """Targets that are not open or faulty, and why."""
+        """Targets that are closed or faulty, and why."""
         return {**self._faulty, **self._faults}
 
     def _end(self) -> None:
@@ -246,8 +247,8 @@ class StorageNode:
     def _open_local(self) -> Acceptor | None:
         """Opens the listener for clients on this machine.
 
-        Returns None if the data service is a Unix socket itself, or if no path is short enough for
-        a socket.
+        Returns None if the data service itself uses a Unix socket, or if the path is too long for a
+        socket.
         """
         self._socket = ""
         if self._door.address.path:
@@ -264,7 +265,7 @@ class StorageNode:
         self._socket = path
         return acceptor
 
-    # The lease
+    # Lease
 
     def _keep(self) -> None:
         assert self._me is not None
@@ -292,9 +293,9 @@ class StorageNode:
                 self._hurry.set()
 
     def _told_why(self, error: ConfigError) -> FireflyerError:
-        """Registers again, to learn the error that a start of this node would get.
+        """Registers again, to get the error that a restart of this node would get.
 
-        The manager's side logs it, too, and names the node.
+        The manager logs that error, too, with the name of the node.
         """
         assert self._me is not None
         try:
@@ -309,7 +310,7 @@ class StorageNode:
         self.ended.set()
 
     def _versions(self) -> list[tuple[int, int]]:
-        """Returns the versions of open targets' chains, as of the heartbeat's answer or later."""
+        """Returns the versions of open targets' chains, at least as new as the heartbeat's answer."""
         chains = {target: self._link.chain(number) for target, number in self._chains.items()}
         return [(target, chain.version) for target, chain in chains.items() if chain]
 
@@ -350,7 +351,7 @@ class StorageNode:
             self._log.info("the disk has room again: free_mib=%d", free >> 20)
 
     def _tell_findings(self) -> None:
-        """Logs a line for each chunk that was found damaged or repaired; few at a time."""
+        """Logs a line for each chunk that was found damaged or repaired, up to a limit."""
         found, more = self._service.findings()
         for target, inode, index, damaged in found[:LINES_AT_ONCE]:
             where = (
@@ -367,7 +368,7 @@ class StorageNode:
     # Routing
 
     def _on_routing(self, part: Routing) -> None:
-        """Runs on the thread that sends heartbeats, or on the one that receives pushes."""
+        """Handles a part of the routing, on the heartbeat thread or on the thread of pushes."""
         with self._lock:
             if self._ended_service:
                 return
@@ -380,7 +381,7 @@ class StorageNode:
                         self._tell(target, chain.id)
 
     def _tell(self, target: int, number: int) -> None:
-        """Passes a chain to a target; ends with the newest version, whatever other threads pass."""
+        """Passes the newest version of a chain to a target, despite concurrent calls."""
         told = 0
         while (chain := self._link.chain(number)) is not None and chain.version > told:
             members = [(m.target, int(m.state), m.incarnation) for m in chain.members]
@@ -388,7 +389,7 @@ class StorageNode:
             told = chain.version
 
     def _open_targets(self) -> bool:
-        """Opens targets that got a chain or whose store failed; returns whether any was opened."""
+        """Opens targets that joined a chain or whose store failed; returns whether any was opened."""
         assert self._me is not None
         self._look_at_folders()
         for target, _, local, _, store, _, _, failed in self._service.reports():
@@ -408,21 +409,21 @@ class StorageNode:
         return opened
 
     def _shut(self, target: int) -> None:
-        """Closes a target, to be opened anew after a while."""
+        """Closes a target; it is reopened after a pause."""
         self._service.close(target)
         del self._chains[target], self._files[target]
         self._faulty.pop(target, None)
         self._again[target] = time.monotonic() + PAUSE_S
 
     def _look_at_local(self, target: int, local: LocalState, store: int) -> None:
-        """Logs a line when a target turns faulty or has another store, and when that ends."""
+        """Logs the begin and the end of a target's fault: a faulty state or another store."""
         why = FAULTY if local is LocalState.FAULTY else ""
         chain = self._link.chain(self._chains.get(target, 0))
         if chain and (other := other_store(chain, target, store, self._folder(target))):
             why = f"faulty: {other}"
         if why == self._faulty.get(target, ""):
             return
-        if why:  # logged before `faults` shows it
+        if why:  # log first, because `faults` is public
             self._log.error("target %d is %s", target, why)
             self._faulty[target] = why
         else:
@@ -430,10 +431,10 @@ class StorageNode:
             del self._faulty[target]
 
     def _look_at_folders(self) -> None:
-        """Shuts targets whose files were removed: their contents would be gone with this process.
+        """Closes targets whose folders were removed: the data would be lost with this process.
 
-        While their folder is missing, they are not opened, so that it is not made anew. The next
-        start makes it, unless it is restored before.
+        Such a target is not opened while its folder is missing, because that would create an empty
+        folder. The next start creates one, unless the folder is restored before.
         """
         if self._looked + FOLDERS_EVERY_S > time.monotonic():
             return
@@ -450,7 +451,7 @@ class StorageNode:
     def _look_at_files(self) -> None:
         """Checks the files of one target per call, because there may be thousands.
 
-        A target with missing files goes on serving what it still can.
+        A target with missing files continues to serve the data that is left.
         """
         if not self._files:
             return
@@ -495,7 +496,7 @@ class StorageNode:
     # Other nodes
 
     def _reach(self) -> None:
-        """Connects to nodes that targets have messages for; `_keep` must not wait for them."""
+        """Connects to nodes for which targets have messages. Runs apart, so heartbeats do not wait."""
         while not self._stopping.wait(0.02):
             for node in self._service.wanted():
                 address = self._link.address(node)
@@ -511,13 +512,13 @@ class StorageNode:
         else:
             self._service.connected(node, line.detach())
 
-    # The scrub
+    # Scrub
 
     def _scrub(self) -> None:
-        """Scrubs all chunks again and again: slowly, or at once on request."""
+        """Scrubs all chunks in rounds: slowly, or immediately on request."""
         while True:
             self._hurry.wait(1.0)
-            self._hurry.clear()  # before reading what it announces
+            self._hurry.clear()  # before the requests are read
             if self._stopping.is_set():
                 return
             asked = self._link.scrub_asked
@@ -528,7 +529,7 @@ class StorageNode:
                     break
 
     def _scrub_slowly(self, target: int) -> bool:
-        """Continues a round. Returns False if something more urgent interrupted it."""
+        """Continues a round. Returns False if a request or the node's end interrupted it."""
         after = self._scrubbed.place(target % SLOTS).after
         while not self._hurry.wait(self._scrub_pause()):
             if target not in self._chains:
@@ -539,7 +540,7 @@ class StorageNode:
         return False
 
     def _scrub_at_once(self, target: int, asked: int) -> None:
-        """Does a whole round for a request."""
+        """Runs a whole round for a request."""
         after = BEGIN
         while target in self._chains and not self._stopping.is_set():
             after = self._scrub_step(target, after)
@@ -553,7 +554,7 @@ class StorageNode:
         return after
 
     def _scrub_pause(self) -> float:
-        """Returns the pause for the present number of chunks, which changes during a round."""
+        """Returns the pause for the current number of chunks, which changes during a round."""
         chunks = self._service.statistics()["chunks"]
         return pause_before(self.settings.scrub_s, chunks, len(self._chains))
 
@@ -564,7 +565,8 @@ class StorageNode:
 def _place(folder: Path) -> Place:
     """Returns the place of a folder with a store.
 
-    The store's files change with its snapshots, and `identity` by a rename, but the folder stays.
+    Snapshots replace the store's files, and a rename replaces `identity`, so only the folder
+    counts.
     """
     try:
         os.stat(folder / "identity")

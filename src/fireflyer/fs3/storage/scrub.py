@@ -1,4 +1,4 @@
-"""Progress of a node's scrub, kept over restarts: its position, and each target's last round."""
+"""Progress of a node's scrub, which survives restarts."""
 
 import time
 from pathlib import Path
@@ -16,21 +16,21 @@ LONGEST_PAUSE_S = 60.0
 
 
 def pause_before(scrub_s: float, chunks: int, targets: int) -> float:
-    """Returns the seconds to wait before each step of a round: `scrub_s` or less in all.
+    """Returns the seconds to wait before each step of a round that takes at most `scrub_s`.
 
-    A target's round has a step for each `STEP_CHUNKS` of its chunks, the last perhaps with fewer,
-    and one that finds the end.
+    A round of a target has a step for each `STEP_CHUNKS` chunks, rounded up, and a step that finds
+    the end.
     """
     steps = chunks / STEP_CHUNKS + 2 * max(1, targets)
     return min(scrub_s / steps, LONGEST_PAUSE_S)
 
 
 class Place(msgspec.Struct):
-    """Progress in one target, by its slot.
+    """Progress of the scrub in one target.
 
     Attributes:
         after: last chunk read (inode, index); BEGIN: none in this round.
-        finished: s since 1970, when a whole round was done; 0: never.
+        finished: time at which the last whole round ended, in s since 1970; 0: never.
     """
 
     after: tuple[int, int] = BEGIN
@@ -38,9 +38,9 @@ class Place(msgspec.Struct):
 
 
 class ScrubLog:
-    """Progress of all targets, in a file. One thread writes, others may read.
+    """Progress of all targets, in a file. One thread writes; any thread may read.
 
-    A file that cannot be read or written costs a round, no more.
+    If the file cannot be read or written, the scrub only starts a new round.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,7 +60,7 @@ class ScrubLog:
         return self._places.get(slot, Place())
 
     def note(self, slot: int, after: tuple[int, int]) -> None:
-        """Records the last chunk that the scrub read; BEGIN: it came to the end."""
+        """Records the last chunk that the scrub read; BEGIN: the round is complete."""
         finished = time.time() if after == BEGIN else self.place(slot).finished
         self._places[slot] = Place(after, finished)
         if after == BEGIN or time.monotonic() >= self._saved + SAVE_EVERY_S:
