@@ -1,4 +1,4 @@
-"""Client of fs3: names, open files, batches of bytes. See docs/guide/fs3.md.
+"""Client of fs3: names, open files, batched reads and writes. See docs/guide/fs3.md.
 
 with connect("host:4500") as fs, fs.open("/a", "wb") as file:
     file.write(data)

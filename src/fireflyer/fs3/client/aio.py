@@ -55,9 +55,9 @@ class AsyncFile:
 
 
 class AsyncClient:
-    """Client of a file system; an asynchronous context manager. `client` has the calls for threads.
+    """Client of a file system; an asynchronous context manager. `client` is the synchronous client.
 
-    The work of a cancelled task goes on in its thread.
+    If a task is cancelled, the call that it made still completes in its thread.
     """
 
     def __init__(self, client: Client) -> None:

@@ -1,4 +1,4 @@
-"""Client's view of the cluster: routing, kept current by pushes, and connections to nodes."""
+"""Client's view of the cluster: the routing, which pushes update, and connections to nodes."""
 
 import contextlib
 import socket
@@ -27,7 +27,7 @@ class Cluster:
     """Routing and connections of a client. Thread-safe.
 
     Attributes:
-        engine: moves bytes; it gets each pushed routing at once.
+        engine: native engine that reads and writes; it gets each pushed routing immediately.
     """
 
     def __init__(
@@ -41,7 +41,8 @@ class Cluster:
         """Connects and waits for a manager.
 
         Raises:
-            DeadlineExceeded: no manager answers in time. ProtocolMismatch: it has another secret.
+            DeadlineExceeded: no manager answers before the timeout.
+                ProtocolMismatch: the manager has another secret.
         """
         self.damaged_at: set[int] = set()
         self._lock = threading.Lock()  # guards the eight attributes after `_news`
@@ -52,7 +53,7 @@ class Cluster:
         self._serving: dict[int, tuple[int, list[int]]] = {}  # chain: version, nodes
         self._addresses: dict[int, str] = {}
         self._names: dict[int, str] = {}
-        self._sockets: dict[int, str] = {}  # of nodes on this machine; "" for other nodes
+        self._sockets: dict[int, str] = {}  # sockets of nodes on this machine; "" for other nodes
         self._maps: dict[tuple[int, Layout], FileMap] = {}
         self.engine = Engine(
             client,
@@ -63,7 +64,9 @@ class Cluster:
             settings.local,
         )
         count = 1 if isinstance(managers, str) else max(1, len(managers))
-        policy = Policy(attempt_s=min(settings.attempt_s, timeout_s / count))  # each is tried
+        policy = Policy(
+            attempt_s=min(settings.attempt_s, timeout_s / count)
+        )  # an attempt for each manager
         self._link = ManagerLink(
             managers, secret, Role.CLIENT, policy=policy, on_routing=self._on_routing
         )
@@ -75,15 +78,15 @@ class Cluster:
 
     @property
     def version(self) -> int:
-        """Version of the routing that is known."""
+        """Version of the current routing."""
         with self._lock:
             return self._version
 
     def wait(self, seen: int, seconds: float, *, ask: bool) -> None:
-        """Waits at most `seconds` until a routing newer than version `seen` is known.
+        """Waits at most `seconds` for a routing that is newer than version `seen`.
 
         Args:
-            ask: request it from a manager, too.
+            ask: True: also request the routing from a manager.
         """
         with self._lock:
             if self._version > seen:
@@ -94,7 +97,7 @@ class Cluster:
             self._news.wait_for(lambda: self._version > seen, seconds)
 
     def _ask(self) -> None:
-        """Requests the routing, in its own thread: a silent manager blocks no call to a node."""
+        """Requests the routing; runs in a thread of its own, so a silent manager blocks no read."""
         try:
             self._link.refresh()
         except FireflyerError as error:
@@ -104,7 +107,7 @@ class Cluster:
                 self._asking = False
 
     def serving(self, chain: int) -> list[int]:
-        """Returns the node of each serving target of a chain, the head's first."""
+        """Returns the nodes of the serving targets of a chain, the head's node first."""
         with self._lock:
             return list(self._serving.get(chain, (0, []))[1])
 
@@ -112,7 +115,7 @@ class Cluster:
         """Returns the map from a file's chunks to chains.
 
         Raises:
-            StorageError: the chain table is not known, or too small for the layout.
+            StorageError: the chain table is unknown, or too small for the layout.
             WireError: no manager answers the request for the table.
         """
         with self._lock:
@@ -138,7 +141,7 @@ class Cluster:
         return made
 
     def damaged_nodes(self) -> list[str]:
-        """Returns the names of the nodes that answered with damaged bytes."""
+        """Returns the names of the nodes that sent damaged bytes."""
         with self._lock:
             return sorted(self._names.get(node, str(node)) for node in self.damaged_at)
 
@@ -170,7 +173,7 @@ def _serving(chain: Chain) -> tuple[int, list[int]]:
 def _dialler(
     addresses: dict[int, str], sockets: dict[int, str], secret: Secret
 ) -> Callable[[int, float], int]:
-    """Returns the engine's connect callback. It tries the node's socket on this machine first.
+    """Returns the engine's connect callback, which prefers a node's socket on this machine.
 
     The callback holds no reference to the cluster, because the cluster holds the engine.
     """
@@ -188,7 +191,7 @@ def _dialler(
 
 
 def _local(addresses: dict[int, str]) -> int:
-    """Returns the only node on this machine, or ANY_NODE if several share the work."""
+    """Returns the node on this machine; ANY_NODE if there are none or several."""
     here = [node for node, address in addresses.items() if _is_here(address)]
     return here[0] if len(here) == 1 else ANY_NODE
 

@@ -1,4 +1,4 @@
-"""`connect`, and the client that it returns."""
+"""Client of a file system, and the function `connect`, which makes one."""
 
 import contextlib
 import errno
@@ -31,7 +31,7 @@ TIMEOUT_S = 5.0
 
 
 class Parts(NamedTuple):
-    """Parts of a client, for a mount."""
+    """Internal parts of a client, which a mount uses."""
 
     data: Data
     metadata: Metadata
@@ -40,7 +40,7 @@ class Parts(NamedTuple):
 
 
 class Client(Names):
-    """Client of a file system. Thread-safe; a context manager. In a forked child connect anew."""
+    """Client of a file system. Thread-safe; a context manager. A forked child must connect again."""
 
     def __init__(
         self,
@@ -99,19 +99,19 @@ class Client(Names):
         newline: str | None = None,
         permissions: int = 0o666,
     ) -> File | io.TextIOWrapper:
-        """Opens a file as Python's `open` does: as text, or with a "b" in bytes and unbuffered.
+        """Opens a file like Python's `open`; a binary file is unbuffered.
 
         Args:
             mode: "r", "w", "a" or "x", with "+" for both reading and writing, and "b" for bytes.
-            encoding: of a text; UTF-8 when None.
-            errors: of a text, as for `open`.
-            newline: of a text, as for `open`.
-            permissions: of a new file, before the umask.
+            encoding: encoding of a text file; None: UTF-8.
+            errors: error handler of the encoding, as for `open`.
+            newline: newline mode of a text file, as for `open`.
+            permissions: permissions of a new file, before the umask.
 
         Raises:
             ValueError: invalid mode, or a text option in binary mode.
             LookupError: unknown encoding.
-            FileError: as `os.open`.
+            FileError: the errors of `os.open`.
         """
         plain, text = parse(mode)
         if not text and (encoding, errors, newline) != (None, None, None):
@@ -161,7 +161,7 @@ class Client(Names):
         """Opens a file by its inode for reading; `name` is for errors.
 
         Raises:
-            FileError: as `os.open`.
+            FileError: the errors of `os.open`.
         """
         inode = self._metadata.ask(Open(number), Inode)
         if inode.kind == DIRECTORY:
@@ -178,7 +178,7 @@ class Client(Names):
     def _find(
         self, path: Path, readable: bool, handle: int, permissions: int | None = None
     ) -> Inode:
-        """Opens an existing file; with `permissions`, makes a missing one (a symlink's target)."""
+        """Opens an existing file; with `permissions`, creates a missing target of a symlink."""
         call = Open(ROOT, encoded(path), readable, handle)
         if not handle:
             return self._metadata.ask(call, Inode)
@@ -197,19 +197,19 @@ class Client(Names):
         *,
         deadline_s: float | None = None,
     ) -> list[int]:
-        """Fills memory from files in one batch.
+        """Reads from files into memory, in one batch.
 
         Args:
             requests: (file open for reading, offset, contiguous writable memory: a bytearray, a
                 numpy array, a torch tensor on the CPU, ...).
 
         Returns:
-            Bytes that each request got: fewer than its memory holds only at the end of its file.
+            Number of bytes read for each request: less than its memory holds only at a file's end.
 
         Raises:
-            Corrupted, DeadlineExceeded, StorageError: the contents of all memory are then
-                undefined.
-            FileError: ESTALE: a file was removed; likewise.
+            Corrupted, DeadlineExceeded, StorageError: the read failed.
+                FileError: ESTALE: a file was removed. After any error, the contents of all memory
+                    are undefined.
         """
         places: dict[File, int] = {}
         rows = [(places.setdefault(file, len(places)), offset, to) for file, offset, to in requests]
@@ -222,7 +222,7 @@ class Client(Names):
         *,
         deadline_s: float | None = None,
     ) -> int:
-        """Writes memory to files in one batch; durable when it returns. Ranges must not overlap.
+        """Writes memory to files in one durable batch. Ranges must not overlap.
 
         Args:
             requests: (file open for writing, offset, contiguous memory).
@@ -231,7 +231,7 @@ class Client(Names):
             Bytes written.
 
         Raises:
-            NoSpace, DeadlineExceeded, StorageError: any part may have been written.
+            NoSpace, DeadlineExceeded, StorageError: any part of the batch may have been written.
         """
         places: dict[File, int] = {}
         rows: list[tuple[int, int, Buffer]] = []
@@ -251,15 +251,15 @@ class Client(Names):
         return count
 
     def read_rows(self, files: Sequence[File], rows: "NDArray[np.int64]") -> None:
-        """Reads to addresses.
+        """Reads from files to addresses in memory.
 
         Args:
-            files: open for reading.
-            rows: int64[n, 4], C order: index of the file, offset, bytes, address of memory that
-                stays valid. Bytes beyond the end of a file are read as zeros.
+            files: files that are open for reading.
+            rows: int64[n, 4], C order: index of the file, offset, bytes, address. The memory must
+                stay valid. Bytes beyond the end of a file are read as zeros.
 
         Raises:
-            As `read_many`.
+            FireflyerError: the errors of `read_many`.
         """
         maps = [file.source().map for file in files]
         holes = self._data.read_rows(maps, rows, _names(files))
@@ -269,9 +269,10 @@ class Client(Names):
     def read_summed(
         self, files: Sequence[File], rows: "NDArray[np.int64]", starts: Sequence[int]
     ) -> list[int]:
-        """Reads as `read_rows`; returns the CRC32C of each row, continuing its start.
+        """Reads like `read_rows`; returns the CRC32C of each row, with the initial value in
+        `starts`.
 
-        It is joined from the CRC32Cs that the read compares the bytes with, so they are summed once.
+        The CRC32C is combined from the ones that the read verifies, so no byte is checked twice.
         """
         maps = [file.source().map for file in files]
         holes, sums = self._data.read_summed(maps, rows, starts, _names(files))
@@ -280,12 +281,12 @@ class Client(Names):
         return sums
 
     def truncate(self, path: Path, length: int) -> None:
-        """Cuts a file off at `length`, or extends it with zeros."""
+        """Truncates a file to `length`, or extends it with zeros."""
         with self.open(path, "rb+") as file:
             file.truncate(length)
 
     def storage(self, path: Path = "/") -> Fs3Storage:
-        """Returns a directory, made if missing, as a `fireflyer.storage.Storage`."""
+        """Returns a `fireflyer.storage.Storage` over a directory; creates a missing directory."""
         return Fs3Storage(self, os.fsdecode(encoded(path)))
 
     def statistics(self) -> dict[str, int]:
@@ -293,13 +294,13 @@ class Client(Names):
         return self._cluster.engine.statistics()
 
     def damaged_nodes(self) -> list[str]:
-        """Returns the names of nodes that sent damaged bytes; this client read them elsewhere."""
+        """Returns the names of nodes that sent damaged bytes, which other nodes replaced."""
         return self._cluster.damaged_nodes()
 
     def close(self) -> None:
         """Closes the client.
 
-        Files still open for writing keep the length that they last reported.
+        A file that is still open for writing keeps the last reported length.
         """
         self._pulse.close()
         self._metadata.close()
@@ -324,15 +325,15 @@ def connect(
 
     Args:
         address: host:port of each manager.
-        metadata: host:port of each metadata service; the managers' if a process is both.
-        secret_file: holds the cluster's secret (mode 0600). By default the file that
+        metadata: host:port of each metadata service; default: the managers' addresses.
+        secret_file: file with the cluster's secret (mode 0600). Default: the file that
             FIREFLYER_FS_SECRET_FILE names, or the value of FIREFLYER_FS_SECRET.
-        timeout: seconds for a manager to answer; later calls have the deadline of the settings.
+        timeout: seconds to wait for a manager; the settings have the deadline of later calls.
 
     Raises:
         ConfigError: an address or the secret cannot be used.
         ProtocolMismatch: the manager has another secret or version.
-        DeadlineExceeded: no manager answered in time; names the addresses that were tried.
+        DeadlineExceeded: no manager answered before the timeout; the message has the addresses.
     """
     secret = find_secret(secret_file)
     return Client(address, metadata or address, secret, settings or Settings(), timeout)

@@ -20,7 +20,7 @@ from fireflyer.fs3.layout import Layout
 from fireflyer.fs3.meta.inode import Inode
 
 Buffer = Any
-"""Contiguous memory: an object with the buffer protocol, or a torch tensor on the CPU."""
+"""Contiguous memory: an object with the buffer protocol or a torch tensor on the CPU."""
 
 
 class Source(NamedTuple):
@@ -34,8 +34,8 @@ class ReadResult(NamedTuple):
     """Result of a read.
 
     Attributes:
-        counts: bytes that each request got: fewer than requested only at the end of its file.
-        holes: inodes of the files in which the read met bytes that no chunk holds.
+        counts: number of bytes read for each request; less than requested only at a file's end.
+        holes: inodes of the files in which the read found holes: ranges without a chunk.
     """
 
     counts: list[int]
@@ -59,14 +59,14 @@ class Data:
         what: str,
         deadline_s: float | None = None,
     ) -> ReadResult:
-        """Fills memory from files, with zeros where they have holes.
+        """Reads from files into memory; holes are read as zeros.
 
         Args:
-            requests: (index of the source, offset, memory to fill).
+            requests: (index of the source, offset, writable memory).
 
         Raises:
-            Corrupted, StorageError, DeadlineExceeded: the contents of all memory are then
-                undefined.
+            Corrupted, StorageError, DeadlineExceeded: the read failed, and the contents of all
+                memory are undefined.
         """
         requests = [(source, offset, memory_of(buffer)) for source, offset, buffer in requests]
         maps, ends = [source.map for source in sources], [source.end for source in sources]
@@ -86,13 +86,13 @@ class Data:
     def read_rows(
         self, maps: Sequence[FileMap], rows: np.ndarray[Any, Any], what: str
     ) -> list[int]:
-        """Reads as `read`, to addresses that stay valid.
+        """Reads like `read`, to addresses; their memory must stay valid.
 
         Args:
             rows: int64[n, 4] of (file, offset, bytes, address).
 
         Returns:
-            The holes, as in `ReadResult`.
+            Holes, as in `ReadResult`.
         """
         return self._read_rows(maps, rows, what).holes
 
@@ -103,7 +103,7 @@ class Data:
         starts: Sequence[int],
         what: str,
     ) -> tuple[list[int], list[int]]:
-        """Reads as `read_rows`; returns the holes, and the CRC32C of each row continuing its start."""
+        """Reads like `read_rows`; returns the holes, and each row's CRC32C from its initial value."""
         batch = self._read_rows(maps, rows, what)
         return batch.holes, batch.sums(starts)
 
@@ -120,13 +120,13 @@ class Data:
         what: str,
         deadline_s: float | None = None,
     ) -> int:
-        """Writes memory to files: durable on all replicas when it returns. Ranges must not overlap.
+        """Writes memory to files, durably on all replicas. Ranges must not overlap.
 
         Returns:
             Bytes written.
 
         Raises:
-            NoSpace, StorageError, DeadlineExceeded: any part may have been written.
+            NoSpace, StorageError, DeadlineExceeded: any part of the data may have been written.
         """
         requests = [(file, offset, memory_of(buffer)) for file, offset, buffer in requests]
         batch = Batch.of_buffers(maps, [], requests)
@@ -136,7 +136,7 @@ class Data:
         return size
 
     def finish(self, pieces: Pieces, what: str, *, writes: bool) -> None:
-        """Retries what failed of pieces that the engine has tried once; raises as `read`, `write`."""
+        """Retries the failed pieces of an engine's attempt; raises the errors of `read` or `write`."""
         engine = self._cluster.engine
         retry = Retry(self._cluster, self._settings, what, writes=writes)
         retry.run(engine.write if writes else engine.read, pieces, pieces.bytes, None)
@@ -147,7 +147,8 @@ class Data:
         """Removes the bytes beyond `length` from all chains that may hold chunks of the file.
 
         Args:
-            go_on: called with the number of chunks just removed; False stops the removal for now.
+            go_on: callback that gets the number of chunks just removed; it returns False to pause
+                the removal.
 
         Returns:
             True if nothing is left beyond `length`.
@@ -160,7 +161,7 @@ class Data:
                 self._write(edge, 0, f"cutting {what}", None)
             first += 1
         gone = False
-        while not gone:  # also removes what other clients write meanwhile
+        while not gone:  # also removes chunks that other clients write meanwhile
             gone = True
             for indexes in self.standing(inode, what, first):
                 gone = False
@@ -180,10 +181,10 @@ class Data:
     def empty_small(self, inodes: Sequence[Inode], what: str) -> list[bool]:
         """Removes all chunks of several small files with one query and one removal.
 
-        Skips files with more than REMOVED_AT_ONCE chunks or with holes: `cut` is for those.
+        Skips files with more than REMOVED_AT_ONCE chunks or with holes; use `cut` for them.
 
         Returns:
-            For each file, True if it had no chunks. Chunks removed by this call still count.
+            True for each file that had no chunks before this call.
         """
         maps = [self.map_of(inode) for inode in inodes]
         asks = [[(chain, LAST_INDEX) for chain in range(inode.chains)] for inode in inodes]
@@ -208,16 +209,17 @@ class Data:
     def standing(
         self, inode: Inode, what: str, first: int = 0, last: int = LAST_INDEX
     ) -> Iterator[npt.NDArray[np.int64]]:
-        """Yields the indexes of a file's existing chunks, from the last to the first, as `walk`.
+        """Yields the indexes of a file's existing chunks, from the last to the first, as `walk`
+        does.
 
-        Raises as `read`.
+        Raises the errors of `read`.
         """
         files = self.map_of(inode)
         stripe = layout_of(inode).stripe
         return walk(lambda asks: self._ask(files, asks, what), inode.chains, stripe, first, last)
 
     def length(self, inode: Inode, what: str) -> int:
-        """Returns where the last chunk of a file ends, as its chains know it. Raises as `read`."""
+        """Queries a file's chains for the end of its last chunk. Raises the errors of `read`."""
         asks = [(chain, LAST_INDEX) for chain in range(inode.chains)]
         size = layout_of(inode).chunk_size
         found = self._ask(self.map_of(inode), asks, what)
@@ -250,7 +252,7 @@ def layout_of(inode: Inode) -> Layout:
 
 
 def memory_of(buffer: Buffer) -> Buffer:
-    """Returns the object itself, or the memory of a tensor; the tensor must outlive the result.
+    """Returns a buffer unchanged, or a tensor's memory, which the tensor must outlive.
 
     Raises:
         ValueError: the tensor is not contiguous, or not in this machine's memory.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _KEPT_OPEN = 256
-"""Most files that `read_summed` keeps open; one open for reading holds nothing but its inode."""
+"""Maximum number of files that `read_summed` keeps open; each costs only its inode."""
 _counter = itertools.count()
 
 
@@ -184,12 +184,12 @@ class Fs3Storage:
             try:
                 return client.read_summed(files, rows, starts)
             except FireflyerError:
-                for name in names:  # one of them may have been removed
+                for name in names:  # the error may be a removed file
                     self._open_files.pop((client, name), None)
                 raise
 
     def _kept_open(self, client: Files, name: str) -> File:
-        """Returns a file that is never replaced, open for reading, and keeps it open."""
+        """Opens a file that is never replaced, or returns it from the cache of open files."""
         file = self._open_files.get((client, name))
         if file is None:
             if len(self._open_files) >= _KEPT_OPEN:
@@ -245,7 +245,7 @@ class Fs3Storage:
                 raise
 
     def _found(self, name: str) -> File | StorageError:
-        """Returns the file, open for reading (it needs no closing), or the error."""
+        """Opens a file for reading; returns an error in place of the file. It needs no `close`."""
         path = self._path(name)
         try:
             with _translated("read", path):
@@ -263,8 +263,8 @@ class Fs3Storage:
         """Writes a durable file under a temporary name, which is removed at the end.
 
         Args:
-            path: the temporary name.
-            called: the name that errors show.
+            path: temporary name.
+            called: name in errors.
         """
         try:
             with self._create(path) as file:
@@ -275,7 +275,7 @@ class Fs3Storage:
         finally:
             with contextlib.suppress(
                 FireflyerError
-            ):  # mostly the file was renamed; otherwise the first error matters more
+            ):  # usually renamed; otherwise the first error matters more
                 self._client.unlink(path)
 
     def _create(self, path: str) -> File:
@@ -284,7 +284,7 @@ class Fs3Storage:
                 return self._client.open(path, "xb")
             except (
                 FileNotFoundError
-            ):  # missing, or empty and removed by another process since it was made
+            ):  # missing, or another process removed it while it was empty
                 self._client.makedirs(path.rpartition("/")[0] or "/", exist_ok=True)
 
     def _path(self, name: str) -> str:

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 class File(io.RawIOBase):
     """Open file of fs3, in bytes and unbuffered. Thread-safe except for its position.
 
-    A write is durable when it returns. Other clients see the new length when `fsync`, `close` or
-    `truncate` has reported it. A file opened after that has all of it (close-to-open consistency).
-    Threads may append to one open file. If a file is open several times, the first to append is the
-    only appender until it is closed: appends to the others raise EBUSY.
-    `io.BufferedReader(file)` and `io.TextIOWrapper` accept it like any raw file.
+    A write is durable when it returns. Other clients see the new length after `fsync`, `close` or
+    `truncate` has reported it; a file that is opened later has all these bytes (close-to-open
+    consistency). Several threads may append to one `File`. If a file is open several times, only
+    the first `File` that appends may do so until it is closed; appends through other ones raise
+    EBUSY. `io.BufferedReader` and `io.TextIOWrapper` accept a `File` like any raw file.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class File(io.RawIOBase):
         handle: int,
         append: bool = False,
     ) -> None:
-        """`handle`: number of its write session, or 0 to read only. Raises StorageError."""
+        """Makes the file; `handle` is its write session, 0: read only. Raises StorageError."""
         self._handle = 0  # 0 until there is a session to close
         self._process = os.getpid()
         self._map: FileMap = data.map_of(inode)
@@ -67,12 +67,12 @@ class File(io.RawIOBase):
         self._appends = False
         self._turn = (
             threading.RLock()
-        )  # held by multi-step work: appends, reports, truncation; taken before `_lock`
+        )  # serializes appends, reports and truncation; taken before `_lock`
         self._lock = threading.Lock()  # guards the attributes below
         self._inode = inode
         self._position = 0
-        self._end = inode.length  # in bytes, as far as this object knows
-        self._version = inode.length_version  # under which `_end` is known and will be reported
+        self._end = inode.length  # length in bytes, as known to this object
+        self._version = inode.length_version  # version of the length to which `_end` belongs
         self._written = OMIT  # largest end written since the last report
         self._lately = OMIT  # largest end written since `_adopt` began
         self._changes: Changes | None = None  # attributes that the next report sets
@@ -85,22 +85,22 @@ class File(io.RawIOBase):
 
     @property
     def inode(self) -> Inode:
-        """Inode, as the metadata service last reported it."""
+        """Inode as of the metadata service's last answer."""
         return self._inode
 
     @property
     def size(self) -> int:
-        """Size in bytes, as far as this object knows."""
+        """Size in bytes, as known to this object."""
         return self._end
 
     @property
     def version(self) -> int:
-        """Version of the length: grows when any client truncates the file."""
+        """Version of the length; grows when a client truncates the file."""
         return self._version
 
     @property
     def changes(self) -> Changes | None:
-        """Attributes that the next report of the length sets, too."""
+        """Attributes that the next report of the length also sets."""
         return self._changes
 
     def change(self, changes: Changes | None) -> None:
@@ -134,7 +134,7 @@ class File(io.RawIOBase):
         return data
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Reads at most `size` bytes at `offset`; fewer only at the end. Keeps the position."""
+        """Reads `size` bytes at `offset`, fewer only at the file's end. Keeps the position."""
         offset = natural(offset, "offset")
         memory = bytearray(max(0, min(natural(size, "size"), self._end - offset)))
         return memoryview(memory)[: self.pread_into(memory, offset)].tobytes()
@@ -145,7 +145,7 @@ class File(io.RawIOBase):
         Keeps the position.
 
         Raises:
-            Corrupted: no replica has the bytes as they were written.
+            Corrupted: no replica has the bytes intact.
             DeadlineExceeded, StorageError: the bytes could not be read.
             FileError: ESTALE: the file was removed, and the bytes may have been removed with it.
         """
@@ -159,18 +159,18 @@ class File(io.RawIOBase):
         return Source(self._map, self._end)
 
     def stretches(self, most: int) -> Iterator[tuple[int, int]]:
-        """Yields the ranges that may hold bytes other than zeros; the rest of the file are holes.
+        """Yields the ranges that may hold bytes other than zeros; other ranges are holes.
 
         Yields:
-            (offset, bytes), cut at multiples of `most` bytes, in no order.
+            (offset, bytes), split at multiples of `most` bytes, in no order.
 
         Raises:
             DeadlineExceeded, StorageError: the file's chains do not answer.
-            FileError: ESTALE, at the end: the file was removed, so some apparent holes may have
-                held data.
+            FileError: ESTALE, after the last range: the file was removed, so an apparent hole may
+                have held data.
         """
         end, size = self.source().end, layout_of(self._inode).chunk_size
-        if end <= size:  # a query costs as much as reading the one chunk
+        if end <= size:  # a query costs as much as the read of one chunk
             yield from pieces(0, end, most)
             return
         last = min((end - 1) // size, LAST_INDEX)
@@ -184,13 +184,13 @@ class File(io.RawIOBase):
             self.met([self._inode.number])
 
     def met(self, holes: Collection[int]) -> None:
-        """Checks after a read that met holes whether this file was removed or truncated.
+        """Checks, after a read found holes, that this file was not removed.
 
-        Chunks are removed only after the last name and the last session are gone. If a name or a
-        session exists after a read, the bytes that it returned are valid.
+        Chunks are removed only after the last name and the last session are gone. So if a name or a
+        session exists after a read, the bytes that the read returned are valid.
 
         Args:
-            holes: inodes of the files in which the read met holes.
+            holes: inodes of the files in which the read found holes.
 
         Raises:
             FileError: ESTALE: the file was removed.
@@ -223,8 +223,7 @@ class File(io.RawIOBase):
             return self._write_at(data, self._end)
 
     def _begin_appending(self) -> bool:
-        """Makes this open file the only appender until it is closed, and learns the end of the
-        file.
+        """Makes this open file the only appender until it is closed; updates its length.
 
         Raises:
             FileError: EBUSY: another open file appends.
@@ -244,7 +243,7 @@ class File(io.RawIOBase):
         return count
 
     def pwrite(self, data: Buffer, offset: int) -> int:
-        """Writes all of `data` at `offset`, durably; returns its size in bytes. Keeps the position.
+        """Writes `data` at `offset`, durably; returns its size in bytes. Keeps the position.
 
         Raises:
             FileError: EFBIG: the range exceeds the largest possible file; nothing was written.
@@ -258,7 +257,7 @@ class File(io.RawIOBase):
         return count
 
     def target(self, offset: int, size: int) -> FileMap:
-        """Prepares a write of `size` bytes and returns the chunk map; `wrote` must follow."""
+        """Prepares a write of `size` bytes; returns the chunk map. Call `wrote` after the write."""
         self._check_open()
         if not self._handle:
             raise io.UnsupportedOperation(f"{self.name} is not open for writing")
@@ -268,7 +267,7 @@ class File(io.RawIOBase):
         return self._map
 
     def check_end(self, offset: int, size: int) -> None:
-        """Raises EFBIG, as `pwrite` does, if the range exceeds the largest possible file."""
+        """Checks that the range fits into the largest possible file; raises EFBIG if not."""
         if natural(offset, "offset") + size > self._inode.length_max:
             raise too_big(self._inode, self.name)
 
@@ -280,7 +279,7 @@ class File(io.RawIOBase):
             self._lately = max(self._lately, end)
 
     def _widen(self, index: int) -> None:
-        """Lets more chains hold chunks before a chunk at `dyn_stripe` or beyond is written."""
+        """Extends the stripe, before a chunk at index `dyn_stripe` or beyond is written."""
         with self._lock:
             inode = self._inode
         if index < inode.dyn_stripe or inode.dyn_stripe >= layout_of(inode).stripe:
@@ -296,7 +295,7 @@ class File(io.RawIOBase):
         with self._turn:
             if self._unreported:
                 self._report()
-            else:  # other clients may have extended it, onto more chains
+            else:  # other clients may have extended the file onto more chains
                 self._told(self._metadata.ask(Stat(self._inode.number), Inode))
             self._data.cut(self._inode, length, self.name)
             now = self._act(Truncate(self._inode.number, b"", length, self._handle))
@@ -306,7 +305,7 @@ class File(io.RawIOBase):
         return length
 
     def fsync(self) -> None:
-        """Reports the length: files opened from now on see all that was written."""
+        """Reports the length, so files that are opened later have all written bytes."""
         self._check_open()
         with self._turn:
             if self._unreported:
@@ -317,9 +316,9 @@ class File(io.RawIOBase):
         return self._written != OMIT or self._changes is not None
 
     def end_session(self) -> None:
-        """Reports the length and ends the write session; the file can only be read from now on.
+        """Reports the length and ends the write session; afterwards the file is read-only.
 
-        Raises as `close`; the session then stays.
+        Raises the errors of `close`; after an error the session still exists.
         """
         self._check_open()
         with self._turn:
@@ -329,7 +328,7 @@ class File(io.RawIOBase):
                 self._handle = 0
 
     def refresh(self) -> Inode:
-        """Learns what other clients have reported; returns the attributes."""
+        """Fetches the attributes with the changes of other clients; returns them."""
         with self._turn:
             now = self._metadata.ask(Stat(self._inode.number), Inode)
             if now.length_version > self._version:
@@ -339,10 +338,10 @@ class File(io.RawIOBase):
         return now
 
     def _report(self, *, last: bool = False) -> None:
-        """Reports the length until it is accepted. REQUIRES: `_turn` is held.
+        """Reports the length until the service accepts it. REQUIRES: `_turn` is held.
 
         Args:
-            last: end the session, too.
+            last: True to end the session, too.
         """
         kind = Close if last else ReportLength
         number, handle, changes = self._inode.number, self._handle, self._changes
@@ -363,10 +362,12 @@ class File(io.RawIOBase):
                 self._written = OMIT
 
     def _adopt(self, now: Inode) -> None:
-        """Takes over the inode of a file that another client truncated.
+        """Adopts the inode of a file that another client truncated.
 
         Chunks beyond its length were written after the truncation. REQUIRES: `_turn` is held.
-        Raises StorageError, DeadlineExceeded: nothing was taken over.
+
+        Raises:
+            StorageError, DeadlineExceeded: the state of this file is unchanged.
         """
         with self._lock:
             self._lately = OMIT
@@ -410,7 +411,7 @@ class File(io.RawIOBase):
         self._check_open()
         return self._position
 
-    # The end
+    # Close
 
     def close(self) -> None:
         """Reports the length and ends the session. The file is closed even if this raises."""
@@ -428,7 +429,7 @@ class File(io.RawIOBase):
             super().close()
 
     def __del__(self) -> None:
-        """Schedules the close of a file that was dropped while open; a failure is only logged."""
+        """Schedules the close of a file that was dropped while open; failures are logged."""
         if getattr(self, "_handle", 0) and not self.closed and self._process == os.getpid():
             finalizer.later(self._close_forgotten)
 
@@ -453,7 +454,7 @@ def read_files(
     what: str,
     deadline_s: float | None = None,
 ) -> list[int]:
-    """Fills memory from files, as `Client.read_many`; requests: (file's index, offset, memory)."""
+    """Reads like `Client.read_many`; requests: (index of the file, offset, memory)."""
     got = data.read([file.source() for file in files], requests, what, deadline_s)
     if not got.holes:
         return got.counts
@@ -464,7 +465,7 @@ def read_files(
 
 
 def pieces(begin: int, end: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yields (offset, bytes) of the range from `begin` to `end`, cut at multiples of `most`."""
+    """Yields (offset, bytes) of the range from `begin` to `end`, split at multiples of `most`."""
     while begin < end:
         stop = min(begin - begin % most + most, end)
         yield begin, stop - begin

@@ -1,7 +1,7 @@
-"""Driver for fsspec: `fs3://HOST:PORT/PATH`, or `fs3:///PATH` in what FIREFLYER_FS names.
+"""Driver for fsspec: `fs3://HOST:PORT/PATH`, or `fs3:///PATH` in the file system of FIREFLYER_FS.
 
-Names and bytes are calls of the client in the caller's thread; the asynchronous methods run the
-same calls in threads. See docs/guide/data/fs3-fsspec.md.
+The methods call the client in the caller's thread; the asynchronous methods make the same calls in
+other threads. See docs/guide/data/fs3-fsspec.md.
 """
 
 import asyncio
@@ -37,15 +37,15 @@ _CREATING = ("w", "a", "x")
 
 
 class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
-    """File system of fs3 for fsspec. Thread-safe; a forked child connects anew.
+    """File system of fs3 for fsspec. Thread-safe; a forked child connects again.
 
-    Paths start at the root. A write makes the missing parents of its file. Every method raises
-    OSError of Python's kinds for names, and StorageError and WireError for bytes and services.
+    Paths start at the root. A write creates the missing parents of its file. Methods raise Python's
+    OSErrors for paths, StorageError for bytes, and WireError if a service does not answer.
 
     Args:
         where: the folder of `fireflyer fs up --dir`, a cluster.toml, or HOST:PORT[,HOST:PORT...];
-            by default what FIREFLYER_FS names.
-        secret_file: holds the cluster's secret; by default as `fireflyer.fs3.connect`.
+            default: the value of FIREFLYER_FS.
+        secret_file: file with the cluster's secret; default: as in `fireflyer.fs3.connect`.
     """
 
     protocol = "fs3"
@@ -64,7 +64,7 @@ class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
 
     @property
     def client(self) -> Client:
-        """Client of this process, connected when it is first needed."""
+        """Client of this process; connects at its first use."""
         if self._connection is None or self._connection[0] != os.getpid():
             with self._connecting:
                 if self._connection is None or self._connection[0] != os.getpid():
@@ -111,16 +111,16 @@ class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
         servers = _split(path)[0] if path.startswith(PREFIX) else ""
         return {"where": servers} if servers else {}
 
-    # Looking
+    # Reading names
 
     def info(self, path: str, **_: Any) -> Info:
-        """Returns attributes of a path, following symlinks: "islink" says that it is one."""
+        """Returns attributes of a path, following symlinks; "islink" is true for a symlink."""
         path = self._strip_protocol(path)
         own = self.client.inode(path, follow_symlinks=False)
         return self._described(path, own, own)
 
     def _described(self, path: str, own: Inode, at: Inode) -> Info:
-        """Describes a name; `own`: its inode, `at`: the inode to describe unless `own` links."""
+        """Describes a name. `own` is its inode; `at` is the inode to describe if `own` is no symlink."""
         link = own.kind == SYMLINK
         if link:
             with contextlib.suppress(FileNotFoundError):
@@ -169,7 +169,7 @@ class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
         detail: bool = False,
         **_: Any,
     ) -> Any:
-        """Lists all files below a path, in order of their names; does not follow symlinks."""
+        """Lists all files below a path, sorted by name; does not follow symlinks."""
         if maxdepth is not None and maxdepth < 1:
             raise ValueError(f"invalid maxdepth {maxdepth}: expected at least 1")
         path = self._strip_protocol(path)
@@ -191,7 +191,7 @@ class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
         return {name: found[name] for name in names} if detail else names
 
     def du(self, path: str, total: bool = True, maxdepth: int | None = None, **options: Any) -> Any:
-        """Returns the bytes of the files below a path: their sum, or a dict if not `total`."""
+        """Returns the total size of the files below a path, or each size if `total` is false."""
         found = self.find(path, maxdepth=maxdepth, detail=True, **options)
         sizes = {name: one["size"] for name, one in found.items()}
         return sum(sizes.values()) if total else sizes
@@ -250,7 +250,7 @@ class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
         self.client.unlink(self._strip_protocol(path))
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
-        """Removes files and empty directories, with `recursive` also what directories hold."""
+        """Removes files and empty directories; with `recursive`, also the contents of directories."""
         directories = []
         with ThreadPoolExecutor(THREADS, "fs3-rm") as threads:
 
@@ -262,7 +262,7 @@ class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
 
             found = self.expand_path(path, recursive=recursive, maxdepth=maxdepth)
             list(threads.map(removed, found))
-        for one in sorted(directories, reverse=True):  # what a directory holds comes first
+        for one in sorted(directories, reverse=True):  # contents before their directory
             self.client.rmdir(one)
 
     def mv(
@@ -273,9 +273,9 @@ class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
         maxdepth: int | None = None,
         **options: Any,
     ) -> None:
-        """Renames a file or a directory, in one step; moves it into `path2` if that is a directory.
+        """Renames a file or a directory atomically; moves it into `path2` if that is a directory.
 
-        Lists and patterns are copied and removed, as fsspec does.
+        For lists and patterns, fsspec's own method copies the files and removes the sources.
         """
         if isinstance(path1, list) or any(sign in str(path1) for sign in "*?[") or maxdepth:
             AbstractFileSystem.copy(self, path1, path2, recursive, maxdepth, on_error="raise")
@@ -288,14 +288,14 @@ class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
         self._with_parents(target, lambda: self.client.rename(source, target))
 
     def touch(self, path: str, truncate: bool = True, **_: Any) -> None:
-        """Makes an empty file, or empties it; with `truncate` false only sets its times."""
+        """Creates an empty file or truncates a file; without `truncate`, only sets its times."""
         with self._created(self._strip_protocol(path), "wb" if truncate else "ab"):
             pass
         if not truncate:
             self.client.utime(self._strip_protocol(path))
 
     def _with_parents(self, path: str, made: Callable[[], Any]) -> Any:
-        """Calls `made`; if a parent of the path is missing, makes the parents and calls again."""
+        """Calls `made`; if a parent of the path is missing, makes the parents and retries."""
         try:
             return made()
         except FileNotFoundError:
@@ -330,7 +330,7 @@ class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
     def cat_file(
         self, path: str, start: int | None = None, end: int | None = None, **_: Any
     ) -> bytes:
-        """Returns the bytes from `start` to `end`; below zero, they count from the file's end."""
+        """Returns the bytes from `start` to `end`; negative numbers count from the file's end."""
         with self.client.open(self._strip_protocol(path), "rb") as file:
             begin, stop = _limits(file.size, start, end)
             return file.pread(max(0, stop - begin), begin)
@@ -344,7 +344,7 @@ class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
         on_error: str = "return",
         **_: Any,
     ) -> list[Any]:
-        """Reads ranges of files in one batch. `max_gap` is not needed: no range costs a request."""
+        """Reads ranges of files in one batch. `max_gap` has no effect: ranges need no merging."""
         if not isinstance(paths, list):
             raise TypeError(f"paths must be a list, not {type(paths).__name__!r}")
         starts, ends = _each(starts, len(paths)), _each(ends, len(paths))
@@ -386,7 +386,7 @@ class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
         return [one if isinstance(one, Exception) else bytes(one) for one in answers]
 
     def pipe_file(self, path: str, value: Buffer, mode: str = "overwrite", **_: Any) -> None:
-        """Writes a whole file: no reader ever finds a part of it under its name."""
+        """Writes a whole file atomically: no reader finds a partial file."""
         path = self._strip_protocol(path)
         file = _Uncommitted(self, path, BUFFER_BYTES)
         try:
@@ -427,7 +427,7 @@ class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
         self._transfer(Local(), os.fspath(lpath), Remote(self.client), target, callback)
 
     def _transfer(self, source: End, path: str, target: End, to: str, callback: Any) -> None:
-        """Copies one file, or makes a directory; the copy gets its name when it is whole."""
+        """Copies one file atomically, or makes a directory."""
         if source.isdir(path):
             if isinstance(target, Local):
                 os.makedirs(to, exist_ok=True)
@@ -471,7 +471,7 @@ class _Uncommitted(io.BufferedWriter):
     """File that gets its name when fsspec's transaction commits it.
 
     Attributes:
-        beside: its name until then.
+        beside: temporary path of the file until the commit.
     """
 
     def __init__(self, fs: Fs3FileSystem, path: str, size: int) -> None:
@@ -522,15 +522,15 @@ class AsyncOpened(AbstractAsyncStreamedFile):  # type: ignore[misc]  # untyped
 def _split(url: str) -> tuple[str, str]:
     """Splits a URL into servers and path.
 
-    An address has a port, so what has no colon is the path's first name: some libraries make
-    fs3://a/b of fs3:///a/b.
+    An address has a port, so a first part without a colon belongs to the path: some libraries turn
+    fs3:///a/b into fs3://a/b.
     """
     servers, _, path = url.removeprefix(PREFIX).partition("/")
     return (servers, path) if ":" in servers else ("", url.removeprefix(PREFIX))
 
 
 def _limits(size: int, start: int | None, end: int | None) -> tuple[int, int]:
-    """Returns begin and stop of a range of a file; numbers below zero count from its end."""
+    """Returns start and end of a range of a file; negative numbers count from its end."""
     begin, stop = start or 0, size if end is None else end
     begin = max(0, size + begin) if begin < 0 else begin
     stop = size + stop if stop < 0 else stop

@@ -1,4 +1,4 @@
-"""Calls of the metadata service; requests are numbered, so that each is executed once."""
+"""Client of the metadata service; request numbers make each request execute once."""
 
 import errno
 import operator
@@ -38,10 +38,11 @@ INT64_MAX = (1 << 63) - 1
 
 
 def raw_name(name: Path) -> bytes:
-    """Returns the bytes of a name or path, whatever they are.
+    """Returns the bytes of a name or path, which may be in any encoding.
 
     Raises:
-        TypeError: `name` is no path. ValueError: it holds a NUL, as in `os`.
+        TypeError: `name` is no path.
+            ValueError: the name contains a NUL, as in `os`.
     """
     raw = os.fsencode(name)
     if b"\0" in raw:
@@ -50,10 +51,11 @@ def raw_name(name: Path) -> bytes:
 
 
 def encoded(path: Path) -> bytes:
-    """Returns a path from the root, as the metadata service takes it.
+    """Encodes a path from the root for the metadata service.
 
     Raises:
-        TypeError, ValueError: as `raw_name`. FileNotFoundError: the path is empty.
+        TypeError, ValueError: as `raw_name`.
+            FileNotFoundError: the path is empty.
     """
     raw = raw_name(path)
     if not raw:
@@ -65,7 +67,8 @@ def integer(value: SupportsIndex, what: str) -> int:
     """Returns `value` as an integer that the metadata service and the chunks can hold.
 
     Raises:
-        TypeError: `value` is no integer. OverflowError: its size is above 2^63 - 1.
+        TypeError: `value` is no integer.
+            OverflowError: its absolute value is above 2^63 - 1.
     """
     number = operator.index(value)
     if not -INT64_MAX <= number <= INT64_MAX:
@@ -74,7 +77,7 @@ def integer(value: SupportsIndex, what: str) -> int:
 
 
 def natural(value: SupportsIndex, what: str) -> int:
-    """Returns `value` as `integer` does; raises ValueError if it is negative."""
+    """Returns `value` as an integer, as `integer` does; raises ValueError if it is negative."""
     number = integer(value, what)
     if number < 0:
         raise ValueError(f"{what} {number} is negative")
@@ -82,13 +85,13 @@ def natural(value: SupportsIndex, what: str) -> int:
 
 
 class Metadata:
-    """Client of the metadata service, for the user of this process. Thread-safe."""
+    """Client of the metadata service that acts for the user of this process. Thread-safe."""
 
     def __init__(
         self, client: int, addresses: str | Sequence[str], secret: Secret, settings: Settings
     ) -> None:
         self.client = client
-        policy = Policy(final=(NoSpace,))  # as for chunks: the writer decides what to do then
+        policy = Policy(final=(NoSpace,))  # no retry: the caller decides, as for chunks
         self._wire = Wire(
             addresses, secret, Role.CLIENT, policy=policy, unexpected_roles=NO_MANAGER
         )
@@ -111,21 +114,22 @@ class Metadata:
             return self._handle
 
     def ask(self, call: Reading | Open, kind: type[T]) -> T:
-        """Sends a call that changes nothing (`Open`: only without a handle).
+        """Sends a call that changes nothing (`Open` only without a handle).
 
         Raises:
-            FileError: as POSIX says. FileTimeout, WireError: no service answers. NoSpace: the
-                store's disk is full.
-            ValueError: in a forked child.
+            FileError: an error that POSIX defines for the call.
+            FileTimeout, WireError: no service answers.
+            NoSpace: the store's disk is full.
+            ValueError: this process is a forked child of the client's process.
         """
         request = Request(self._user, self.client, call)
         return self._call(request, kind)
 
     def act(self, call: Writing, kind: type[T], user: User | None = None) -> T:
-        """Sends a call that is executed once, however often it is sent. Raises as `ask`.
+        """Sends a call that the service executes once, despite retries. Raises the errors of `ask`.
 
         Args:
-            user: on whose behalf; by default the user of this process.
+            user: user on whose behalf the call is made; default: the user of this process.
         """
         self._wire.check_process()
         with self._lock:
@@ -149,9 +153,9 @@ class Metadata:
             raise FileTimeout(str(error)) from error
 
     def close(self) -> None:
-        """Ends this client's session, if it has changed anything.
+        """Ends this client's session, if there is one.
 
-        In a forked child the session is the parent's, so only the child's part is closed.
+        A forked child closes only its copy of the connection, because the session is the parent's.
         """
         if self._wire.here:
             self._end_session()
@@ -171,8 +175,8 @@ class Metadata:
 class SessionKeepAlive:
     """Heartbeat thread that keeps a client's sessions alive while files are open for writing.
 
-    The thread starts with the first file and ends when no file was open for a whole interval,
-    because a program may open and close thousands of files a second.
+    The thread starts with the first file. It ends after an interval without an open file, not at
+    the last close, because a program may open and close thousands of files a second.
     """
 
     def __init__(self, metadata: Metadata, every_s: float) -> None:
@@ -190,7 +194,7 @@ class SessionKeepAlive:
             threading.Thread(target=self._beat, name="fs3-alive", daemon=True).start()
 
     def handle_of(self, inode: int) -> int:
-        """Returns a handle under which the inode is open for writing; 0 if there is none."""
+        """Returns a handle with which the inode is open for writing; 0 if there is none."""
         with self._lock:
             return next((handle for handle, its in self._open.items() if its == inode), 0)
 
@@ -199,7 +203,7 @@ class SessionKeepAlive:
             del self._open[handle]
 
     def close(self) -> None:
-        """Ends the thread, if it runs; files that are still open expire."""
+        """Ends the thread, if it runs; the sessions of files that are still open expire."""
         self._stop.set()
 
     def _beat(self) -> None:

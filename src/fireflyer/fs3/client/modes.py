@@ -1,4 +1,4 @@
-"""Modes of `Client.open`, and files as text."""
+"""Modes of `Client.open`, and the text layer over a file."""
 
 import io
 from typing import Literal
@@ -13,7 +13,7 @@ BinaryMode = Literal["rb", "r+b", "rb+", "wb", "w+b", "wb+", "ab", "a+b", "ab+",
 
 _PLAIN = {"r", "r+", "w", "w+", "a", "a+", "x", "x+"}
 BUFFER_BYTES = 1 << 20
-"""Buffer size between a text and its file, because every request has a cost of its own."""
+"""Size of the buffer between text and file; small requests would be expensive."""
 
 
 def parse(mode: str) -> tuple[str, bool]:
@@ -36,7 +36,7 @@ def parse(mode: str) -> tuple[str, bool]:
 def as_text(
     file: File, mode: str, encoding: str | None, errors: str | None, newline: str | None
 ) -> io.TextIOWrapper:
-    """Wraps the file as text, which owns it from now on. If that fails, the file is closed.
+    """Wraps a file in a text layer that owns it. An error closes the file.
 
     Raises:
         LookupError: unknown encoding.

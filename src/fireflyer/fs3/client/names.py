@@ -1,4 +1,4 @@
-"""Names and attributes, with methods named and behaving like those of `os`."""
+"""Names and attributes of files; the methods have the names and behaviour of those in `os`."""
 
 import contextlib
 import math
@@ -35,7 +35,7 @@ KINDS = {
 }
 """Type bits of `st_mode` by kind."""
 PAGE = 1024
-"""Number of names requested at a time."""
+"""Number of names per request of a directory."""
 
 
 class Entry(NamedTuple):
@@ -56,7 +56,7 @@ class Entry(NamedTuple):
 
 
 def status_of(inode: Inode) -> os.stat_result:
-    """Returns what `os.stat` would. A symlink's size is that of its target, a directory's is 0."""
+    """Returns the result of `os.stat`. The size of a symlink is its target's length; a directory's is 0."""
     size = len(inode.target) if inode.kind == SYMLINK else inode.length
     block = inode.layout.chunk_size if inode.layout and inode.kind == FILE else 4096
     times = (inode.atime, inode.mtime, inode.ctime)
@@ -109,7 +109,7 @@ class Names:
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
 
-    # Looking
+    # Reading names
 
     def stat(self, path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
         return status_of(self.inode(path, follow_symlinks=follow_symlinks))
@@ -123,7 +123,7 @@ class Names:
         return self._metadata.ask(call, Inode)
 
     def stat_many(self, paths: Sequence[Path]) -> list[os.stat_result | FileError]:
-        """Returns `lstat` of each path, in one call; a failing path has its error in its place."""
+        """Returns the result of `lstat` or the error for each path, in one call."""
         call = messages.StatMany([(ROOT, encoded(path)) for path in paths])
         found = self._metadata.ask(call, messages.Inodes).items
         return [
@@ -151,11 +151,11 @@ class Names:
             return False
 
     def listdir(self, path: Path = "/") -> list[str]:
-        """Returns the names in the order of their bytes."""
+        """Returns the names, sorted by their bytes."""
         return [entry.name for entry in self.scandir(path)]
 
     def scandir(self, path: Path = "/") -> Iterator[Entry]:
-        """Yields the entries in the order of their bytes, requested as they are needed."""
+        """Yields the entries, sorted by the bytes of their names; requests them page by page."""
         for listing in self._listings(ROOT, encoded(path), plus=False):
             for name, inode, kind in listing.entries:
                 yield Entry(os.fsdecode(name), inode, kind)
@@ -170,7 +170,7 @@ class Names:
             after = listing.entries[-1][0] if listing.entries else after
 
     def walk(self, top: Path = "/") -> Iterator[tuple[str, list[str], list[str]]]:
-        """Walks as `os.walk`, from the top, to any depth; symlinks are not followed."""
+        """Walks like `os.walk`, top-down, to any depth; does not follow symlinks."""
         waiting = [(os.fsdecode(top), self.inode(top).number)]
         while waiting:
             path, directory = waiting.pop()
@@ -186,12 +186,12 @@ class Names:
             yield path, [name for name, _ in below], others
             waiting.extend((f"{path.rstrip('/')}/{name}", at) for name, at in reversed(below))
 
-    # Relative to a directory's inode number, as `openat`: at any depth, at the cost of one name
+    # Calls relative to a directory's inode number, like `openat`: the depth has no cost
 
     def entries_of(self, directory: int) -> Iterator[tuple[str, Inode]]:
-        """Yields the names in a directory with their attributes, in the order of their bytes.
+        """Yields the names in a directory with their attributes, sorted by the names' bytes.
 
-        Needs permission to read and to search the directory.
+        The user needs permission to read and to search the directory.
         """
         for listing in self._listings(directory, b"", plus=True):
             for (name, _, _), inode in zip(listing.entries, listing.inodes, strict=True):
@@ -237,7 +237,7 @@ class Names:
         self._metadata.act(messages.RemoveDirectory(ROOT, encoded(path)), messages.Done)
 
     def unlink(self, path: Path) -> None:
-        """Removes a name; the contents stay while the file is open for writing."""
+        """Removes a name; the contents remain while the file is open for writing."""
         self._metadata.act(messages.Unlink(ROOT, encoded(path)), messages.Done)
 
     remove = unlink
@@ -246,7 +246,7 @@ class Names:
         """Renames; replaces a file or an empty directory at `new` unless `replace` is false.
 
         Args:
-            exchange: exchange both names instead.
+            exchange: True: exchange both names instead.
         """
         flags = (0 if replace else messages.NOREPLACE) | (messages.EXCHANGE if exchange else 0)
         call = messages.Rename(ROOT, encoded(old), ROOT, encoded(new), flags)
@@ -266,7 +266,7 @@ class Names:
     def create_many(
         self, directory: Path, names: Sequence[Path], mode: int = 0o666
     ) -> list[Inode | FileError]:
-        """Makes empty files in one transaction; a name that fails has its error in its place."""
+        """Creates empty files in one transaction; returns the inode or the error for each name."""
         parent = self.inode(directory).number
         raw = [raw_name(name) for name in names]
         call = messages.CreateMany(parent, raw, self._metadata.masked(mode))
@@ -284,7 +284,7 @@ class Names:
         self._metadata.act(call, Inode)
 
     def chown(self, path: Path, uid: int, gid: int, *, follow_symlinks: bool = True) -> None:
-        """Changes owner and group; -1 leaves either as it is."""
+        """Changes owner and group; -1 keeps the current value."""
         owner, group = integer(uid, "uid"), integer(gid, "gid")
         call = messages.ChangeOwner(ROOT, encoded(path), owner, group, follow_symlinks)
         self._metadata.act(call, Inode)
@@ -297,10 +297,11 @@ class Names:
         ns: tuple[int, int] | None = None,
         follow_symlinks: bool = True,
     ) -> None:
-        """Sets the times of last access and change; without times, to the server's current time.
+        """Sets the times of last access and modification; default: the server's current time.
 
         Args:
-            times: in s since 1970. ns: in ns since then.
+            times: times in s since 1970.
+            ns: times in ns since 1970.
         """
         if times is not None and ns is not None:
             raise ValueError("utime: you may specify either 'times' or 'ns' but not both")
@@ -311,7 +312,7 @@ class Names:
         self._metadata.act(call, Inode)
 
     def set_layout(self, path: Path, layout: Layout) -> None:
-        """Sets the layout of an empty file, or of the files made in a directory from now on."""
+        """Sets the layout of an empty file, or of new files in a directory."""
         if not isinstance(layout, Layout):
             raise TypeError(f"a Layout is required, not {type(layout).__name__!r}")
         self._metadata.act(messages.SetLayout(ROOT, encoded(path), layout), Inode)

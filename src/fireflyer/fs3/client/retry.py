@@ -1,4 +1,4 @@
-"""Retry loop for the pieces of a batch: new routing, another node, the same write again."""
+"""Retry loop for the pieces of a batch: with a new routing, at another node, or unchanged."""
 
 import random
 import time
@@ -20,13 +20,13 @@ from fireflyer.fs3.client.settings import Settings
 PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.5
 ROUNDS = 2
-"""Damaged answers allowed per replica before the bytes count as lost; repair may come between."""
+"""Maximum damaged answers per replica before the bytes count as lost; a repair may help."""
 
 DAMAGED = {Outcome.CORRUPT, Outcome.MISMATCH}
 ELSEWHERE = {
     *(*DAMAGED, Outcome.IO_ERROR, Outcome.LOST, Outcome.LATE, Outcome.UNREACHABLE),
 }
-"""Outcomes after which a read tries another node."""
+"""Outcomes after which a read uses another node."""
 OUTDATED = {
     *(Outcome.STALE_ROUTING, Outcome.NO_ROUTE, Outcome.LOST, Outcome.LATE, Outcome.UNREACHABLE),
 }
@@ -34,10 +34,10 @@ OUTDATED = {
 
 
 class Routes(Protocol):
-    """Interface of the cluster that the retry loop needs."""
+    """Methods of the cluster that the retry loop needs."""
 
     damaged_at: set[int]
-    """Nodes that answered with damaged bytes."""
+    """Nodes that sent damaged bytes."""
 
     @property
     def version(self) -> int: ...
@@ -45,7 +45,7 @@ class Routes(Protocol):
     def wait(self, seen: int, seconds: float, *, ask: bool) -> None: ...
 
     def serving(self, chain: int) -> list[int]:
-        """Returns the node of each serving target, the head's first."""
+        """Returns the nodes of the serving targets, the head's node first."""
         ...
 
 
@@ -59,10 +59,12 @@ class Failure(NamedTuple):
 
 
 class Retry:
-    """Decides after each attempt of one batch what to try next. For one thread.
+    """Retry state of one batch; decides after each attempt which pieces to retry, and where.
+
+    Not thread-safe.
 
     Args:
-        what: names the call in errors.
+        what: name of the call in errors.
     """
 
     def __init__(self, routes: Routes, settings: Settings, what: str, *, writes: bool) -> None:
@@ -70,8 +72,8 @@ class Retry:
         self._settings = settings
         self._what = what
         self._writes = writes
-        self._bad: dict[int, Counter[int]] = {}  # by piece: damaged answers by node
-        self._failed: dict[int, set[int]] = {}  # by piece: nodes that failed it
+        self._bad: dict[int, Counter[int]] = {}  # damaged answers by piece and node
+        self._failed: dict[int, set[int]] = {}  # nodes that failed, by piece
 
     def run(
         self,
@@ -80,18 +82,19 @@ class Retry:
         size: int,
         deadline_s: float | None,
     ) -> None:
-        """Attempts until all pieces have succeeded.
+        """Retries until all pieces have succeeded.
 
         Args:
-            attempt: tries the open pieces within the given seconds and returns how many failed.
+            attempt: function that tries the pending pieces within a timeout and returns the number
+                of failures.
             size: bytes of the batch.
-            deadline_s: None for that of the settings.
+            deadline_s: deadline in seconds; None: the deadline of the settings.
 
         Raises:
-            FileTimeout: no success in time; writes may have been made or not.
-            Unavailable: likewise, and the chain that the piece needs is stopped.
-            CorruptedFile: no replica has the bytes as they were written.
-            NoSpace, StorageError: a service says so.
+            FileTimeout: the deadline passed; writes may or may not have been executed.
+            Unavailable: the deadline passed, and the chain of a piece is stopped.
+            CorruptedFile: no replica has the bytes intact.
+            NoSpace, StorageError: a storage node reported the error.
         """
         settings = self._settings
         limit_s = settings.deadline_s if deadline_s is None else deadline_s
@@ -118,7 +121,7 @@ class Retry:
             pause_s = PAUSE_S if news else min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _judge(self, failure: Failure) -> None:
-        """Counts damaged answers; raises errors that no retry can mend."""
+        """Counts damaged answers; raises errors that are not retryable."""
         if failure.outcome == Outcome.NO_SPACE:
             nodes = ", ".join(map(str, self._routes.serving(failure.chain)))
             raise NoSpace(
@@ -129,7 +132,7 @@ class Retry:
             raise StorageError(f"{self._what}: refused as {failure.outcome.name.lower()}")
         if failure.outcome not in DAMAGED:
             return
-        if self._writes:  # the head has asked all other replicas for the bytes that it lacked
+        if self._writes:  # the head has already asked all other replicas
             raise self._corrupted(failure)
         bad = self._bad.setdefault(failure.piece, Counter())
         bad[failure.node] += 1
@@ -139,7 +142,7 @@ class Retry:
             raise self._corrupted(failure)
 
     def _move(self, batch: Pieces, failure: Failure) -> bool:
-        """Opens the piece again; returns whether at a node that has not failed it yet."""
+        """Requeues a piece; returns True if it goes to a node that has not failed for it."""
         if self._writes or failure.outcome not in ELSEWHERE:
             batch.again(failure.piece)
             return False

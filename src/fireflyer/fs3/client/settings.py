@@ -16,22 +16,22 @@ class Settings:
     """Timeouts and limits of a client."""
 
     deadline_s: float = 60.0
-    """Seconds that a call may take, with all its retries."""
+    """Deadline of a call in seconds, with all its retries."""
     attempt_s: float = 2.0
-    """Seconds that one attempt may take before another server is tried; many bytes get more."""
+    """Timeout of one attempt in seconds, after which another server is tried."""
     slowest: float = 20e6
-    """Least bytes per second of a connection: an attempt may take bytes / `slowest` longer."""
+    """Lowest expected bytes per second; a large attempt gets bytes / `slowest` more seconds."""
     lanes: int = 8
-    """Maximum number of byte-moving calls in flight; further calls wait."""
+    """Maximum number of reads and writes in flight; further calls wait."""
     senders: int = 2
-    """Maximum number of storage nodes that send much data at a time ("request to send").
+    """Maximum number of storage nodes that send large answers at a time ("request to send").
 
-    Their work before sending is not limited.
+    The nodes' work before they send is not limited.
     """
     local: bool = True
-    """True: data of nodes on this machine is read from their files, not through a connection."""
+    """True: read data of this machine's nodes from their files, not through a connection."""
     connect_s: float = 1.0
-    """Seconds that connecting to a storage node may take."""
+    """Timeout of a connection to a storage node, in seconds."""
     alive_s: float = 10.0
     """Seconds between heartbeats to the metadata service while files are open for writing."""
 
@@ -42,9 +42,9 @@ class Settings:
 
 
 def find_secret(path: str | os.PathLike[str] | None) -> Secret:
-    """Loads the secret from `path`, else from the file or value that the environment names.
+    """Loads the secret from `path`, or from the file or value in the environment.
 
-    Returns no secret if none is named.
+    Returns an empty secret if there is none of these.
 
     Raises:
         ConfigError: the secret cannot be used.

@@ -13,11 +13,12 @@ SCHEME = "fs3://"
 def open_url(url: str) -> Fs3Storage:
     """Opens the storage fs3://HOST:PORT[,HOST:PORT...]/PATH; the secret comes from the environment.
 
-    fs3:///PATH is in the file system that FIREFLYER_FS names: the folder of `fireflyer fs up
-    --dir`, a cluster.toml, or addresses.
+    fs3:///PATH uses the file system of FIREFLYER_FS: the folder of `fireflyer fs up --dir`, a
+    cluster.toml, or addresses.
 
     Raises:
-        ConfigError: the URL has another form. WireError: no manager answers.
+        ConfigError: the URL has another form.
+            WireError: no manager answers.
     """
     servers, slash, path = url.removeprefix(SCHEME).partition("/")
     if not url.startswith(SCHEME) or not servers + slash:

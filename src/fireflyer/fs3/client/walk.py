@@ -1,4 +1,4 @@
-"""Finds the existing chunks of a file, from its end to its beginning, with few queries. Pure."""
+"""Enumeration of a file's existing chunks, from its end to its start, with few queries."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,36 +8,36 @@ import numpy.typing as npt
 LAST_INDEX = (1 << 32) - 1
 """Largest index that a chunk can have."""
 ENOUGH = 4096
-"""Found chunks of a chain that may wait for other chains; at this number it is not queried."""
+"""Maximum number of a chain's chunks that wait for other chains; it pauses the queries."""
 Asks = list[tuple[int, int]]
 """Queries: (position of the chain in the file's order, highest index to search)."""
 Answers = list[tuple[int, int, int]]
-"""(index of the last chunk, chunks in a row from it downwards, its bytes); a row of 0: none."""
+"""(index of the last chunk, number of consecutive chunks down from it, its bytes); 0: none."""
 
 
 def walk(
     ask: Callable[[Asks], Answers], chains: int, stride: int, first: int, last: int
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Yields the indexes from `first` to `last` of chunks that exist when they are queried.
+    """Yields the indexes from `first` to `last` of chunks that exist at the time of the query.
 
-    Costs one query per row of chunks, regardless of the gaps between rows. All chains are queried
-    at a time, and again below their answers.
+    The cost is one query per run of consecutive chunks, regardless of the gaps between runs. Each
+    round queries all chains in parallel, below their previous answers.
 
     Args:
-        ask: answers all of the queries.
+        ask: function that executes the queries.
         chains: number of the file's chains that may hold chunks.
-        stride: distance between a chain's indexes: chain n holds those that are n modulo the
+        stride: distance between a chain's indexes; chain n holds the indexes that are n modulo the
             stride.
 
     Yields:
-        int64[k], k > 0, ascending; all of them are below those of earlier arrays.
+        int64[k], k > 0, ascending; all values are below those of earlier arrays.
     """
-    unknown: dict[int, int] = {}  # by chain: nothing is known at and below this index
+    unknown: dict[int, int] = {}  # by chain: highest index that is not queried yet
     for chain in range(min(chains, last + 1)):
         top = last - (last - chain) % stride
         if top >= first:
             unknown[chain] = top
-    held = np.empty(0, np.int64)  # found; other chains may have chunks above these
+    held = np.empty(0, np.int64)  # found chunks; other chains may have higher ones
     while unknown:
         waiting = np.bincount(held % stride, minlength=stride)
         asks = [(chain, top) for chain, top in unknown.items() if waiting[chain] < ENOUGH]

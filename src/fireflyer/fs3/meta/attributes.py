@@ -1,4 +1,4 @@
-"""stat (lookup, resolve), stat of many, chmod, chown, utimens, layouts, statfs."""
+"""Operations on attributes: stat (lookup, resolve), stat_many, chmod, chown, utimens, layouts, statfs."""
 
 import errno
 
@@ -61,9 +61,9 @@ def stat(t: Transaction, ctx: Context, call: Stat) -> Inode:
 
 
 def stat_many(t: Transaction, ctx: Context, call: StatMany) -> Inodes:
-    """Returns `stat` of each target, without following symlinks.
+    """Executes `stat` for each target, without following symlinks.
 
-    Finds each directory once and looks up all names together.
+    The function resolves each directory once and looks up all names together.
     """
     folders: dict[tuple[int, bytes], int] = {}
     keys: list[bytes | None] = []
@@ -102,7 +102,7 @@ def stat_many(t: Transaction, ctx: Context, call: StatMany) -> Inodes:
 
 
 def _searchable(t: Transaction, ctx: Context, number: int, path: bytes) -> int:
-    """Returns the number of the directory there; 0 if there is none that the user may search."""
+    """Returns the inode number of a directory; 0 if none exists or the user may not search it."""
     try:
         directory = find(t, ctx.user, number, path)
     except FileError:
@@ -137,7 +137,7 @@ def change_owner(t: Transaction, ctx: Context, call: ChangeOwner) -> Inode:
     """Changes owner and group.
 
     Raises:
-        FileError: EPERM: only root changes an owner; a file's owner sets only groups that it is in;
+        FileError: EPERM (only root may change an owner; other users may set only their own groups),
             EINVAL, ...
     """
     inode = find(t, ctx.user, call.inode, call.path, call.follow)
@@ -167,8 +167,8 @@ def set_times(t: Transaction, ctx: Context, call: SetTimes) -> Inode:
     """Sets atime and mtime.
 
     Raises:
-        FileError: EPERM (another user's inode), EACCES (likewise to now, without write permission),
-            ...
+        FileError: EPERM (another user's inode), EACCES (another user's inode, set to the current
+            time without write permission), ...
     """
     inode = find(t, ctx.user, call.inode, call.path, call.follow)
     if call.atime != OMIT or call.mtime != OMIT:
@@ -191,17 +191,17 @@ def _set_times(ctx: Context, inode: Inode, atime: int, mtime: int, path: bytes) 
 
 
 def _stored_times(t: Transaction, ctx: Context, inode: Inode, mtime: int) -> None:
-    """Stores an inode; a directory's times have a row of their own, too."""
+    """Stores an inode, and the separate row of a directory's times."""
     if inode.kind == DIRECTORY and mtime != OMIT:
         t.set(times_key(inode.number), pack_times(inode.mtime, ctx.now))
     store(t, inode)
 
 
 def set_attributes(t: Transaction, ctx: Context, call: SetAttributes) -> Inode:
-    """Sets owner, mode and times in this order, all or none, after the report of a length.
+    """Reports a length, then sets owner, mode and times, in one transaction.
 
     Raises:
-        FileError: as `change_owner`, `change_mode`, `set_times` and `report_length`.
+        FileError: the errors of `report_length`, `change_owner`, `change_mode` and `set_times`.
     """
     key, path, wanted = b"", b"inode %d" % call.inode, call.changes
     if call.handle:

@@ -1,4 +1,4 @@
-"""Context of an operation; permission checks; inodes loaded, stored and shown."""
+"""Context of an operation; permission checks; load and store of inodes."""
 
 import errno
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ SETUID, SETGID, STICKY = 0o4000, 0o2000, 0o1000
 
 
 class Context:
-    """User, client and time of an operation, and the number of the next inode that it makes.
+    """User, client and time of an operation, and the number for its next new inode.
 
-    Before each attempt the caller sets `number` to the first of as many new numbers as the
-    operation may use; numbers may be wasted. `tables` has the newest version of each chain table,
-    and its number of chains.
+    Before each attempt the caller reserves as many numbers as the operation may use, and sets
+    `number` to the first. Unused numbers are lost. `tables` has the newest version of each chain
+    table, and its number of chains.
     """
 
     __slots__ = ("client", "now", "number", "tables", "user")
@@ -43,7 +43,7 @@ class Context:
         self.tables = tables
 
     def fresh(self) -> int:
-        """Returns an inode number that was never given before."""
+        """Returns an inode number that was never used before."""
         assert self.number, "this call was given no numbers of inodes"
         self.number += 1
         return self.number - 1
@@ -54,7 +54,7 @@ def member(user: User, gid: int) -> bool:
 
 
 def allowed(user: User, inode: Inode, bits: int) -> bool:
-    """Returns whether the permission bits let this user read, write or search (execute)."""
+    """Returns whether the permission bits allow this user to read, write or search (execute)."""
     if user.uid == 0:
         return not bits & SEARCH or inode.kind == DIRECTORY or bool(inode.mode & 0o111)
     if inode.uid == user.uid:
@@ -82,7 +82,7 @@ def require_root(user: User) -> None:
 
 
 def require_removable(user: User, directory: Inode, inode: Inode, path: bytes) -> None:
-    """Enforces sticky directories: only owners of the file or the directory remove or rename."""
+    """Enforces the sticky bit: only the owner of the file or directory may remove or rename."""
     if directory.mode & STICKY and user.uid not in (0, inode.uid, directory.uid):
         raise FileError(errno.EPERM, path)
 
@@ -106,7 +106,7 @@ def store(t: Transaction, inode: Inode) -> None:
 
 
 def shown(t: Transaction, inode: Inode) -> Inode:
-    """Returns the inode for an answer: a directory's with the rows kept beside it."""
+    """Returns the inode for an answer; adds a directory's separate rows."""
     if inode.kind == DIRECTORY:
         times = t.snapshot_get(times_key(inode.number))
         if times is not None:
@@ -117,5 +117,5 @@ def shown(t: Transaction, inode: Inode) -> Inode:
 
 
 def names_changed(t: Transaction, directory: Inode, now: int) -> None:
-    """Records a change of a directory's names, unread, so that such changes do not conflict."""
+    """Records a change of a directory's names without a read, so such changes do not conflict."""
     t.set(times_key(directory.number), pack_times(now, now))

@@ -1,4 +1,4 @@
-"""mkdir, rmdir, readdir."""
+"""Operations on directories: mkdir, rmdir, readdir."""
 
 import errno
 
@@ -45,7 +45,7 @@ def make_directory(t: Transaction, ctx: Context, call: MakeDirectory) -> Inode:
     """Makes a directory.
 
     Raises:
-        FileError: EEXIST, EACCES, and those of the walk.
+        FileError: EEXIST, EACCES, and the errors of path resolution.
     """
     at = free_place(t, ctx, call.inode, call.path, directory=True)
     inode = new_inode(ctx, DIRECTORY, call.mode, at)
@@ -114,7 +114,7 @@ def read_directory(t: Transaction, ctx: Context, call: ReadDirectory) -> Listing
 
 
 def path_of(t: Transaction, parent: int, name: bytes) -> bytes:
-    """Returns a name's path from the root; the parents' names are in their inodes."""
+    """Returns the path of a name from the root, from the names in the parents' inodes."""
     parts = [name]
     while parent != ROOT:
         directory = load(t, parent)

@@ -1,4 +1,4 @@
-"""Adds, moves and removes names of inodes, for all operations on names.
+"""Additions, moves and removals of inodes' names, for all operations on names.
 
 Invariant: an inode's `parent` and `name` are one of its names; every other name has a `P` row.
 """
@@ -29,11 +29,11 @@ DOTS = (b".", b"..")
 
 
 def free_place(t: Transaction, ctx: Context, start: int, path: bytes, *, directory: bool) -> Place:
-    """Returns a place where a new entry may be made.
+    """Finds the place of a new entry.
 
     Raises:
-        FileError: EEXIST, EACCES, ENOENT (a slash after the name of a non-directory), and those of
-            the walk.
+        FileError: EEXIST, EACCES, ENOENT (a slash after the name of a non-directory), and the
+            errors of path resolution.
     """
     at = place(t, ctx.user, start, path)
     if at.name in DOTS or entry(t, at.directory, at.name) is not None:
@@ -51,9 +51,10 @@ def put_entry(t: Transaction, ctx: Context, directory: Inode, name: bytes, inode
 
 
 def new_inode(ctx: Context, kind: int, mode: int, at: Place, *, name: bytes | None = None) -> Inode:
-    """Makes an inode of the user's with its first name.
+    """Makes an inode that the user owns, with its first name.
 
-    A setgid directory passes on its group, and setgid to new directories.
+    An inode in a setgid directory inherits the directory's group; a new directory also inherits
+    setgid.
     """
     directory = at.directory
     gid = ctx.user.gid
@@ -105,10 +106,10 @@ def move_name(t: Transaction, inode: Inode, old: Place, new: Place) -> None:
 
 
 def drop_name(t: Transaction, ctx: Context, inode: Inode, at: Place) -> None:
-    """Takes a name from a file or symlink; the caller removes or overwrites the entry.
+    """Removes a name of a file or symlink; the caller removes or overwrites the entry.
 
-    A file without names is an orphan: its inode stays until no session writes it and its chunks are
-    removed.
+    A file without names is an orphan: its inode remains until its last session has ended and its
+    chunks are removed.
     """
     inode.nlink -= 1
     inode.ctime = ctx.now

@@ -1,4 +1,4 @@
-"""create, open, close, length reports, growing stripes, truncate."""
+"""Operations on files: create, open, close, append, truncate, reports of lengths, wider stripes."""
 
 import errno
 
@@ -50,7 +50,7 @@ _MASK = (1 << 64) - 1
 def seed_of(number: int) -> int:
     """Returns a file's seed: splitmix64's finalizer of its inode number.
 
-    Equal runs therefore give equal layouts.
+    The layout of a file is therefore reproducible.
     """
     z = (number + 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -75,10 +75,10 @@ def new_file(t: Transaction, ctx: Context, at: Place, name: bytes, mode: int) ->
 def create(t: Transaction, ctx: Context, call: Create) -> Inode:
     """Executes open(O_CREAT), with O_EXCL if `exclusive`.
 
-    Otherwise it follows symlinks, also to a target that does not exist.
+    Without O_EXCL it follows symlinks, even if the target does not exist.
 
     Raises:
-        FileError: EEXIST, EISDIR, EACCES, ELOOP, and those of the walk.
+        FileError: EEXIST, EISDIR, EACCES, ELOOP, and the errors of path resolution.
     """
     start, path = call.inode, call.path
     for _ in range(LINKS_FOLLOWED + 1):
@@ -104,7 +104,7 @@ def create(t: Transaction, ctx: Context, call: Create) -> Inode:
 
 
 def create_many(t: Transaction, ctx: Context, call: CreateMany) -> Inodes:
-    """Executes create(exclusive) for several names in one directory; each has its own error."""
+    """Executes an exclusive `create` for several names in a directory; errors are per name."""
     directory = load(t, call.inode)
     if directory.kind != DIRECTORY:
         raise FileError(errno.ENOTDIR)
@@ -162,7 +162,7 @@ def session_of(t: Transaction, ctx: Context, number: int, handle: int) -> tuple[
     """Returns the inode and session key of a file that this client has open for writing.
 
     Raises:
-        FileError: EBADF: the client has no such session, or no longer.
+        FileError: EBADF: the client does not have this session.
     """
     key = session_key(number, ctx.client, handle)
     if t.get(key) is None:
@@ -183,7 +183,7 @@ def check_length(inode: Inode, length: int, path: bytes) -> None:
 
 
 def extended(ctx: Context, inode: Inode, length: int, version: int) -> bool:
-    """Takes a reported length; returns False if the report does not know of a truncation."""
+    """Applies a reported length; returns False if the report is older than a truncation."""
     check_length(inode, length, b"inode %d" % inode.number)
     if version != inode.length_version:
         return False
@@ -194,7 +194,7 @@ def extended(ctx: Context, inode: Inode, length: int, version: int) -> bool:
 
 
 def _reported(t: Transaction, ctx: Context, inode: Inode, length: int, version: int) -> bool:
-    """Stores a reported length; returns as `extended`."""
+    """Stores a reported length; returns the result of `extended`."""
     accepted = extended(ctx, inode, length, version)
     if accepted:
         store(t, inode)
@@ -239,7 +239,7 @@ _APPENDS = b"a"
 
 
 def append(t: Transaction, ctx: Context, call: Append) -> Inode:
-    """Makes the session the only one that appends to the file.
+    """Makes the session the only appender of the file.
 
     Raises:
         FileError: EBUSY: another session appends.
@@ -256,8 +256,8 @@ def truncate(t: Transaction, ctx: Context, call: Truncate) -> Inode:
     """Sets the length of a file.
 
     Raises:
-        FileError: EISDIR, EINVAL (negative, or not a file), EFBIG, EACCES, EBADF (a handle that is
-            not open).
+        FileError: EISDIR, EINVAL (negative length, or not a file), EFBIG, EACCES, EBADF (unknown
+            handle).
     """
     if call.length < 0:
         raise FileError(errno.EINVAL, call.path)

@@ -12,7 +12,7 @@ ROOT = 1
 FILE, DIRECTORY, SYMLINK = 1, 2, 3
 FIFO, SOCKET, CHARACTER_DEVICE, BLOCK_DEVICE = 4, 5, 6, 7
 SPECIAL = (FIFO, SOCKET, CHARACTER_DEVICE, BLOCK_DEVICE)
-"""Kinds without bytes: only the kernel of a machine that mounts the file system can open them."""
+"""Kinds of special files, which only the kernel of a mount can open."""
 
 CHUNK_MIN, CHUNK_MAX = 4 << 10, 64 << 20
 """Smallest and largest chunk, in bytes."""
@@ -22,7 +22,7 @@ LINKS_FOLLOWED = 40
 
 
 class Layout(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Placement of chunks; a directory's is for files made in it, each with a seed of its own."""
+    """Placement of chunks; new files inherit their directory's layout, but each has its own seed."""
 
     table: int
     table_version: int
@@ -34,11 +34,10 @@ class Layout(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Inode(msgspec.Struct, array_like=True, gc=False):
-    """File, directory, symlink or special file. Times are ns since 1970; `parent` and `name` are one of its
-    names.
+    """File, directory, symlink or special file. Times are ns since 1970.
 
-    A directory's mtime, ctime and nlink are complete in an answer; in the store, `M` rows add to
-    them.
+    `parent` and `name` are one of its names. In the store, `M` rows hold later changes of a
+    directory's mtime, ctime and nlink; in an answer these are included.
     """
 
     format: int
@@ -58,7 +57,7 @@ class Inode(msgspec.Struct, array_like=True, gc=False):
     """Grows with each truncation; a length reported for an older version is ignored."""
     layout: Layout | None
     dyn_stripe: int
-    """Number of chains, from the first of the file's order, that may hold its chunks."""
+    """Number of chains that may hold its chunks: the first ones in the file's order."""
     parent: int
     name: bytes
     target: bytes = b""
@@ -68,7 +67,7 @@ class Inode(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def length_max(self) -> int:
-        """Maximum length of a file in bytes, because a chunk's index has 32 bits."""
+        """Maximum length of the file in bytes: a chunk's index has 32 bits."""
         return (self.layout.chunk_size if self.layout is not None else CHUNK_MAX) << 32
 
     @property
@@ -115,7 +114,7 @@ ALLOCATOR = b"Ninode"
 FILES = b"Nfiles"
 """Counter of inodes that have a name."""
 UNLINKED = b"Nunlinked"
-"""Counter of files without a name that are still open or not yet emptied."""
+"""Counter of orphans: files without a name that are open or still have chunks."""
 
 _pack = _NUMBER.pack
 
@@ -129,13 +128,13 @@ def entry_key(parent: int, name: bytes) -> bytes:
 
 
 def entries_range(parent: int, after: bytes = b"") -> tuple[bytes, bytes]:
-    """Returns the key range of the names in a directory, behind `after`."""
+    """Returns the key range of the names in a directory that follow `after`."""
     begin = _pack(b"D", parent)
     return (begin + after + b"\0" if after else begin), _pack(b"D", parent + 1)
 
 
 def times_key(directory: int) -> bytes:
-    """Returns the key of mtime and ctime of a directory's names; the row is written unread."""
+    """Returns the key of a directory's mtime and ctime; the row is written without a read."""
     return _pack(b"M", directory) + b"t"
 
 
@@ -184,5 +183,5 @@ def client_key(client: int) -> bytes:
 
 
 def number_in(key: bytes) -> int:
-    """Returns the number behind a one-byte prefix."""
+    """Returns the number that follows a one-byte prefix."""
     return int.from_bytes(key[1:9], "big")

@@ -1,9 +1,9 @@
 """Requests to a metadata service and its answers: a msgspec struct per call.
 
-Files are named by an inode and a path from it: `b""` is the inode itself, a path that begins with
-"/" starts at the root. Modes are the twelve permission bits, already masked by the caller's umask.
-Times are ns. Clients choose the numbers `client` and `handle`, above 0: a client's is unique among
-all, a handle's within its client.
+An inode and a path from it name a file: `b""` is the inode itself; a path that begins with "/"
+starts at the root. Modes are the twelve permission bits after the client's umask. Times are ns.
+Clients choose the numbers `client` and `handle`, which are above 0. A `client` is unique in the
+cluster, a `handle` within its client.
 """
 
 from typing import Annotated
@@ -19,9 +19,9 @@ Signed = Annotated[int, msgspec.Meta(ge=-INT64_MAX, le=INT64_MAX)]
 Limit = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 
 OMIT = -1
-"""Value that leaves a time, an owner or a length as it is."""
+"""Value that keeps a time, an owner or a length unchanged."""
 NOW = -2
-"""Value of a time: the server's time."""
+"""Value that stands for the server's current time."""
 
 NOREPLACE, EXCHANGE = 1, 2
 XATTR_CREATE, XATTR_REPLACE = 1, 2
@@ -48,16 +48,16 @@ class Stat(Call, frozen=True, tag="Stat"):
 
 
 class StatMany(Call, frozen=True, tag="StatMany"):
-    """Stats each (inode, path); symlinks at the end are not followed.
+    """Returns the attributes of each (inode, path), without following a last symlink.
 
-    Answer: Inodes, one for each.
+    Answer: Inodes, in the same order.
     """
 
     targets: list[tuple[Number, bytes]]
 
 
 class ReadDirectory(Call, frozen=True, tag="ReadDirectory"):
-    """Lists names behind `after` in order of their bytes, with attributes if `plus`.
+    """Lists the names that follow `after`, sorted by their bytes, with attributes if `plus`.
 
     Answer: Listing.
     """
@@ -104,7 +104,7 @@ class Statfs(Call, frozen=True, tag="Statfs"):
 
 
 class Create(Call, frozen=True, tag="Create"):
-    """Makes a file, or finds it if not `exclusive`; a handle opens it for writing. Answer: Inode."""
+    """Creates a file, or opens it unless `exclusive`; `handle` opens for writing. Answer: Inode."""
 
     inode: Number
     path: bytes
@@ -114,7 +114,7 @@ class Create(Call, frozen=True, tag="Create"):
 
 
 class CreateMany(Call, frozen=True, tag="CreateMany"):
-    """Makes files in one directory, exclusively, in one transaction. Answer: Inodes."""
+    """Creates new files in one directory in one transaction. Answer: Inodes."""
 
     inode: Number
     names: list[bytes]
@@ -122,7 +122,7 @@ class CreateMany(Call, frozen=True, tag="CreateMany"):
 
 
 class Open(Call, frozen=True, tag="Open"):
-    """Checks permissions; a handle opens the file for writing until Close. Answer: Inode."""
+    """Checks permissions; `handle` opens the file for writing until Close. Answer: Inode."""
 
     inode: Number
     path: bytes = b""
@@ -132,9 +132,9 @@ class Open(Call, frozen=True, tag="Open"):
 
 
 class Close(Call, frozen=True, tag="Close"):
-    """Ends a session; with a length also ReportLength. Answer: Inode.
+    """Ends a session; a length is reported as in ReportLength. Answer: Inode.
 
-    If the length is not accepted, the session stays.
+    If the length is not accepted, the session does not end.
     """
 
     inode: Number
@@ -144,10 +144,11 @@ class Close(Call, frozen=True, tag="Close"):
 
 
 class ReportLength(Call, frozen=True, tag="ReportLength"):
-    """Reports the largest end written. Answer: Inode; another `length_version` means not accepted.
+    """Reports the largest written offset. Answer: Inode.
 
-    In that case the file was truncated since. The client finds out what it wrote after that, and
-    reports again.
+    If the answer has another `length_version`, the report was not accepted, because the file was
+    truncated meanwhile. The client then determines what it wrote after the truncation, and reports
+    again.
     """
 
     inode: Number
@@ -159,7 +160,7 @@ class ReportLength(Call, frozen=True, tag="ReportLength"):
 class ExtendStripe(Call, frozen=True, tag="ExtendStripe"):
     """Extends the stripe before a chunk at index `dyn_stripe` or beyond is written.
 
-    `index` is that chunk's. Answer: Inode.
+    `index` is the index of that chunk. Answer: Inode.
     """
 
     inode: Number
@@ -168,14 +169,14 @@ class ExtendStripe(Call, frozen=True, tag="ExtendStripe"):
 
 
 class Append(Call, frozen=True, tag="Append"):
-    """Makes the session the only appender until it ends; before the first append. Answer: Inode."""
+    """Makes the session the only appender until the session ends. Answer: Inode."""
 
     inode: Number
     handle: Number
 
 
 class Truncate(Call, frozen=True, tag="Truncate"):
-    """Sets the length; the client has removed the chunks beyond it before. Answer: Inode."""
+    """Sets the length, after the client has removed the chunks beyond it. Answer: Inode."""
 
     inode: Number
     path: bytes
@@ -206,7 +207,7 @@ class Unlink(Call, frozen=True, tag="Unlink"):
 
 
 class Rename(Call, frozen=True, tag="Rename"):
-    """`flags`: NOREPLACE or EXCHANGE. Answer: Done."""
+    """Renames a file; `flags`: NOREPLACE or EXCHANGE. Answer: Done."""
 
     inode: Number
     path: bytes
@@ -234,7 +235,7 @@ class Symlink(Call, frozen=True, tag="Symlink"):
 
 
 class MakeNode(Call, frozen=True, tag="MakeNode"):
-    """Makes a fifo, a socket, or a device with this number. Answer: Inode."""
+    """Creates a fifo, a socket, or a device with this number. Answer: Inode."""
 
     inode: Number
     path: bytes
@@ -273,7 +274,7 @@ class SetTimes(Call, frozen=True, tag="SetTimes"):
 
 
 class Changes(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Attributes to set; OMIT leaves one as it is."""
+    """Attributes to set; OMIT keeps an attribute unchanged."""
 
     uid: Signed = OMIT
     gid: Signed = OMIT
@@ -285,8 +286,8 @@ class Changes(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class SetAttributes(Call, frozen=True, tag="SetAttributes"):
     """Sets attributes of an inode in one transaction. Answer: Inode.
 
-    With a handle also ReportLength, or Close if `last`. If the length is not accepted, nothing is
-    set and the session stays.
+    With a handle, the call also does ReportLength, or Close if `last`. If the length is not
+    accepted, no attribute is set and the session does not end.
     """
 
     inode: Number
@@ -298,7 +299,7 @@ class SetAttributes(Call, frozen=True, tag="SetAttributes"):
 
 
 class SetXattr(Call, frozen=True, tag="SetXattr"):
-    """`flags`: XATTR_CREATE or XATTR_REPLACE. Answer: Done."""
+    """Sets an extended attribute; `flags`: XATTR_CREATE or XATTR_REPLACE. Answer: Done."""
 
     inode: Number
     path: bytes
@@ -318,9 +319,9 @@ class RemoveXattr(Call, frozen=True, tag="RemoveXattr"):
 
 
 class SetLayout(Call, frozen=True, tag="SetLayout"):
-    """Sets the layout of a directory (for files made later), or of an empty file.
+    """Sets the layout of a directory, which new files inherit, or of an empty file.
 
-    No session may write the file. Answer: Inode.
+    The file must not be open for writing. Answer: Inode.
     """
 
     inode: Number
@@ -329,26 +330,27 @@ class SetLayout(Call, frozen=True, tag="SetLayout"):
 
 
 class KeepAlive(Call, frozen=True, tag="KeepAlive"):
-    """Heartbeat of a client; all of its sessions stay. Answer: Done."""
+    """Sends the heartbeat of a client, which keeps its sessions alive. Answer: Done."""
 
 
 class EndClient(Call, frozen=True, tag="EndClient"):
-    """Ends a client that has closed its files and awaits no answers. Answer: Done."""
+    """Ends a client without open files or requests in flight. Answer: Done."""
 
 
 class Expire(Call, frozen=True, tag="Expire"):
-    """Forgets clients not seen for `timeout_ns`. For root only. Answer: Removals.
+    """Expires clients without a request for `timeout_ns`. Only for root. Answer: Removals.
 
-    The answer names their open files. The length of these must be queried from the chains.
+    The answer has the open files of these clients. The caller must query the files' chains for the
+    lengths.
     """
 
     timeout_ns: Number
 
 
 class Settle(Call, frozen=True, tag="Settle"):
-    """Ends a vanished client's sessions on a file, with the length that the file's chains report.
+    """Ends an expired client's sessions on a file, with the length that the chains report.
 
-    For root only. Answer: Inode.
+    Only for root. Answer: Inode.
     """
 
     inode: Number
@@ -359,9 +361,10 @@ class Settle(Call, frozen=True, tag="Settle"):
 
 
 class Collect(Call, frozen=True, tag="Collect"):
-    """Lists files without names and sessions behind inode `after`, to remove their chunks.
+    """Lists orphans without sessions that follow inode `after`, so that the caller removes their
+    chunks.
 
-    For root only. Answer: Removals.
+    Only for root. Answer: Removals.
     """
 
     after: Number = 0
@@ -369,25 +372,25 @@ class Collect(Call, frozen=True, tag="Collect"):
 
 
 class Collected(Call, frozen=True, tag="Collected"):
-    """Confirms that the chunks of these files are removed. For root only. Answer: Done."""
+    """Confirms that the chunks of these files are removed. Only for root. Answer: Done."""
 
     inodes: list[Number]
 
 
 class Done(
     msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
-):  # no other answer decodes as this one
+):  # so no other answer decodes as this one
     """Answer of a call that returns nothing."""
 
 
 class Inodes(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One inode or POSIX error number for each item of the call."""
+    """Inode or POSIX error number for each item of the call."""
 
     items: list[Inode | int]
 
 
 class Listing(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Page of (name, inode, kind) in order; `inodes` likewise if attributes were requested."""
+    """Page of (name, inode, kind); `inodes` has the attributes, if requested, in the same order."""
 
     entries: list[tuple[bytes, int, int]]
     inodes: list[Inode]
@@ -409,18 +412,18 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, gc=False):
     name_max: int
     path_max: int
     unlinked: int
-    """Files without a name that are still open, or whose chunks are not all removed yet."""
+    """Number of orphans: files without a name that are open or still have chunks."""
 
 
 class Removal(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """File whose first `chains` chains must be queried (Expire) or emptied of it (Collect)."""
+    """File whose length must be queried (Expire) or whose chunks must be removed (Collect)."""
 
     inode: Number
     layout: Layout
     chains: int
     length_version: int
     client: Number = 0
-    """Client whose sessions these are (Expire only)."""
+    """Client that has the sessions (Expire only)."""
 
 
 class Removals(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -465,9 +468,9 @@ Answer = Inode | Inodes | Listing | Blob | Blobs | Counts | Removals | Done
 class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Call of a client.
 
-    A `number` above 0 is an idempotency key of its client, for ever: a request sent again is not
-    executed again but answered as the first time. The client has the answers of all its requests up
-    to `acknowledged`. `again`: the request was sent before, so copies of it may still be in flight.
+    A `number` above 0 is an idempotency key within its client: a retry of a request is not
+    executed, but gets the first answer. The client has received the answers to all its requests up
+    to `acknowledged`. `again` marks a retry, of which earlier copies may be in flight.
     """
 
     user: User

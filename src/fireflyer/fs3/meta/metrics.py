@@ -1,7 +1,7 @@
 """Prometheus metrics of a metadata service.
 
-Thread contract: `done` may be called from any thread. It is on the path of every request, so it
-only notes the request. A call that finds many notes, or a scrape, counts them.
+Thread contract: any thread may call `done`. Each request calls it, so `done` only queues the
+request. A scrape, or a `done` that finds many queued requests, counts them.
 """
 
 import errno
@@ -34,16 +34,16 @@ def name_of(error: FireflyerError) -> str:
 
 
 class Operations:
-    """Requests by kind: durations and errors."""
+    """Metrics of requests by kind: durations and errors."""
 
     def __init__(
         self, store: Callable[[], Mapping[str, int]], unlinked: Callable[[], int | None]
     ) -> None:
-        """Registers the metrics in a registry of their own.
+        """Registers the metrics in a separate registry.
 
         Args:
-            store: returns the counters of `SqliteEngine.statistics`.
-            unlinked: returns the number of files without a name; None: it is not known.
+            store: function that returns the counters of `SqliteEngine.statistics`.
+            unlinked: function that returns the number of orphans; None: unknown.
         """
         self._store, self._unlinked = store, unlinked
         self._notes: deque[tuple[str, float, str]] = deque()
@@ -54,7 +54,7 @@ class Operations:
         self.registry.register(self)
 
     def done(self, kind: str, seconds: float, error: str = "") -> None:
-        """Notes an answered request; `error` names the error that it raised."""
+        """Records an answered request; `error` is the name of its error."""
         self._notes.append((kind, seconds, error))
         if len(self._notes) >= NOTES and self._lock.acquire(blocking=False):
             try:

@@ -1,4 +1,4 @@
-"""unlink, link, symlink, mknod, readlink, all names of an inode."""
+"""Operations on names: unlink, link, symlink, mknod, readlink, all names of an inode."""
 
 import errno
 
@@ -57,7 +57,7 @@ def unlink(t: Transaction, ctx: Context, call: Unlink) -> Done:
     """Removes a name of a file or symlink.
 
     Raises:
-        FileError: EISDIR, EACCES, EPERM (sticky), and those of the walk.
+        FileError: EISDIR, EACCES, EPERM (sticky), and the errors of path resolution.
     """
     path = call.path
     at = place(t, ctx.user, call.inode, path)

@@ -1,4 +1,4 @@
-"""rename: files and directories, NOREPLACE, EXCHANGE, loops."""
+"""Operation rename, for files and directories, with NOREPLACE and EXCHANGE."""
 
 import errno
 
@@ -28,11 +28,11 @@ from fireflyer.fs3.meta.walk import Place, child, entry, place
 
 
 def rename(t: Transaction, ctx: Context, call: Rename) -> Done:
-    """Moves an entry to another place in one step, over what may be there; or exchanges both.
+    """Moves an entry atomically, replacing an entry at the target, or exchanges two entries.
 
     Raises:
         FileError: EINVAL (into itself, ".", unknown flags), EEXIST, ENOTEMPTY, EISDIR, ENOTDIR,
-            EBUSY (root), EACCES, EPERM (sticky), and those of the walk.
+            EBUSY (root), EACCES, EPERM (sticky), and the errors of path resolution.
     """
     if call.flags not in (0, NOREPLACE, EXCHANGE):
         raise FileError(errno.EINVAL, call.path)
@@ -74,7 +74,7 @@ def _check(
     moved: Inode,
     replaced: Inode | None,
 ) -> None:
-    """Checks permissions, and that no directory would come to lie in itself."""
+    """Checks permissions, and that no directory moves into itself."""
     user = ctx.user
     require(user, old.directory, WRITE | SEARCH, call.path)
     require(user, new.directory, WRITE | SEARCH, call.new_path)

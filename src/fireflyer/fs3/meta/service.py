@@ -1,8 +1,8 @@
-"""Executes requests on an engine: idempotency, inode numbers, liveness of clients. No network.
+"""Execution of requests on an engine: idempotency, inode numbers, liveness of clients. No network.
 
-Thread contract: `execute` and `execute_many` from any thread; requests given together share
-commits.
-Invariants: an answer is returned only once it is durable; an inode number is given once, for ever.
+Thread contract: any thread may call `execute` and `execute_many`; the requests of one call share
+commits. Invariants: an answer is returned only after it is durable; an inode number is never
+reused.
 """
 
 import os
@@ -106,32 +106,32 @@ def initialize(t: Transaction, now: int, layout: Layout = DEFAULT_LAYOUT) -> Non
 
 
 def is_made(t: Transaction) -> bool:
-    """Returns whether there is a root directory: the file system was set up before."""
+    """Returns whether the file system is set up: it has a root directory."""
     return t.get(inode_key(ROOT)) is not None
 
 
 def is_reading(request: Request) -> bool:
-    """Returns whether a request changes nothing, and so need not wait for writes."""
+    """Returns whether a request changes nothing, so that it need not wait for writes."""
     return type(request.call) in _READS
 
 
 def _stays(request: Request) -> bool:
     """Returns whether the store keeps an answer or an open file of the client.
 
-    Only then the client is noted as seen.
+    Only such a request records that the client is alive.
     """
     if request.client == 0 or isinstance(request.call, messages.EndClient):
         return False
     return request.number > 0 or getattr(request.call, "handle", 0) > 0
 
 
-REFUSED = b"\xc1"  # no msgpack begins with it: a recorded refusal follows
+REFUSED = b"\xc1"  # prefix of a recorded error; no msgpack value begins with this byte
 
 
 def _refusal(error: FireflyerError) -> bytes:
-    """Returns the record of a refused request; raises errors that leave none."""
+    """Encodes the record of a rejected request; raises an error that is not recorded."""
     if isinstance(error, FileError):
-        path = os.fsencode(error.filename or "")  # a name need not be UTF-8
+        path = os.fsencode(error.filename or "")  # a name may be invalid UTF-8
         return REFUSED + encode((error.errno or 0, path, error.detail))
     raise error
 
@@ -153,7 +153,7 @@ def _answer(request: Request, raw: msgspec.Raw) -> Answer | FireflyerError:
 
 
 class Numbers:
-    """Inode numbers, taken from the store in blocks."""
+    """Allocator of inode numbers, which reserves blocks in the store."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -161,9 +161,9 @@ class Numbers:
         self._next = self._end = 0
 
     def take(self, count: int) -> int:
-        """Returns the first of `count` numbers in a row.
+        """Allocates `count` consecutive numbers; returns the first.
 
-        Not for use while a transaction is open.
+        REQUIRES: the caller has no open transaction.
         """
         with self._lock:
             if self._end - self._next < count:
@@ -192,13 +192,13 @@ def _made(call: messages.Call) -> int:
 
 
 class Folders:
-    """Cache of directory numbers by path. It may be outdated, so it serves only to read ahead."""
+    """Cache of directory numbers by path. It may be outdated, so it is only used to read ahead."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, bytes], int] = {}
 
     def keys(self, call: Any) -> tuple[bytes, ...]:
-        """Returns the keys that a call on a path's last name will read, if the cache is right."""
+        """Predicts the keys that a call on a path's last name reads."""
         path, start = getattr(call, "path", None), getattr(call, "inode", 0)
         if not path:
             return (inode_key(start),) if start else ()
@@ -219,12 +219,13 @@ class Folders:
 
 
 class MetaService:
-    """Metadata of one file system on an engine, which the caller closes.
+    """Metadata service of one file system, on an engine that the caller closes.
 
     Args:
-        engine: the store; an empty one gets a root directory with `layout`.
-        now: returns the time in ns since 1970.
-        session_ns: how long an unseen client keeps its sessions; determines when it is refreshed.
+        engine: store of the metadata; an empty store gets a root directory with `layout`.
+        now: function that returns the time in ns since 1970.
+        session_ns: time without requests after which a client's sessions expire; determines how
+            often its liveness is recorded.
     """
 
     def __init__(
@@ -248,8 +249,8 @@ class MetaService:
     def use_table(self, table: int, version: int, chains: int) -> None:
         """Makes new files use this version of the table, with at most its number of chains.
 
-        Without a call, new files use the version and the stripe that their directory names. Any
-        thread.
+        Before the first call, new files use the version and the stripe of their directory.
+        Thread-safe.
         """
         self._tables = {**self._tables, table: (version, chains)}
 
@@ -257,8 +258,9 @@ class MetaService:
         """Executes a request; durable when it returns.
 
         Raises:
-            FileError: the request was refused, and nothing was changed.
-            Unavailable: too many conflicts. StorageError: the store failed; executed or not.
+            FileError: the request was rejected and changed nothing.
+                Unavailable: too many conflicts.
+                StorageError: the store failed; the request may or may not have been executed.
         """
         (answer,) = self.execute_many((request,))
         if isinstance(answer, FireflyerError):
@@ -266,13 +268,12 @@ class MetaService:
         return answer
 
     def execute_many(self, requests: Sequence[Request]) -> list[Answer | FireflyerError]:
-        """Executes independent requests, as if by as many callers at once: reads first, then
-        writes.
+        """Executes independent requests as if they were concurrent: reads first, then writes.
 
-        The error of a request is returned in its place.
+        Returns the answer or the error of each request.
 
         Raises:
-            StorageError: as `execute`, for all of them.
+            StorageError: the store failed; any request may or may not have been executed.
         """
         return [
             _answer(request, answer) if isinstance(answer, msgspec.Raw) else answer
@@ -282,7 +283,7 @@ class MetaService:
     def answer_many(
         self, requests: Sequence[Request]
     ) -> list[Answer | msgspec.Raw | FireflyerError]:
-        """Executes requests for a caller that forwards the answers: recorded ones stay encoded."""
+        """Executes requests like `execute_many`, but does not decode recorded answers."""
         now = self._now()
         answers: list[Any] = [None] * len(requests)
         writes: list[tuple[int, Request, Job[bytes | Answer]]] = []
@@ -325,7 +326,7 @@ class MetaService:
         if ends or clear_to - self._cleared.get(client, 0) < RECORDS_KEPT:
             clear_to = 0
         else:
-            self._cleared[client] = clear_to  # if this fails, the next request clears these, too
+            self._cleared[client] = clear_to  # after a failure, the next request clears these, too
 
         def body(t: Transaction) -> bytes | Answer:
             if kept and number <= counter(t.get(record_key(client, 0))):
@@ -354,7 +355,7 @@ class MetaService:
         )
 
     def _done(self, request: Request, result: Any, now: int) -> Any:
-        """Returns the answer for a job's result; remembers that the client was written as seen."""
+        """Returns the answer for a job's result; notes that the client's liveness is recorded."""
         if isinstance(result, bytes):
             result = _recorded(result)
         if isinstance(result, FireflyerError):

@@ -1,8 +1,8 @@
-"""Vanished clients and files without names: the steps that end sessions and remove chunks.
+"""Expired clients and orphans: the operations that end sessions and remove chunks.
 
-A shell runs in rounds: `expire`; for each file returned, query its chains for the length, then
-`settle`; `collect`; for each file returned, remove its chunks from its chains, then `collected`.
-Each step may be repeated.
+The caller works in rounds. First it calls `expire`; for each returned file, it queries the chains
+for the length and calls `settle`. Then it calls `collect`; for each returned file, it removes the
+chunks and calls `collected`. Each step is idempotent.
 """
 
 from fireflyer.fs3.kv.transaction import Transaction
@@ -48,7 +48,7 @@ def keep_alive(t: Transaction, ctx: Context, call: KeepAlive) -> Done:
 
 
 def end_client(t: Transaction, ctx: Context, call: EndClient) -> Done:
-    """Forgets the client once its sessions are settled: at once if it closed its files."""
+    """Removes the client once its sessions are settled: immediately if it has no open files."""
     if _open_files(t, {ctx.client}):
         t.set(client_key(ctx.client), bytes(8))
     else:
@@ -68,8 +68,8 @@ def _expired(value: bytes | None, now: int, timeout: int) -> bool:
 def _open_files(t: Transaction, clients: set[int]) -> dict[tuple[int, int], None]:
     """Returns (inode, client) of these clients' sessions, by a scan of all sessions.
 
-    The scan does not conflict with every open, because a client that opens a file after a long
-    silence writes its `C` row again.
+    The scan does not need to conflict with concurrent opens: a client that opens a file after a
+    long silence rewrites its `C` row.
     """
     found: dict[tuple[int, int], None] = {}
     begin, end = b"S", b"T"
@@ -83,7 +83,7 @@ def _open_files(t: Transaction, clients: set[int]) -> dict[tuple[int, int], None
 
 
 def expire(t: Transaction, ctx: Context, call: Expire) -> Removals:
-    """Forgets expired clients without open files; returns the open files of the others."""
+    """Removes expired clients without open files; returns the open files of other expired clients."""
     require_root(ctx.user)
     gone: set[int] = set()
     for key, value in t.snapshot_range(b"C", b"D"):
@@ -110,7 +110,8 @@ def _removal(inode: Inode, client: int = 0) -> Removal:
 def settle(t: Transaction, ctx: Context, call: Settle) -> Inode:
     """Stores the length that the chains report, and ends the client's sessions on the file.
 
-    The length is ignored if the file was truncated since. Nothing changes if the client is back.
+    The length is ignored if the file was truncated meanwhile. If the client is alive again, nothing
+    changes.
     """
     require_root(ctx.user)
     inode = load(t, call.inode)
@@ -146,7 +147,7 @@ def collect(t: Transaction, ctx: Context, call: Collect) -> Removals:
 
 
 def collected(t: Transaction, ctx: Context, call: Collected) -> Done:
-    """Removes these inodes, except those that have a name or a session, or are gone already."""
+    """Removes these inodes, except those that have a name or a session or no longer exist."""
     require_root(ctx.user)
     for number in call.inodes:
         data = t.get(inode_key(number))

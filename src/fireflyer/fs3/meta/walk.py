@@ -19,7 +19,7 @@ from fireflyer.fs3.meta.messages import User
 
 
 class Place:
-    """Directory and last name of a path; `slash` if the path requires a directory there."""
+    """Directory and last name of a path; `slash` is true if the path must name a directory."""
 
     __slots__ = ("directory", "name", "slash")
 
@@ -30,7 +30,7 @@ class Place:
 
 
 def find(t: Transaction, user: User, start: int, path: bytes, follow: bool = True) -> Inode:
-    """Returns the inode at a path.
+    """Resolves a path to an inode.
 
     Raises:
         FileError: ENOENT, ENOTDIR, EACCES (no search), ELOOP, ENAMETOOLONG, EINVAL (NUL).
@@ -43,12 +43,12 @@ def find(t: Transaction, user: User, start: int, path: bytes, follow: bool = Tru
 
 
 def place(t: Transaction, user: User, start: int, path: bytes) -> Place:
-    """Returns the directory that holds the path's last name, and the name.
+    """Resolves a path to the directory of its last name, and that name.
 
     The name need not exist and may be "." or "..".
 
     Raises:
-        FileError: as `find`; ENOENT for an empty path.
+        FileError: the errors of `find`; ENOENT for an empty path.
     """
     if not path:
         raise FileError(errno.ENOENT, path)
