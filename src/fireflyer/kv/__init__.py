@@ -8,7 +8,7 @@ pages = kv.cache("fs3:///pages", capacity=1 << 40)
 """
 
 from fireflyer.kv.batch import WriteBatch
-from fireflyer.kv.opening import cache, open  # the faces are `kv.cache` and `kv.open`
+from fireflyer.kv.opening import cache, open  # the public names are `kv.cache` and `kv.open`
 from fireflyer.kv.reading import Change, Snapshot
 from fireflyer.kv.store import ReadOnlyStore, Store
 

@@ -1,4 +1,4 @@
-"""Operations that take effect together."""
+"""Atomic batches of operations."""
 
 import time
 
@@ -8,12 +8,12 @@ from fireflyer.kv.core.writer import Batch
 
 
 def now_ms() -> int:
-    """Returns the time by which values expire, in ms since 1970."""
+    """Returns the current time of the clock that expires values, in ms since 1970."""
     return time.time_ns() // 1_000_000
 
 
 def expiry(ttl: float | None) -> int:
-    """Returns the expiry in ms since 1970, or 0 for never.
+    """Converts a time to live to an expiry in ms since 1970; 0: never.
 
     Raises:
         KvError: the time to live is not positive.
@@ -26,9 +26,9 @@ def expiry(ttl: float | None) -> int:
 
 
 class WriteBatch:
-    """Puts and deletions that become durable and visible together, in their order.
+    """Puts and deletions that become durable and visible atomically, in their order.
 
-    A batch may be used by one thread at a time.
+    Only one thread at a time may use a batch.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class WriteBatch:
     def put(
         self, key: bytes, value: bytes | bytearray | memoryview, *, ttl: float | None = None
     ) -> None:
-        """Adds a put. `ttl`: seconds until the value disappears.
+        """Adds a put; the value expires after `ttl` seconds.
 
         Raises:
             InvalidKey: the key is empty or longer than 64 KiB.
@@ -63,5 +63,5 @@ class WriteBatch:
         self._changes[key] = value
 
     def encoded(self) -> Batch:
-        """Returns the operations for the log."""
+        """Returns the batch in the form of the log."""
         return Batch(list(self._parts), dict(self._changes))

@@ -1,8 +1,8 @@
-"""Group commit: batches of all threads become log objects, one at a time.
+"""Group commit: one thread writes the batches of all callers as log objects.
 
-Threads: callers queue batches and wait; one committer thread writes all that are queued as one log
-object. While it writes, the next ones queue up, so the number of durable writes does not grow with
-the number of callers.
+Callers queue batches and wait. The committer thread writes all queued batches as one log object.
+Meanwhile further batches are queued, so the number of durable writes does not grow with the number
+of callers.
 """
 
 import threading
@@ -12,12 +12,12 @@ from fireflyer.errors import FireflyerError, KvError, NoSpace
 from fireflyer.kv.core.writer import Batch
 
 _MOST_QUEUED = 64 << 20
-"""Bytes of batches without a waiting caller; more make their callers wait."""
+"""Maximum bytes of queued batches without a waiting caller; further callers wait."""
 _MOST_GROUP = 32 << 20
 
 
 class Ticket:
-    """Place of a batch in the queue."""
+    """Entry of the queue: a batch and its outcome."""
 
     __slots__ = ("batch", "bytes", "done", "failure")
 
@@ -29,7 +29,7 @@ class Ticket:
         self.done.acquire()
 
     def wait(self) -> None:
-        """Returns once the batch is durable. Raises its error."""
+        """Waits until the batch is durable; raises the error of its write."""
         self.done.acquire()
         self.done.release()
         if self.failure is not None:
@@ -45,8 +45,9 @@ class Committer:
         """Starts the thread.
 
         Args:
-            append: makes batches durable and visible; called by the committer's thread alone.
-            failed: told of an error after which the writer must not go on.
+            append: function that makes batches durable and visible; only the committer's thread
+                calls it.
+            failed: callback for an error after which the writer must stop.
         """
         self._append = append
         self._failed = failed
@@ -59,7 +60,7 @@ class Committer:
         self._thread.start()
 
     def submit(self, batch: Batch) -> Ticket:
-        """Queues a batch. Raises the error that ended the writer."""
+        """Queues a batch. Raises the error that stopped the writer."""
         ticket = Ticket(batch)
         with self._changed:
             while self._queued > _MOST_QUEUED and self._failure is None:
@@ -75,13 +76,13 @@ class Committer:
         return ticket
 
     def fail(self, failure: FireflyerError) -> None:
-        """Ends the writer: batches that wait, and all later ones, get this error."""
+        """Stops the writer: queued and later batches get this error."""
         with self._changed:
             self._failure = self._failure or failure
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Writes what is queued and ends the thread."""
+        """Writes the queued batches and ends the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -104,7 +105,7 @@ class Committer:
                 ticket.done.release()
 
     def _next(self) -> list[Ticket]:
-        """Waits for batches; [] ends the thread."""
+        """Waits for batches and returns them; [] means that the thread must end."""
         with self._changed:
             while not self._queue and not self._closing:
                 self._changed.wait()
@@ -119,5 +120,5 @@ class Committer:
             return taken
 
     def drain(self) -> None:
-        """Waits until everything that was queued is durable. Raises the error that ended the writer."""
+        """Waits until all queued batches are durable. Raises the error that stopped the writer."""
         self.submit(Batch([], {})).wait()

@@ -1,4 +1,4 @@
-"""Figures and verification of a store, without a writer."""
+"""Statistics and verification of a store, without a writer."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def _current(storage: Storage) -> Manifest:
 
 
 def stat(storage: Storage) -> dict[str, Any]:
-    """Returns figures of a store by name. Raises KvError: there is none."""
+    """Returns statistics of a store by name. Raises KvError if there is no store."""
     manifest = _current(storage)
     log: list[int] = run(storage, listed(LOG))
     refs = [ref for run_ in manifest.runs for ref in run_]
@@ -46,10 +46,11 @@ def check(storage: Storage) -> dict[str, Any]:
     """Verifies every object that the newest state needs.
 
     Returns:
-        The numbers of verified objects, and a list "damaged" of objects with reasons.
+        Numbers of verified objects, and a list "damaged" of objects with reasons.
 
     Raises:
-        KvError: there is no store. Corrupted: the newest manifest is damaged.
+        KvError: there is no store.
+        Corrupted: the newest manifest is damaged.
     """
     manifest = _current(storage)
     damaged: list[dict[str, str]] = []

@@ -22,7 +22,7 @@ SEGMENT_BYTES = 64 << 20
 
 
 def is_missing(url: str | os.PathLike[str]) -> bool:
-    """Returns whether the URL is that of a local folder that does not exist."""
+    """Returns whether the URL names a local folder that does not exist."""
     scheme, is_url, rest = os.fspath(url).partition("://")
     if is_url and scheme != "file":
         return False
@@ -53,18 +53,19 @@ def open(
     """Opens a store: a folder, fs3://HOST:PORT/PATH, fs3:///PATH, or a URL of fsspec.
 
     Args:
-        write: take the store over as its one writer, and create it if it is missing. A writer that
-            has it open gets `Stale` from then on.
+        write: become the only writer of the store, and create a missing store. The previous writer
+            then gets `Stale`.
         snapshot: id of a snapshot to read instead of the newest state.
-        cache: bytes of table blocks in memory.
-        poll: of a reader: seconds between looks at what was written; 0: only `refresh` looks.
-        history: of a writer: newest log objects to keep for `changes`, beside those that recovery
-            needs.
-        memtable: of a writer: bytes in memory after which a table is written.
+        cache: maximum bytes of cached table blocks.
+        poll: for a reader: seconds between reads of the log; 0: only `refresh` reads it.
+        history: for a writer: number of newest log objects to keep for `changes`, in addition to
+            the ones that recovery needs.
+        memtable: for a writer: bytes in memory after which a table is written.
 
     Raises:
         KvError: there is no store to read, or the storage cannot be written safely.
-        SnapshotGone: the snapshot expired. Corrupted: the log or the manifest is damaged.
+        SnapshotGone: the snapshot expired.
+            Corrupted: the log or the manifest is damaged.
         Unavailable: no server answers.
     """
     if not write and is_missing(url):
@@ -100,16 +101,18 @@ def cache(
 ) -> "PageCache":
     """Opens a page cache: a folder, fs3://HOST:PORT/PATH, fs3:///PATH, or a URL of fsspec.
 
-    Any number of processes may open one; each writes and evicts, all with the same capacity.
+    Any number of processes may open a cache. Each may write and evict; all must use the same
+    capacity.
 
     Args:
-        capacity: most bytes of its segments, at least 256 KiB.
-        segment: bytes of pages that are written together, at most an eighth of the capacity.
-        poll: seconds between looks at what other processes wrote; 0: only `refresh`, and each
-            write, looks.
+        capacity: maximum bytes of its segments, at least 256 KiB.
+        segment: bytes of a segment, which is written at once; at most an eighth of the capacity.
+        poll: seconds between searches for segments of other processes; 0: only `refresh` and writes
+            search.
 
     Raises:
-        KvError: a size makes no sense. StorageError: the storage cannot be listed.
+        KvError: a size is invalid.
+            StorageError: the storage cannot be listed.
         Unavailable: no server answers.
     """
     from fireflyer.kv.pages.cache import PageCache, sizes_checked  # deferred: it needs numpy

@@ -32,7 +32,7 @@ class Change(NamedTuple):
 
 
 def bounds(start: bytes, end: bytes | None, prefix: bytes) -> tuple[bytes, bytes | None]:
-    """Returns the range of keys from `start` to before `end` that begin with `prefix`."""
+    """Returns the range of keys with start <= key < end that begin with `prefix`."""
     if not prefix:
         return start, end
     start = max(start, prefix)
@@ -50,20 +50,21 @@ class Readable:
         self._storage = storage
         self._core = core
         self._lock = threading.Lock()
-        """Held while the core runs, not while it waits for the storage."""
+        """Lock that is held while the core runs, but not while it waits for the storage."""
         self._failure: FireflyerError | None = None
         self._closed = False
 
     @property
     def sequence(self) -> int:
-        """Number of the newest operation that is visible here; the first one ever has number 1."""
+        """Sequence number of the newest visible operation; the first operation has number 1."""
         return self._core.sequence
 
     def get(self, key: bytes) -> bytes | None:
         """Returns the value of a key, or None.
 
         Raises:
-            InvalidKey: the key is empty or longer than 64 KiB. Corrupted: stored bytes are damaged.
+            InvalidKey: the key is empty or longer than 64 KiB.
+                Corrupted: stored bytes are damaged.
         """
         if not 0 < len(key) <= MOST_KEY:
             checked_key(key)
@@ -75,7 +76,7 @@ class Readable:
         return found  # type: ignore[return-value]
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Returns the values of keys, in their order, each like `get`."""
+        """Returns the value or None for each key, like `get`."""
         return [self.get(key) for key in keys]
 
     def __contains__(self, key: bytes) -> bool:
@@ -89,7 +90,7 @@ class Readable:
         prefix: bytes = b"",
         limit: int | None = None,
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Yields (key, value) from `start` to before `end`, in the order of keys, of one state.
+        """Yields (key, value) with start <= key < end, sorted by key, from one state of the store.
 
         Raises:
             SnapshotGone: tables of this state were collected meanwhile; `snapshot` prevents that.
@@ -118,17 +119,18 @@ class Readable:
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[View]:
-        """Gives a view of the present state; a writer keeps its tables meanwhile."""
+        """Yields a view of the current state, whose tables a writer keeps meanwhile."""
         yield self._core.view.copy()
 
     def changes(self, after: int = 0, *, wait: float | None = 0.0) -> Iterator[Change]:
-        """Yields the operations behind number `after`, in their order.
+        """Yields the operations that follow number `after`, in order.
 
         Args:
             wait: seconds without an operation after which the iterator ends; None: it never does.
 
         Raises:
-            SnapshotGone: operations behind `after` were collected. The writer's `history` keeps more.
+            SnapshotGone: operations that follow `after` were collected. The writer's `history`
+                keeps more of them.
         """
         feed, idle = Feed(after), time.monotonic()
         while not self._closed:
@@ -148,12 +150,12 @@ class Readable:
 
 
 class Snapshot(Readable):
-    """One state of a store, which collection spares.
+    """State of a store that is protected from collection.
 
     A background thread renews its pin until `close`, or the end of a `with` block.
 
     Attributes:
-        id: name by which `kv.open(url, snapshot=id)` finds it; None for a snapshot of a reader.
+        id: id for `kv.open(url, snapshot=id)`; None for a snapshot of a reader.
     """
 
     def __init__(
@@ -174,11 +176,13 @@ class Snapshot(Readable):
         while not self._ended.wait(self._seconds / 3):
             count += 1
             pin = pins.Pin(self._core.manifest.number, self._seconds, count)
-            with contextlib.suppress(FireflyerError):  # the next one may succeed before its time
+            with contextlib.suppress(
+                FireflyerError
+            ):  # a later renewal may succeed before the pin expires
                 run(self._storage, pins.write(self._identity, pin))
 
     def close(self) -> None:
-        """Gives the snapshot up: its tables may be collected."""
+        """Releases the snapshot: its tables may be collected."""
         if self._closed:
             return
         self._closed = True
@@ -195,7 +199,7 @@ class Snapshot(Readable):
 
 
 def fixed(manifest: Manifest, view: View, sequence: int, core: Reader) -> Reader:
-    """Returns a core that stays at one state."""
+    """Returns a core that always reads one state."""
     core.manifest, core.view, core.sequence = manifest, view, sequence
     return core
 

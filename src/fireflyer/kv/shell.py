@@ -1,4 +1,4 @@
-"""Shell of the core: performs the operations of a protocol step on a storage."""
+"""Executor of the core's protocol steps: performs their operations on a storage."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ from fireflyer.storage import Storage
 T = TypeVar("T")
 
 _REPEATS = 5
-"""Calls of an operation that may be repeated, with pauses from 0.05 s on."""
+"""Maximum attempts of an idempotent operation, with a backoff from 0.05 s."""
 
 
 def perform(storage: Storage, operation: Operation) -> Any:
@@ -50,7 +50,7 @@ def read(storage: Storage, wanted: Read) -> bytes | None:
     try:
         data = storage.read(wanted.name, wanted.offset, wanted.length)
     except StorageError:
-        if storage.size(wanted.name) is None:  # deleted meanwhile
+        if storage.size(wanted.name) is None:  # the object was deleted meanwhile
             return None
         raise
     if wanted.length is not None and len(data) < wanted.length:
@@ -64,8 +64,8 @@ def run(storage: Storage, steps: Steps[T], lock: "threading.Lock | None" = None)
     """Runs a protocol step to its end and returns its result.
 
     Args:
-        lock: held while the core runs, and released during its operations, so that steps of several
-            threads interleave at operations only.
+        lock: lock that is held while the core runs, and released during its operations. Steps of
+            several threads interleave only at operations.
     """
     result: Any = None
     failure: FireflyerError | None = None
@@ -88,9 +88,9 @@ def run(storage: Storage, steps: Steps[T], lock: "threading.Lock | None" = None)
 
 
 def _persistent(storage: Storage, operation: Operation) -> Any:
-    """Repeats an operation that has the same effect twice while the store is unavailable.
+    """Retries an idempotent operation while the store is unavailable.
 
-    A create is not repeated: its caller must look who won.
+    A create is not retried, because its caller must check which writer succeeded.
     """
     for attempt in range(_REPEATS):
         try:

@@ -1,8 +1,9 @@
-"""Stores: one writer, any number of readers, which meet in objects of the storage only.
+"""Stores: one writer and any number of readers, which communicate only by objects in the storage.
 
-Threads of a writer: callers, the committer (committing.py), one that flushes, one that merges tables
-and collects. Threads of a reader: callers, and one that follows the log. A lock makes the core's
-steps interleave at storage operations only; lookups that find everything in memory take no lock.
+Threads of a writer: callers, the committer (committing.py), a flush thread, and a thread that
+merges tables and collects. Threads of a reader: callers, and a thread that follows the log. A lock
+makes the core's steps interleave only at storage operations. Lookups that need no storage take no
+lock.
 """
 
 import contextlib
@@ -28,33 +29,34 @@ from fireflyer.storage import Storage
 _RETRY_S = 1.0
 _COLLECT_S = 5.0
 _MOST_FROZEN = 4
-"""Full memtables that wait to be flushed; with more, batches wait."""
+"""Maximum full memtables that wait for a flush; further batches wait."""
 
 
 class Store(Readable):
-    """The writer of a database. Thread-safe; opened by `kv.open(url, write=True)`."""
+    """Writer of a database, from `kv.open(url, write=True)`. Thread-safe."""
 
     _core: Writer
 
     def __init__(self, storage: Storage, settings: Settings, cache: int) -> None:
-        """Takes the database over, or founds it.
+        """Takes over the database, or creates it.
 
         Raises:
-            Stale: another process took it over at the same time. Corrupted: the log is damaged.
+            Stale: another process took over at the same time.
+            Corrupted: the log is damaged.
         """
         super().__init__(storage, Writer(secrets.token_bytes(8), settings, BlockCache(cache)))
         self._watch = pins.PinWatch()
         self._views: Counter[int] = Counter()
-        """Manifests that scans and snapshots of this process use, by number."""
+        """Number of uses of each manifest by scans and snapshots of this process."""
         run(storage, self._core.open())
         run(storage, clean_temporary())
         self._room = threading.Condition()
-        """Signals that memtables were frozen or flushed, or that the store ends."""
+        """Condition that signals frozen or flushed memtables, or the end of the store."""
         self._ending = False
         self._maintenance = threading.Lock()
-        """Held by a merge or a collection."""
+        """Lock that a merge or a collection holds."""
         self.trouble: StorageError | None = None
-        """Last error of a flush, merge or collection that is tried again."""
+        """Last error of a flush, merge or collection that is being retried."""
         self._committer = Committer(self._append, self._end)
         self._threads = [
             threading.Thread(
@@ -69,19 +71,21 @@ class Store(Readable):
 
     @property
     def epoch(self) -> int:
-        """Fencing token of this writer; each take-over of the database adds one."""
+        """Fencing token of this writer; each take-over increments it."""
         return self._core.epoch
 
     def put(self, key: bytes, value: bytes, *, ttl: float | None = None, wait: bool = True) -> None:
-        """Sets a value; it is durable when this returns.
+        """Sets a value durably.
 
         Args:
-            ttl: seconds until the value disappears.
-            wait: False: return at once; the value becomes visible and durable later (`sync`).
+            ttl: seconds until the value expires.
+            wait: False: return before the value is visible and durable; `sync` waits for that.
 
         Raises:
-            InvalidKey: the key is empty or longer than 64 KiB. NoSpace: nothing was written.
-            Stale: another writer took over. Other StorageErrors: the outcome is unknown.
+            InvalidKey: the key is empty or longer than 64 KiB.
+                NoSpace: nothing was written.
+                Stale: another writer took over.
+                StorageError: any other one; the outcome is unknown.
         """
         batch = WriteBatch()
         batch.put(key, value, ttl=ttl)
@@ -94,13 +98,13 @@ class Store(Readable):
         self._commit(batch.encoded(), wait)
 
     def write(self, batch: WriteBatch, *, wait: bool = True) -> None:
-        """Writes a batch: all of it or nothing, like `put`."""
+        """Writes a batch atomically; see `put`."""
         if len(batch):
             self._commit(batch.encoded(), wait)
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[WriteBatch]:
-        """Gives a batch that is written at the end of the `with` block, unless it raises."""
+        """Yields a batch and writes it at the end of the `with` block, unless the block raises."""
         batch = WriteBatch()
         yield batch
         self.write(batch)
@@ -108,13 +112,14 @@ class Store(Readable):
     def compare_and_set(
         self, key: bytes, expected: bytes | None, value: bytes | None, *, ttl: float | None = None
     ) -> bool:
-        """Sets a value, or deletes it if `value` is None, if the present value is `expected`.
+        """Sets or deletes a value if the current value is `expected`.
 
         Args:
-            expected: None: the key has no value.
+            expected: expected value; None: the key has no value.
+            value: new value; None: delete the key.
 
         Returns:
-            True if it was set, and is durable.
+            True if the change was made and is durable.
         """
         changes = WriteBatch()
         if value is None:
@@ -124,12 +129,12 @@ class Store(Readable):
         batch = changes.encoded()
         batch.condition = (key, expected)
         with contextlib.suppress(StorageError):
-            self.get(key)  # reads what the committer will need
+            self.get(key)  # reads the blocks that the committer will need
         self._commit(batch, wait=True)
         return batch.applied
 
     def sync(self) -> None:
-        """Waits until everything that was put before is durable. Raises like `put`."""
+        """Waits until all earlier writes are durable. Raises the errors of `put`."""
         self._committer.drain()
 
     def _commit(self, batch: Batch, wait: bool) -> None:
@@ -152,7 +157,7 @@ class Store(Readable):
                 self._room.notify_all()
 
     def _end(self, failure: FireflyerError) -> None:
-        """Stops writing and reading: this process no longer knows the newest state."""
+        """Stops writes and reads, because this process no longer knows the newest state."""
         self._failure = failure
         self._committer.fail(failure)
         with self._room:
@@ -160,7 +165,7 @@ class Store(Readable):
             self._room.notify_all()
 
     def _loop(self, work: Callable[[], None], period: float | None) -> None:
-        """Runs `work` whenever memtables change, and each `period` seconds, until the store ends."""
+        """Runs `work` after each change of memtables and every `period` seconds, until the store ends."""
         while not self._ending:
             try:
                 work()
@@ -189,16 +194,16 @@ class Store(Readable):
             self.collect()
 
     def compact(self, *, everything: bool = False) -> bool:
-        """Merges runs of similar size, or all runs into one; returns whether there were any.
+        """Merges runs of similar size, or all runs; returns False if there was nothing to merge.
 
-        Needs as much free space as the tables that it merges.
+        A merge needs as much free space as the tables that it merges.
         """
         with self._maintenance:
             count = len(self._core.manifest.runs) if everything else None
             return run(self._storage, self._core.compact(now_ms(), count), self._lock)
 
     def flush(self) -> None:
-        """Writes what is in memory as tables, so that the next open replays no log."""
+        """Writes all memtables as tables, so that the next open replays no log."""
         self.sync()
         with self._lock:
             self._core.rotate()
@@ -212,10 +217,10 @@ class Store(Readable):
             raise self._failure
 
     def collect(self) -> Collected:
-        """Deletes objects that no manifest, pin or view needs; also works on a full disk.
+        """Deletes objects that no manifest, pin or view needs; works even on a full disk.
 
         Returns:
-            The numbers of deleted objects.
+            Numbers of deleted objects.
         """
         with self._maintenance:
             local = [number for number, count in self._views.items() if count]
@@ -224,10 +229,10 @@ class Store(Readable):
             )
 
     def snapshot(self, *, seconds: float = 60.0) -> Snapshot:
-        """Takes a snapshot that also other processes can open, by its `id`. Flushes first.
+        """Flushes, then takes a snapshot that other processes can open by its `id`.
 
         Args:
-            seconds: time after which the snapshot expires if this process dies; it is renewed.
+            seconds: time after which the snapshot expires if this process dies.
         """
         self.flush()
         with self._lock:
@@ -254,15 +259,15 @@ class Store(Readable):
             self._views[number] -= 1
 
     def close(self, *, flush: bool = True) -> None:
-        """Writes what is queued and ends the threads.
+        """Writes the queued batches and ends the threads.
 
         Args:
-            flush: write tables, too, so that the next open is fast.
+            flush: True to write tables, too, so that the next open is fast.
         """
         if self._closed:
             return
         if flush and self._failure is None:
-            with contextlib.suppress(StorageError, Stale):  # the log has everything
+            with contextlib.suppress(StorageError, Stale):  # the log has all data
                 self.flush()
         self._closed = True
         self._committer.close()
@@ -280,7 +285,7 @@ class Store(Readable):
 
 
 class ReadOnlyStore(Readable):
-    """A reader of a database, which follows its writer. Thread-safe; opened by `kv.open(url)`."""
+    """Reader of a database that follows its writer, from `kv.open(url)`. Thread-safe."""
 
     _core: Reader
 
@@ -288,8 +293,8 @@ class ReadOnlyStore(Readable):
         """Reads the manifest and the log.
 
         Args:
-            cache: bytes of table blocks in memory.
-            poll: seconds between looks at the log; 0: only `refresh` looks.
+            cache: maximum bytes of cached table blocks.
+            poll: seconds between reads of the log; 0: only `refresh` reads it.
 
         Raises:
             KvError: there is no database.
@@ -305,9 +310,9 @@ class ReadOnlyStore(Readable):
             self._thread.start()
 
     def refresh(self) -> int:
-        """Reads what was written since, and returns the newest sequence number.
+        """Reads new operations; returns the newest sequence number.
 
-        Writes that were acknowledged before this call are visible after it.
+        Afterwards all writes that were acknowledged before this call are visible.
         """
         while run(self._storage, self._core.refresh(), self._lock):
             pass
@@ -333,10 +338,10 @@ class ReadOnlyStore(Readable):
                 self._failure = None
 
     def snapshot(self, *, seconds: float = 60.0) -> Snapshot:
-        """Takes a snapshot, of what is visible here. The storage must be writable.
+        """Takes a snapshot of the visible state. The storage must be writable.
 
         Args:
-            seconds: time after which the snapshot expires if this process dies; it is renewed.
+            seconds: time after which the snapshot expires if this process dies.
         """
         if self._failure is not None or self._closed:
             self._refuse()
@@ -352,7 +357,7 @@ class ReadOnlyStore(Readable):
         raise tables.unlucky("take a snapshot")
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Raises KvError: the store is open for reading."""
+        """Raises KvError, because the store is read-only."""
         raise KvError("the store is open for reading: open it with write=True")
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Named byte files under one root: a local directory or an fsspec URL.
 
-protocol.py defines the guarantees.
+The module `protocol` defines the guarantees.
 """
 
 from fireflyer.storage.directory import DirectoryStorage

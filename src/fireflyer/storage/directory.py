@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _LARGE_CHUNK = 1 << 20
-"""Size of the first chunk from which on a file is written past the page cache."""
+"""Minimum size of a file's first chunk for writes that bypass the page cache."""
 
 
 class DirectoryStorage:
     """Local (or mounted) directory.
 
-    `write` = temporary name, fsync, rename, fsync of the directory. `create` needs hard links.
+    `write` uses a temporary file, fsync, rename, and fsync of the directory. `create` needs hard
+    links.
     """
 
     exclusive_create = True
@@ -120,7 +121,7 @@ class DirectoryStorage:
             self._write_new(temporary, chunks)
             os.replace(temporary, path)
             self._sync_directory(path.parent)
-        except FireflyerError:  # of `chunks`; some are OSErrors
+        except FireflyerError:  # raised by `chunks`; some are OSErrors
             raise
         except OSError as error:
             raise failure_of("write", path, error) from error
@@ -233,6 +234,6 @@ def _write_large(fd: int, chunks: Iterable[Chunk]) -> None:
 
 
 def _discard(temporary: Path) -> None:
-    # The error that led here matters more than a cleanup error.
+    # The original error matters more than a cleanup error.
     with contextlib.suppress(OSError):
         temporary.unlink()

@@ -2,7 +2,7 @@
 
 A name is relative and "/"-separated, e.g. "step-000000000100/data.bin". The effect of a completed
 write call survives a crash. An incomplete write is invisible under the final name. Several threads
-and processes may use one root; two writers of one name must not run at once except through
+and processes may use one root. Two writers of one name must not run concurrently, except through
 `create`.
 """
 
@@ -27,7 +27,7 @@ Chunk = bytes | bytearray | memoryview
 """Contiguous bytes to write."""
 
 Range = tuple[str, int, int]
-"""Name, first byte, end byte (exclusive)."""
+"""Range of a file: name, first byte, end byte (exclusive)."""
 
 _counter = itertools.count()
 
@@ -65,17 +65,16 @@ class Storage(Protocol):
         ...
 
     def read_many(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
-        """Returns what `read` returns for each range, in one request if the store supports that.
+        """Reads each range like `read`, in one request if the store supports that.
 
-        The result holds the error of a range that cannot be read; `Unavailable` if a retry makes
-        sense.
+        The result has an error in place of a range that cannot be read; `Unavailable` is retryable.
         """
         ...
 
     def read_checked(
         self, names: Sequence[str], segments: "NDArray[np.int64]", crcs: "NDArray[np.uint32]"
     ) -> None:
-        """Reads many segments to their places in memory and compares their CRC32.
+        """Reads many segments into memory and verifies their CRC32.
 
         Args:
             names: files.
@@ -85,8 +84,8 @@ class Storage(Protocol):
 
         Raises:
             Corrupted: a CRC does not match or a file ends too early. `segment` is the index of the
-                first such segment found; any of the memory may have been written to.
-            StorageError: a file cannot be read; `segment` likewise.
+                first such segment; any part of the memory may have been overwritten.
+            StorageError: a file cannot be read; `segment` is the index of its segment.
         """
         ...
 
@@ -94,8 +93,8 @@ class Storage(Protocol):
         """Writes these chunks as a file and replaces an existing file.
 
         On return the file is complete and durable. After a failure an existing file is unchanged
-        and nothing else is left. Chunks must not change before `write` returns, because it writes a
-        chunk while it waits for the next.
+        and no other file is left. Chunks must not change before `write` returns, because it writes
+        a chunk while it waits for the next.
         """
         ...
 
@@ -117,33 +116,34 @@ class Storage(Protocol):
 
 
 def creates_exclusively(storage: Storage) -> bool:
-    """Returns whether of several processes that `create` one name at once exactly one succeeds.
+    """Returns whether exactly one of several concurrent `create` calls for a name succeeds.
 
-    An implementation says so by an attribute `exclusive_create`.
+    An implementation declares this by an attribute `exclusive_create`.
     """
     return bool(getattr(storage, "exclusive_create", False))
 
 
 def reads_summed(storage: Storage) -> bool:
-    """Returns whether the storage has a `read_summed` of its own, which keeps many reads in flight."""
+    """Returns whether the storage has its own `read_summed`, with many reads in flight."""
     return hasattr(storage, "read_summed")
 
 
 def read_summed(
     storage: Storage, names: Sequence[str], rows: "NDArray[np.int64]", starts: Sequence[int]
 ) -> list[int]:
-    """Reads many ranges to their places in memory; returns the CRC32C of each.
+    """Reads many ranges into memory; returns the CRC32C of each.
 
-    An implementation that reads many at once has a method of this name.
+    An implementation with many reads in flight has a method of this name.
 
     Args:
         names: files that are written once and never replaced: an implementation may keep them open.
         rows: int64[n, 4], C order, as the segments of `read_checked`, of any size.
-        starts: values that the CRC32Cs continue.
+        starts: initial values of the CRC32Cs.
 
     Raises:
-        Corrupted: a file ends inside a range. StorageError: a file cannot be read. Any of the
-            memory may have been written to.
+        Corrupted: a file ends inside a range.
+            StorageError: a file cannot be read. After an error, any part of the memory may have
+                been overwritten.
     """
     if (own := getattr(storage, "read_summed", None)) is not None:
         found: list[int] = own(names, rows, starts)
@@ -162,9 +162,9 @@ def read_shared(
     segments: "NDArray[np.int64]",
     crcs: "NDArray[np.uint32]",
 ) -> None:
-    """Reads like `read_checked`, into memory that the disk may write to itself.
+    """Reads like `read_checked`, but lets the disk write directly to the memory (O_DIRECT).
 
-    An implementation that has use for that has a method of this name. The memory must be shared (a
+    An implementation that supports this has a method of this name. The memory must be shared (a
     mapping of a file), or the process must not fork meanwhile.
     """
     own = getattr(storage, "read_shared", None)
@@ -183,10 +183,10 @@ def read_each(storage: Storage, ranges: Sequence[Range]) -> list[bytes | Storage
 
 
 def checked_name(name: str) -> str:
-    """Returns the name unchanged.
+    """Validates a name and returns it unchanged.
 
     Raises:
-        ValueError: if the name could lead out of the root.
+        ValueError: the name could lead out of the root.
     """
     parts = name.split("/")
     if name and (name.startswith("/") or any(part in ("", ".", "..") for part in parts)):

@@ -1,8 +1,8 @@
-"""Paths that a user names as output: links, and what is no file.
+"""Output paths that users name: symlinks, pipes, devices and files.
 
-A writer that renames a finished file to its target would replace a link, a FIFO or a device by that
-file. It writes to `final_path` instead, or into the stream of `open_stream`; `replace_content` does
-both.
+A writer that renames a finished file to its target would replace a symlink, a FIFO or a device.
+Therefore it must rename to `final_path`, or write into the stream of `open_stream`;
+`replace_content` handles both cases.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ _MOST_LINKS = 40
 
 
 def final_path(path: str | os.PathLike[str]) -> str:
-    """Returns the path behind all links, whose file may be replaced.
+    """Resolves symlinks to the path of a file that may be replaced.
 
     Raises:
-        ConfigError: a pipe, FIFO, socket, device or a link that leads back to itself is there.
+        ConfigError: the path is a pipe, FIFO, socket or device, or a symlink loop.
     """
     if is_stream(path):
         raise ConfigError(
@@ -32,10 +32,10 @@ def final_path(path: str | os.PathLike[str]) -> str:
 
 
 def behind_links(path: str | os.PathLike[str]) -> str:
-    """Returns the path behind all links; nothing need be there.
+    """Resolves symlinks; no file needs to exist at the path.
 
     Raises:
-        OSError: with ELOOP, if a link leads back to itself.
+        OSError: ELOOP: the symlinks form a loop.
     """
     found = os.path.realpath(path)
     if os.path.islink(found):
@@ -44,7 +44,7 @@ def behind_links(path: str | os.PathLike[str]) -> str:
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:
-    """Returns whether the path is an open descriptor, or something that is no file or directory."""
+    """Returns whether the path is an open descriptor, or neither a file nor a directory."""
     if _descriptor(path) is not None:
         return True
     try:
@@ -55,20 +55,20 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
 
 
 def open_stream(path: str | os.PathLike[str], flags: int = os.O_WRONLY) -> int:
-    """Opens a stream; a descriptor of this process (/dev/stdout) goes on where it is.
+    """Opens a stream; a descriptor of this process (/dev/stdout) keeps its position.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the stream cannot be opened.
     """
     own = _descriptor(path)
     return os.dup(own) if own is not None else os.open(path, flags | os.O_CLOEXEC)
 
 
 def replace_content(path: str | os.PathLike[str], content: bytes) -> None:
-    """Replaces a file's content in one step, behind links; a stream gets the bytes.
+    """Replaces a file's content atomically, following symlinks, or writes to a stream.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file or stream cannot be written.
     """
     if is_stream(path):
         with open(open_stream(path), "wb") as stream:
@@ -86,9 +86,10 @@ def replace_content(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def _descriptor(path: str | os.PathLike[str]) -> int | None:
-    """Returns the descriptor of this process that the path leads to, or None.
+    """Returns the descriptor of this process to which the path leads, or None.
 
-    Such a link leads on to a name, but the descriptor has a position that another opening lacks.
+    The path also leads to a file name, but a file that is opened by name lacks the descriptor's
+    position.
     """
     path = os.path.abspath(path)
     for _ in range(_MOST_LINKS):
@@ -98,13 +99,13 @@ def _descriptor(path: str | os.PathLike[str]) -> int | None:
             return int(name)
         try:
             path = os.path.join(folder, os.readlink(os.path.join(folder, name)))
-        except OSError:  # no link
+        except OSError:  # not a symlink
             return None
     return None
 
 
 def is_named(fd: int, path: str | os.PathLike[str]) -> bool:
-    """Returns whether the path is still the name of an open file."""
+    """Returns whether a path still names the file that is open as `fd`."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Storage by path or URL: local directories, installed packages, and any file system of fsspec."""
+"""Storage by path or URL: local directories, installed packages, and file systems of fsspec."""
 
 import ctypes
 import importlib.metadata
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ENTRY_POINTS = "fireflyer.storage"
-"""Group of entry points: URL scheme -> factory of a Storage from such a URL."""
+"""Group of entry points; each maps a URL scheme to a function that opens a Storage."""
 
 _PERMANENT = (
     *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError),
@@ -40,7 +40,7 @@ _PERMANENT = (
 )
 
 _PASSING = (408, 425, 429)
-"""HTTP statuses below 500 that are worth a retry."""
+"""HTTP statuses below 500 that are retryable."""
 _GONE = (404, 410)
 _PAST_THE_END = 416
 
@@ -49,23 +49,23 @@ _STAMPS = (
     *("mtime", "Last-Modified", "LastModified", "last_modified", "modificationTime", "modified"),
     *("updated", "created", "ino"),
 )
-"""Names under which fsspec drivers report a file's version or modification time."""
+"""Keys with which fsspec drivers report a file's version or modification time."""
 
 _EXCLUSIVE = ("memory",)
-"""Schemes whose driver refuses to create a file that exists, atomically."""
+"""Schemes whose driver creates a file atomically, and fails if it exists."""
 _CREATING = threading.Lock()
-"""Held by a create in a file system of this process: its driver looks and then writes."""
+"""Lock of `create` in an in-process file system, whose driver checks and then writes."""
 
 _BATCH_BYTES = 32 << 20
-"""Bytes that a checked read requests from fsspec at a time."""
+"""Bytes per request of a checked read from fsspec."""
 
 
 def open_storage(place: str | os.PathLike[str]) -> Storage:
     """Opens the storage of a path or URL.
 
-    A path or file:// URL gives a directory, created if missing. Otherwise an installed package may
-    handle the scheme through an entry point of the group `fireflyer.storage`, a function of the URL
-    (fs3://). All other URLs are fsspec's.
+    A path or file:// URL opens a directory, which is created if it is missing. An installed package
+    may handle a scheme (fs3://) by an entry point of the group `fireflyer.storage`. fsspec handles
+    all other URLs.
     """
     text = os.fspath(place)
     scheme, is_url, rest = text.partition("://")
@@ -75,7 +75,7 @@ def open_storage(place: str | os.PathLike[str]) -> Storage:
 
 
 def storage_at(url: str) -> Storage:
-    """Opens the storage of a URL by an installed package or by fsspec; creates nothing.
+    """Opens the storage of a URL with an installed package or fsspec; creates nothing.
 
     Raises:
         ConfigError: the URL is invalid for its scheme.
@@ -93,9 +93,9 @@ def storage_at(url: str) -> Storage:
 def split_url(url: str, *, directory: bool = False) -> tuple[str, str]:
     """Splits the URL of a file, or of a `directory`, into the URL of a storage and a name in it.
 
-    A scheme of an installed package names a cluster and a path in it: fs3://HOST:PORT/PATH, or
-    fs3:///PATH for the cluster of the environment. The storage is then the whole cluster, so that
-    files of all its directories share a client. For any other scheme the storage is the directory.
+    A URL of an installed package names a cluster and a path: fs3://HOST:PORT/PATH, or fs3:///PATH
+    for the cluster of the environment. Its storage is the whole cluster, so that files of all
+    directories share a client. For any other scheme the storage is the file's directory.
     """
     scheme, _, rest = url.partition("://")
     if _offered(scheme):
@@ -112,18 +112,18 @@ def _offered(scheme: str) -> importlib.metadata.EntryPoints:
 
 
 class FsspecStorage:
-    """Any file system of fsspec, by URL.
+    """Storage in a file system of fsspec.
 
-    A whole file appears atomically if the file system's own move or put is atomic (object stores,
-    memory). `create` arbitrates between racing writers if `exclusive_create` is True; else it checks
-    and then writes. Pickles by its URL; a forked child reconnects.
+    A file appears atomically if the file system's own move or put is atomic (object stores,
+    memory). Concurrent `create` calls are safe if `exclusive_create` is True; otherwise `create`
+    checks and then writes. The pickled form is the URL; a forked child reconnects.
     """
 
     def __init__(self, url: str) -> None:
         """Connects to the file system.
 
         Raises:
-            ConfigError: if fsspec does not know the URL's scheme, or lacks the package for it.
+            ConfigError: fsspec does not know the URL's scheme, or lacks the package for it.
         """
         self._url = url
         self.exclusive_create = url.partition("://")[0] in _EXCLUSIVE
@@ -220,7 +220,7 @@ class FsspecStorage:
                     raise
 
     def _place(self, name: str, row: list[int], crc: int, answer: bytes | StorageError) -> None:
-        """Checks the bytes of one row of `read_checked` and copies them to their place."""
+        """Verifies the bytes of one row of `read_checked` and copies them to their address."""
         _, offset, size, address = row
         if isinstance(answer, StorageError):
             raise answer
@@ -240,7 +240,7 @@ class FsspecStorage:
                 for chunk in chunks:
                     file.write(chunk)
             self._fs.mv(temporary, path)
-        except FireflyerError:  # of `chunks`; some are OSErrors
+        except FireflyerError:  # raised by `chunks`; some are OSErrors
             raise
         except OSError as error:
             raise failure_of("write", path, error) from error
@@ -295,7 +295,7 @@ class FsspecStorage:
 
 
 def _status(error: BaseException) -> int | None:
-    """Returns the HTTP status in a driver's error; drivers differ in where they put it."""
+    """Returns the HTTP status in a driver's error, whose place depends on the driver."""
     answer = getattr(error, "response", None)
     told = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
     for value in (
@@ -341,7 +341,7 @@ def _hidden(missing: FileNotFoundError) -> Exception | None:
 
 
 def _batches(segments: "NDArray[np.int64]") -> Iterator[tuple[int, int]]:
-    """Yields ranges of rows of about `_BATCH_BYTES` in total each."""
+    """Yields ranges of rows with about `_BATCH_BYTES` in total."""
     first = filled = 0
     for index, size in enumerate(segments[:, 2].tolist()):
         if filled and filled + size > _BATCH_BYTES:

@@ -191,7 +191,7 @@ def _dialler(
 
 
 def _local(addresses: dict[int, str]) -> int:
-    """Returns the node on this machine; ANY_NODE if there are none or several."""
+    """Returns the node on this machine; ANY_NODE unless exactly one node is here."""
     here = [node for node, address in addresses.items() if _is_here(address)]
     return here[0] if len(here) == 1 else ANY_NODE
 

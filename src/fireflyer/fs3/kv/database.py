@@ -1,4 +1,4 @@
-"""File of the engine `sqlite`: opening and owning it, writing rows, translating SQLite's errors."""
+"""Database file of the engine `sqlite`: open, lock, write of rows, translation of errors."""
 
 import contextlib
 import errno
@@ -14,7 +14,7 @@ from fireflyer.fs3.kv.history import Changes
 PAGE_BYTES = 4096
 FORMAT = 1
 FULL_BYTES = 64 << 10
-"""Bytes of free space below which a disk is full: a change takes some pages of the log."""
+"""Free bytes below which a disk counts as full; a change needs some pages of the log."""
 APPLICATION = 0x46463353  # "FF3S"
 WRITER_CACHE_KIB = 32 << 10
 READER_CACHE_KIB = 4 << 10
@@ -55,10 +55,9 @@ def trouble_of_disk(folder: Path) -> str:
 
 @contextlib.contextmanager
 def _opening(path: Path) -> Iterator[None]:
-    """Translates errors as `translated`.
+    """Translates errors like `translated`, but to NoSpace if the disk is full.
 
-    On a full disk SQLite cannot make the files that it needs, which is an error of any kind: here
-    NoSpace.
+    On a full disk SQLite cannot create files that it needs, and may report any error.
     """
     try:
         yield
@@ -79,10 +78,10 @@ def translated(path: Path) -> Iterator[None]:
 
 
 class Owner:
-    """Lock for one process alone on a metadata file: conflicts are decided in its memory."""
+    """Exclusive lock on a metadata file; conflicts are detected in the owner's memory."""
 
     def __init__(self, path: Path, *, wait: bool = False) -> None:
-        """`wait`: until the lock is free, however long that takes."""
+        """Takes the lock; `wait`: waits for it without a limit. Raises Unavailable, StorageError."""
         name = path.with_name(path.name + ".lock")
         try:
             self._file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -104,7 +103,7 @@ class Owner:
 
 
 def connect(path: Path, cache_kib: int) -> sqlite3.Connection:
-    """Returns a connection without implicit transactions, for any thread."""
+    """Opens a connection without implicit transactions that any thread may use."""
     link = sqlite3.connect(
         path, timeout=5.0, isolation_level=None, check_same_thread=False, cached_statements=64
     )
@@ -117,10 +116,12 @@ def connect(path: Path, cache_kib: int) -> sqlite3.Connection:
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
-    """Opens the file, makes it if it is missing, and checks that it is metadata of this format.
+    """Opens the file, or creates it, and checks that it has metadata of this format.
 
     Raises:
-        StorageError: the file cannot be opened; Corrupted: it is another kind of file. NoSpace.
+        StorageError: the file cannot be opened.
+        Corrupted: it is another kind of file.
+        NoSpace: the disk is full.
     """
     with _opening(path):
         link = connect(path, WRITER_CACHE_KIB)
@@ -129,7 +130,9 @@ def open_writer(path: Path) -> sqlite3.Connection:
             if link.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
                 raise StorageError(f"{path}: the file system there cannot hold a write-ahead log")
             link.execute("PRAGMA synchronous = FULL")
-            link.execute("PRAGMA wal_autocheckpoint = 0")  # the engine knows when no reader is left
+            link.execute(
+                "PRAGMA wal_autocheckpoint = 0"
+            )  # the engine does this when there is no reader
             tables = link.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             (application,) = link.execute("PRAGMA application_id").fetchone()
             (form,) = link.execute("PRAGMA user_version").fetchone()
@@ -152,10 +155,10 @@ def create(link: sqlite3.Connection) -> None:
 
 
 def write(link: sqlite3.Connection, changes: Changes) -> int:
-    """Applies the changes in the open SQLite transaction: many rows a statement, in key order.
+    """Applies the changes in the open SQLite transaction, many rows per statement, in key order.
 
     Returns:
-        Maximum number of pages by which the log grows, without the cleared ranges.
+        Maximum number of pages by which the log grows; cleared ranges are not included.
     """
     for bounds in changes.cleared:
         link.execute("DELETE FROM kv WHERE k >= ? AND k < ?", bounds)
@@ -176,7 +179,7 @@ def write(link: sqlite3.Connection, changes: Changes) -> int:
 def _in_batches(
     link: sqlite3.Connection, statements: dict[int, str], values: list[bytes], width: int
 ) -> None:
-    # A statement of many rows releases the interpreter's lock once; executemany does once a row.
+    # A statement of many rows releases the GIL once; executemany does so for each row.
     at, left = 0, len(values) // width
     for size in BATCHES:
         while left >= size:

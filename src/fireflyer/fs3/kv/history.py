@@ -1,9 +1,8 @@
 """Keys and ranges that recent commits wrote, for conflict checks; and merged changes of commits.
 
-A commit is kept as long as a transaction might have begun before it.
-Thread contract: used by one thread at a time (the engine's committer).
-Invariant: a transaction with a snapshot older than `floor` cannot be checked any more and
-conflicts.
+A commit is kept while a transaction that began before it may be open. Thread contract: one thread
+at a time, the engine's committer. Invariant: a transaction with a snapshot older than `floor`
+counts as a conflict, because it cannot be checked.
 """
 
 from collections import deque
@@ -15,13 +14,13 @@ KEPT_KEYS = 32_768
 
 
 class History:
-    """Conflict checker: a transaction conflicts if what it read was written after its snapshot."""
+    """Conflict checker: a transaction conflicts if a key that it read was written after its snapshot."""
 
     def __init__(self) -> None:
         self.floor = 0
         self._last: dict[bytes, int] = {}
         self._commits: deque[tuple[int, tuple[bytes, ...], tuple[Range, ...]]] = deque()
-        self._cleared: deque[tuple[int, tuple[Range, ...]]] = deque()  # commits that cleared any
+        self._cleared: deque[tuple[int, tuple[Range, ...]]] = deque()  # commits that cleared ranges
         self._kept = 0
 
     def conflicts(self, transaction: Transaction) -> bool:
@@ -75,7 +74,7 @@ class History:
 
 
 class Changes:
-    """Changes of several transactions in sequence, as ranges to clear and then rows to write."""
+    """Merged changes of consecutive transactions: ranges to clear, then rows to write."""
 
     __slots__ = ("cleared", "rows")
 

@@ -1,9 +1,8 @@
 """Engine `memory`: a multi-version dictionary that can inject commit failures from a seed.
 
-Thread contract: one lock around everything.
-Invariants: `_rows[key]` lists (version, value) upwards; versions that no open snapshot can see are
-dropped when the key is written next. `_keys` has the keys of `_rows`, in order once `_ordered` has
-been called.
+Thread contract: one lock guards all state. Invariants: `_rows[key]` lists (version, value) in
+ascending order; the next write of the key drops versions that no open snapshot can see. `_keys` has
+the keys of `_rows`; `_ordered` sorts them.
 """
 
 import random
@@ -38,12 +37,12 @@ class MemorySnapshot:
 
 
 class MemoryEngine:
-    """Transactions in memory; nothing outlives the process.
+    """Engine that keeps all data in memory; the data is lost with the process.
 
     Args:
-        seed: of the injected failures.
-        conflicts: share of commits that fail with CONFLICT though nothing conflicts.
-        maybe: share of commits that answer MAYBE_COMMITTED; half of them are committed.
+        seed: seed of the injected failures.
+        conflicts: share of commits that fail with CONFLICT without a real conflict.
+        maybe: share of commits that return MAYBE_COMMITTED; half of these commit.
     """
 
     def __init__(self, seed: int = 0, *, conflicts: float = 0.0, maybe: float = 0.0) -> None:
@@ -71,7 +70,7 @@ class MemoryEngine:
             return [self._commit(transaction) for transaction in transactions]
 
     def close(self) -> None:
-        """Does nothing: there is nothing to release."""
+        """Does nothing, because the engine holds no resources."""
 
     def _commit(self, transaction: Transaction) -> Outcome:
         transaction.end()
@@ -120,7 +119,7 @@ class MemoryEngine:
             self._in_order = True
         return self._keys
 
-    # Called by snapshots.
+    # Snapshots call these methods.
 
     def at(self, key: bytes, version: int) -> bytes | None:
         """Returns the key's value as of a version."""

@@ -1,8 +1,8 @@
-"""Runs bodies as transactions; retries conflicts, resolves uncertain commits by records.
+"""Runner of transactions: retries conflicts and resolves uncertain commits by records.
 
-A record `R <client u64> <number u64>` holds the answer of a request. The request's own transaction
-writes it, and each run reads it first. A request sent again, at once or later, here or to another
-server, therefore gets the first answer. Of two runs of one request only one can commit.
+A record `R <client u64> <number u64>` holds the answer to a request. The request's own transaction
+writes it, and each run reads it first. Therefore a retry of a request at any time and at any server
+gets the first answer. Of two concurrent runs of a request only one can commit.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,15 +24,16 @@ class Job(Generic[T]):
     """Body to run, and its result.
 
     Args:
-        body: reads and writes one transaction and returns the answer; it may be run several times.
-            A FireflyerError that it raises is the job's result, and nothing is written.
-        request: (client, number), the job's idempotency key for ever; the body's answers must then
-            be bytes. Without one the body must be harmless when it takes effect twice.
-        keys: known keys that the body reads; read at once, for all jobs that run together.
-        before: called before each attempt, while no transaction is open.
-        refusal: of a request that was sent before: returns what to record if the body raises.
-            Without it a late copy of the request would be executed, though its client was told that
-            it was refused.
+        body: function that reads and writes one transaction and returns the answer; it may run
+            several times. If it raises a FireflyerError, the error is the job's result and nothing
+            is written.
+        request: (client, number), the job's idempotency key; the body's answers must then be bytes.
+            None: the body must be idempotent.
+        keys: keys that the body is known to read; jobs that run together read them in one step.
+        before: callback before each attempt, while no transaction is open.
+        refusal: for a retried request: function that encodes a record of the body's error. Without
+            the record, a delayed copy of the request could be executed after its client got the
+            error.
     """
 
     __slots__ = ("_record", "_refusal", "before", "body", "keys", "result")
@@ -55,8 +56,8 @@ class Job(Generic[T]):
     def attempt(self, engine: Engine, transaction: Transaction) -> Transaction | None:
         """Runs the body; returns the transaction to commit, or None if there is nothing to commit.
 
-        Ends the given transaction unless it returns it. If another error is raised, the caller ends
-        it.
+        The method ends the given transaction unless it returns it. If it raises, the caller must
+        end the transaction.
         """
         try:
             if self._record is not None:
@@ -78,7 +79,7 @@ class Job(Generic[T]):
         return transaction
 
     def _refused(self, engine: Engine, error: FireflyerError) -> Transaction | None:
-        """Returns the transaction that records a refusal, if one is wanted."""
+        """Returns the transaction that records the body's error, if a record is needed."""
         if self._record is None or self._refusal is None:
             return None
         transaction = engine.begin()
@@ -92,7 +93,7 @@ class Job(Generic[T]):
 
 
 def run_many(engine: Engine, jobs: Sequence[Job[T]], *, retries: int = RETRIES) -> None:
-    """Runs every job; jobs that are ready at once share one group commit. Results: `Job.result`.
+    """Runs all jobs and sets `Job.result`; jobs that are ready together share a group commit.
 
     A job that conflicts `retries` times in a row has Unavailable as its result.
 
@@ -110,7 +111,9 @@ def run_many(engine: Engine, jobs: Sequence[Job[T]], *, retries: int = RETRIES) 
             for job, own in zip(waiting, begun, strict=True):
                 transaction = job.attempt(engine, own)
                 if transaction is not None:
-                    ready.append((job, transaction))  # ended below if a later job raises
+                    ready.append(
+                        (job, transaction)
+                    )  # the handler below ends it if a later job raises
         except BaseException:
             for transaction in (*begun, *(refused for _, refused in ready)):
                 transaction.end()

@@ -1,4 +1,4 @@
-"""Views from which `sqlite` transactions read: a shared snapshot, or the leader's own."""
+"""Views from which `sqlite` transactions read: a shared snapshot, or the leader's own view."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from fireflyer.fs3.kv.transaction import Row
 CACHED_READS = 8_192
 CACHED_BYTES = 1_024
 
-FEW, MOST = 4, 64  # keys a statement
+FEW, MOST = 4, 64  # keys per statement
 _GET = "SELECT v FROM kv WHERE k = ?"
 _GET_MANY = {n: f"SELECT k, v FROM kv WHERE k IN ({','.join('?' * n)})" for n in (FEW, MOST)}
 _RANGE = "SELECT k, v FROM kv WHERE k >= ? AND k < ? ORDER BY k LIMIT ?"
@@ -19,7 +19,7 @@ _RANGE_DOWN = "SELECT k, v FROM kv WHERE k >= ? AND k < ? ORDER BY k DESC LIMIT 
 
 
 class Owner(Protocol):
-    """Interface of the engine that a view needs."""
+    """Methods of the engine that a view needs."""
 
     path: Path
 
@@ -27,10 +27,9 @@ class Owner(Protocol):
 
 
 class View:
-    """One state of the store behind one connection, with a cache of what was read of it.
+    """State of the store as one connection sees it, with a cache of the values that were read.
 
-    `_read` is the cache; values of other states must not get into it. Users share the view and are
-    counted.
+    The cache `_read` must not contain values of other states. The users of a view are counted.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class View:
     ) -> None:
         self.version = version
         self.users = users
-        self.thread = 0  # the leader's thread, if the view is a leader's
+        self.thread = 0  # thread of the leader if this is the leader's view
         self.link = link
         self._engine = engine
         self._read = read
@@ -65,14 +64,17 @@ class View:
             for at in range(0, len(keys), MOST):
                 part = keys[at : at + MOST]
                 size = FEW if len(part) <= FEW else MOST
-                padded = (*part, *(b"",) * (size - len(part)))  # no key is empty
+                padded = (
+                    *part,
+                    *(b"",) * (size - len(part)),
+                )  # pads with the empty key, which never exists
                 found.update(self.link.execute(_GET_MANY[size], padded))
         except sqlite3.Error as error:
             raise typed(error, self._engine.path) from error
         return found
 
     def fetch(self, keys: Sequence[bytes]) -> None:
-        """Reads these keys at once into the cache, for `get` calls that follow soon."""
+        """Reads these keys into the cache in one step, for `get` calls that follow."""
         unread = [key for key in dict.fromkeys(keys) if key not in self._read]
         if unread:
             found = self.get_many(unread)

@@ -1,20 +1,19 @@
-"""Engine `sqlite`: one durable SQLite transaction for all commits that wait.
+"""Engine `sqlite`: one durable SQLite transaction for all commits that wait (group commit).
 
-Thread contract: `begin` and `commit_many` from any thread. `_lock` guards snapshots and the
-version. `_gate` (taken before it) keeps transactions from beginning while the log is cut. The queue
-has its own lock. `_writer`, `_history`, `_newest` and `_held` belong to the one caller that leads.
-Invariants:
-- a caller that finds no leader leads: it takes the queue and checks each transaction against the
-  history. It writes the group as one SQLite transaction (synchronous=FULL), answers, and hands the
-  lead to a caller that came meanwhile;
-- a caller that begins several transactions at once while there is no leader leads from then on
-  (`_held`); it reads on the writer's connection, whose cache no commit empties;
+Thread contract: any thread may call `begin` and `commit_many`. `_lock` guards snapshots and the
+version. `_gate`, which is taken before `_lock`, blocks new transactions during a reset of the log.
+The queue has its own lock. `_writer`, `_history`, `_newest` and `_held` belong to the caller that
+is the leader. Invariants: - a caller that finds no leader becomes the leader: it takes the queue
+and checks each transaction against the history. It writes the group as one SQLite transaction
+(synchronous=FULL), sets the outcomes, and makes a waiting caller the next leader;
+- a caller that begins several transactions while there is no leader becomes the leader (`_held`);
+  it reads on the writer's connection, whose cache survives commits;
 - `_newest` holds committed values of rows read by leaders, none older than the last commit;
 - `_version` grows after a group is durable. A snapshot's label is read before the snapshot is
   taken, so it is never newer than the rows: acknowledged commits are seen, and no conflict is
   missed;
 - transactions that begin between two groups share one snapshot, and with it the cache of its reads;
-- after an I/O error the end of the file is unknown: the engine refuses all further commits.
+- after an I/O error the end of the file is unknown, so the engine rejects all further commits.
 """
 
 import sqlite3
@@ -41,7 +40,7 @@ LOG_PAGES = 8_192
 
 
 class _Waiting:
-    """Transactions of a caller in the queue."""
+    """Entry of the queue: the transactions of one caller."""
 
     __slots__ = ("error", "outcomes", "transactions", "wake")
 
@@ -57,10 +56,12 @@ class SqliteEngine:
     """Store in one SQLite file, owned by one process.
 
     Args:
-        wait: until no other process owns it.
+        wait: True to wait until no other process owns the file.
 
     Raises:
-        Unavailable: another process owns it; Corrupted: not such a file; NoSpace, StorageError.
+        Unavailable: another process owns the file.
+            Corrupted: the file has no metadata.
+            NoSpace, StorageError: the file cannot be opened.
     """
 
     def __init__(self, path: Path | str, *, wait: bool = False) -> None:
@@ -85,10 +86,12 @@ class SqliteEngine:
         self._log_pages = 0
         self._broken: FireflyerError | None = None
         self._closed = False
-        self._groups = self._commits = self._conflicts = self._commit_ns = 0  # of the leader
+        self._groups = self._commits = self._conflicts = self._commit_ns = (
+            0  # only the leader changes them
+        )
 
     def statistics(self) -> dict[str, int]:
-        """Returns counts since the start: group commits, their transactions, conflicts and ns."""
+        """Returns counters since the start: group commits, transactions, conflicts, time in ns."""
         return {
             "groups": self._groups,
             "commits": self._commits,
@@ -98,9 +101,9 @@ class SqliteEngine:
 
     @property
     def trouble(self) -> str:
-        """Reason why commits are refused until the store is opened again; "": they are not.
+        """Reason why the store rejects commits until it is reopened; "" if it accepts them.
 
-        Any thread.
+        Thread-safe.
         """
         broken = self._broken
         return f"{broken}; restart this process to accept changes again" if broken else ""
@@ -129,7 +132,7 @@ class SqliteEngine:
             return snapshot
 
     def _hold(self, users: int) -> View | None:
-        """Takes the lead and returns its view; None if another caller leads."""
+        """Becomes the leader and returns its view; None if there is a leader."""
         with self._queue_lock:
             if self._leading or self._broken is not None:
                 return None
@@ -156,11 +159,11 @@ class SqliteEngine:
             else:
                 link = connect(self.path, READER_CACHE_KIB)
                 link.execute("PRAGMA query_only = 1")
-            link.execute("BEGIN")  # its first read takes the snapshot
+            link.execute("BEGIN")  # the first read takes the snapshot
         return View(self, link, version, {})
 
     def release(self, view: View) -> None:
-        """Ends one user's use of a view."""
+        """Removes one user of a view."""
         if view.link is self._writer:
             view.users -= 1
             if view.users == 0:
@@ -172,7 +175,7 @@ class SqliteEngine:
                 self._retire(view)
 
     def _leave(self) -> None:
-        """Gives up a held lead, with nothing to commit."""
+        """Stops being the leader, without a commit."""
         self._held = None
         try:
             self._roll_back()
@@ -187,7 +190,7 @@ class SqliteEngine:
         self._readers.append(snapshot.link)
 
     def _drop_idle(self) -> None:
-        """Ends an unused current snapshot, because a snapshot keeps the log from starting over."""
+        """Ends the current snapshot if it is unused, because snapshots prevent a reset of the log."""
         with self._lock:
             if self._current is not None and self._current.users == 0:
                 self._retire(self._current)
@@ -209,7 +212,7 @@ class SqliteEngine:
         if held is not None and (held.thread != threading.get_ident() or not changed):
             held = None
         if held is not None:
-            held.users += 1  # keeps the lead when the last of them ends
+            held.users += 1  # stays the leader when the last of them ends
         for transaction in transactions:
             transaction.end()
         if not changed:
@@ -261,7 +264,7 @@ class SqliteEngine:
             following.wake.release()
 
     def _commit_group(self, group: Sequence[_Waiting]) -> None:
-        """Sets the outcomes of each caller, or one error for all."""
+        """Commits the queued transactions; sets each caller's outcomes, or one error for all."""
         begun = time.perf_counter_ns()
         changes = Changes()
         version = self._version + 1
@@ -318,7 +321,7 @@ class SqliteEngine:
                 newest[key] = value
 
     def _roll_back(self) -> None:
-        """Rolls back what the writer began, if anything; if that fails, commits are refused."""
+        """Rolls back the writer's transaction, if any; a failure makes the store reject commits."""
         try:
             if self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
@@ -326,7 +329,7 @@ class SqliteEngine:
             self._broken = typed(error, self.path)
 
     def _fail(self, error: sqlite3.Error) -> None:
-        """Undoes a group; if the disk itself failed, all further commits are refused."""
+        """Rolls back a group; after a failure of the disk, the store rejects all further commits."""
         self._roll_back()
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in (
             sqlite3.SQLITE_IOERR,
@@ -335,10 +338,10 @@ class SqliteEngine:
             self._broken = typed(error, self.path)
 
     def _cut_log(self) -> None:
-        """Moves the log's rows to their places and starts it over in the same blocks of the disk.
+        """Checkpoints the log into the database and resets it, so its disk blocks are reused.
 
-        No transaction begins meanwhile. A long-running reader makes it fail, until some thousand
-        rows later.
+        No transaction can begin meanwhile. A long-running reader prevents the reset; it is retried
+        some thousand rows later.
         """
         with self._gate:
             self._drop_idle()
@@ -354,7 +357,7 @@ class SqliteEngine:
     def close(self) -> None:
         """Closes the store; raises ValueError while commits wait.
 
-        Open transactions can only end.
+        Afterwards open transactions can only end.
         """
         with self._queue_lock:
             busy = self._leading or bool(self._queue)

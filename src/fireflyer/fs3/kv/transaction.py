@@ -1,9 +1,8 @@
-"""Transaction: reads of one snapshot; writes are kept aside until the engine commits them.
+"""Transaction: reads from one snapshot, and writes that are buffered until the commit.
 
-Thread contract: a transaction belongs to one thread at a time; engines may be used by all.
-Invariants: a read sees the snapshot and the transaction's own writes, nothing else. `reads` and
-`ranges` hold the keys and ranges that were read, as far as they were read. Ranges in `cleared` are
-applied before `writes`.
+Thread contract: one thread at a time uses a transaction; any thread may use an engine. Invariants:
+a read sees only the snapshot and the transaction's own writes. `reads` and `ranges` hold the keys
+and the parts of ranges that were read. Ranges in `cleared` are applied before `writes`.
 """
 
 import enum
@@ -23,13 +22,13 @@ class Outcome(enum.Enum):
 
     COMMITTED = "committed"
     CONFLICT = "conflict"
-    """Nothing was written, because something that was read has changed since."""
+    """Nothing was written, because a key that the transaction read has changed since."""
     MAYBE_COMMITTED = "maybe committed"
-    """All of it is written, or nothing; only the store's contents tell."""
+    """The transaction was either committed or not; only a read of the store can tell."""
 
 
 class Snapshot(Protocol):
-    """One state of the store, as of commit `version`."""
+    """State of the store at commit `version`."""
 
     version: int
 
@@ -44,33 +43,33 @@ class Snapshot(Protocol):
         ...
 
     def release(self) -> None:
-        """Ends this user's use of the snapshot."""
+        """Removes this user of the snapshot."""
         ...
 
 
 class Engine(Protocol):
-    """Store. `begin` and `commit_many` may be called from any thread."""
+    """Transactional store. Any thread may call `begin` and `commit_many`."""
 
     def begin(self) -> "Transaction":
         """Returns a transaction that sees every commit acknowledged before this call.
 
-        Its snapshot is taken by its first read at the latest.
+        The first read takes the snapshot, if `begin` did not.
         """
         ...
 
     def begin_many(self, count: int, keys: Sequence[bytes]) -> list["Transaction"]:
-        """Returns `count` transactions of one snapshot; `keys` are read at once.
+        """Returns `count` transactions on one snapshot; reads `keys` in one step.
 
-        The calling thread ends them, or commits them together, before it waits for any other: until
-        then commits of other threads may have to wait.
+        The calling thread must end them or commit them together before it waits for another thread,
+        because until then other threads' commits may wait.
         """
         ...
 
     def commit_many(self, transactions: Sequence["Transaction"]) -> list[Outcome]:
-        """Commits each of them, in this order, and ends it; durable when it returns.
+        """Commits the transactions durably, in this order, and ends them.
 
         Raises:
-            StorageError: the store failed; none of them is acknowledged.
+            StorageError: the store failed; the outcome of these transactions is unknown.
         """
         ...
 
@@ -78,7 +77,7 @@ class Engine(Protocol):
 
 
 def counter(value: bytes | None) -> int:
-    """Returns the number in a row kept by `Transaction.add`; 0 if there is no row."""
+    """Decodes a counter, which `Transaction.add` changes; 0 if there is no row."""
     return int.from_bytes(value, "big", signed=True) if value is not None else 0
 
 
@@ -87,7 +86,7 @@ def counter_value(number: int) -> bytes:
 
 
 class Transaction:
-    """Made by `Engine.begin`; ended by `end` or by `Engine.commit_many`. See the module."""
+    """Transaction from `Engine.begin` until `end` or `Engine.commit_many`. See the module."""
 
     __slots__ = ("_snapshot", "adds", "cleared", "ranges", "reads", "version", "writes")
 
@@ -102,7 +101,7 @@ class Transaction:
 
     @property
     def changes(self) -> bool:
-        """True if a commit would write anything."""
+        """True if the transaction has writes."""
         return bool(self.writes or self.adds or self.cleared)
 
     # Reads.
@@ -110,7 +109,7 @@ class Transaction:
     def get(self, key: bytes) -> bytes | None:
         """Returns the key's value, or None.
 
-        The commit conflicts if another one changes the key before.
+        The commit conflicts if another commit changes the key meanwhile.
         """
         if key in self.writes:
             return self.writes[key]
@@ -118,7 +117,7 @@ class Transaction:
         return self._look(key)
 
     def snapshot_get(self, key: bytes) -> bytes | None:
-        """Returns a value as `get`, without the conflict."""
+        """Returns a value like `get`, but causes no conflict."""
         if key in self.writes:
             return self.writes[key]
         return self._look(key)
@@ -137,7 +136,7 @@ class Transaction:
     ) -> list[Row]:
         """Returns at most `limit` rows with begin <= key < end, in order.
 
-        Conflicts with changes in the part that was read.
+        The commit conflicts with changes in the part that was read.
         """
         rows = self.snapshot_range(begin, end, limit, reverse=reverse)
         if len(rows) < limit:
@@ -150,7 +149,7 @@ class Transaction:
     def snapshot_range(
         self, begin: bytes, end: bytes, limit: int = 1 << 30, *, reverse: bool = False
     ) -> list[Row]:
-        """Returns rows as `get_range`, without the conflict."""
+        """Returns rows like `get_range`, but causes no conflict."""
         if limit <= 0 or begin >= end:
             return []
         if not self.changes:
@@ -163,7 +162,7 @@ class Transaction:
         return rows
 
     def add_read_conflict(self, key: bytes) -> None:
-        """Makes the commit conflict as if the key had been read."""
+        """Makes the commit conflict with other changes of the key, as a read does."""
         self.reads.add(key)
 
     # Writes.
@@ -187,19 +186,19 @@ class Transaction:
         self.cleared.append((begin, end))
 
     def add(self, key: bytes, delta: int) -> None:
-        """Adds to a counter row without reading it: additions of transactions do not conflict."""
+        """Adds to a counter row without a read, so that additions do not conflict."""
         if key in self.writes:
             self.writes[key] = counter_value(counter(self.writes[key]) + delta)
         else:
             self.adds[key] = self.adds.get(key, 0) + delta
 
     def end(self) -> None:
-        """Releases the snapshot; harmless if done before."""
+        """Releases the snapshot. Idempotent."""
         if self._snapshot is not None:
             self._snapshot.release()
             self._snapshot = None
 
-    # Inside.
+    # Internals.
 
     @property
     def _live(self) -> Snapshot:

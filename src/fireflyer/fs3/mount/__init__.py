@@ -1,1 +1,1 @@
-"""Directory of this machine that shows a file system of fs3. See docs/operate/fs3-mount.md."""
+"""Mount of an fs3 file system at a directory of this machine. See docs/operate/fs3-mount.md."""

@@ -1,7 +1,7 @@
-"""Attributes of directories, kept current while this mount makes files in them.
+"""Cache of directories' attributes, which is updated while this mount creates files in them.
 
-The kernel drops a directory's attributes when a name in it changes, and asks for them again before
-it makes the next file there. Without this cache each new file costs a request more.
+The kernel drops a directory's attributes when a name in it changes, and requests them again before
+it creates the next file there. Without this cache each new file costs an additional request.
 """
 
 import threading
@@ -13,15 +13,16 @@ import msgspec
 from fireflyer.fs3.meta.inode import DIRECTORY, Inode
 
 Ticket = tuple[float, int]
-"""Time, and how many changes this mount had made."""
+"""Time, and number of changes by this mount up to that time."""
 KEPT = 4096
-"""Maximum number of directories."""
+"""Maximum number of cached directories."""
 
 
 class DirectoryCache:
     """Cache of directories by inode. Thread-safe.
 
-    Invariant: no attributes are older than the last change that this mount made, or than `keep_s`.
+    Invariant: attributes are at most `keep_s` old, and never older than the last change by this
+        mount.
 
     Args:
         now: monotonic time in seconds.
@@ -34,7 +35,7 @@ class DirectoryCache:
         self._changes = 0
 
     def ticket(self) -> Ticket:
-        """Returns what `learn` and `age` need; call it before asking the metadata service."""
+        """Returns a ticket for `learn` and `age`; call this before the request for attributes."""
         return self._now(), self._changes
 
     def age(self, ticket: Ticket) -> float | None:
@@ -44,7 +45,7 @@ class DirectoryCache:
         return age if changes == ticket[1] and age < self._keep_s else None
 
     def learn(self, inode: Inode, ticket: Ticket) -> None:
-        """Takes an answer, unless it is no directory, or a change came after the ticket."""
+        """Caches an answer, unless it is no directory or a change followed the ticket."""
         at, changes = ticket
         if inode.kind != DIRECTORY:
             return
@@ -76,7 +77,7 @@ class DirectoryCache:
                 self._known[number] = at, msgspec.structs.replace(inode, **times)
 
     def forget(self, *numbers: int) -> None:
-        """Records any other change of these inodes."""
+        """Drops these inodes after any other change."""
         with self._lock:
             self._changes += 1
             for number in numbers:

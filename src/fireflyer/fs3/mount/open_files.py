@@ -1,4 +1,4 @@
-"""Open files of a mount: one write session for each inode, shared by its open files."""
+"""Open files of a mount; all open files of an inode share one write session."""
 
 import os
 import threading
@@ -17,28 +17,29 @@ from fireflyer.fs3.meta.messages import NOW, OMIT, Changes, Create, Open, User
 from fireflyer.fs3.mount.directory_cache import Ticket
 
 KEPT = 1 << 16
-"""Closed files of which the mount remembers the version, so that the kernel may keep their pages."""
+"""Maximum number of closed files whose version is kept, so that the kernel may keep their pages."""
 Version = tuple[int, int, int]
 
 
 class OpenFile:
-    """Inode that programs have open. Methods need `lock`, except where they say otherwise.
+    """Inode that programs have open. The caller must hold `lock`, except where noted.
 
     Attributes:
-        users: open files; guarded by the table.
-        ticket: of `DirectoryCache`, from before the newest attributes were asked for; None: unknown.
-        state: shared with the native code, which reads and writes bytes.
+        users: number of open files; the table's lock guards it.
+        ticket: ticket of `DirectoryCache` from before the newest attributes were requested; None:
+            unknown.
+        state: state shared with the native code, which reads and writes bytes.
     """
 
     def __init__(self, parts: Parts, number: int) -> None:
         self.lock = threading.RLock()
         self.users = 0
         self.ticket: Ticket | None = None
-        self._parts, self._number = parts, number  # 0: not made yet
+        self._parts, self._number = parts, number  # 0: not created yet
         self._file: File | None = None
         self._state: FileState | None = None
-        self._ends_early = True  # until a write comes after a close, or the session keeps the bytes
-        self._changed_ns = 0  # when the program set the attributes that the next report sets
+        self._ends_early = True  # False after a write that followed a close, or after `hold`
+        self._changed_ns = 0  # time at which a program set the pending attributes
 
     @property
     def state(self) -> FileState:
@@ -56,7 +57,7 @@ class OpenFile:
         return self._file
 
     def open(self, *, reads: bool, writes: bool) -> Inode:
-        """Opens the inode, or learns its newest attributes if it is open; raises FileError."""
+        """Opens the inode, or refreshes its attributes if it is open; raises FileError."""
         if self._file is not None and (self._file.writable() or not writes):
             return self.refresh()
         metadata = self._parts.metadata
@@ -68,13 +69,13 @@ class OpenFile:
         return inode
 
     def create(self, call: Create, user: User | None) -> Inode:
-        """Makes a file and opens it; no program on this mount has it open."""
+        """Creates a file and opens it; no program on this mount has it open."""
         inode = self._parts.metadata.act(call, Inode, user)
         self.adopt(inode, call.handle)
         return inode
 
     def adopt(self, inode: Inode, handle: int) -> None:
-        """Takes over an inode that was opened under `handle`, 0 to read only."""
+        """Adopts an inode that was opened with `handle`; 0: read only."""
         data, metadata, pulse, _ = self._parts
         self._number = inode.number
         name = f"inode {inode.number}"
@@ -88,27 +89,27 @@ class OpenFile:
         self._widened()
 
     def hold(self) -> None:
-        """Keeps the bytes of a file that loses its last name while it is open."""
+        """Keeps the bytes of an open file that is about to lose its last name."""
         self._ends_early = False
         if self._file is not None and not self._file.writable():
             self.open(reads=False, writes=True)
 
     def refresh(self) -> Inode:
-        """Learns what other clients reported."""
+        """Fetches the attributes with the changes of other clients."""
         with self._version_watched():
             return self.file.refresh()
 
     def met(self, holes: list[int]) -> None:
-        """Checks a read that met holes; raises FileError (ESTALE)."""
+        """Checks, after a read found holes, that the file exists; raises FileError (ESTALE)."""
         with self._version_watched():
             self.file.met(holes)
 
     def flush(self, *, last: bool = False) -> None:
-        """Reports the length: files that are opened from now on, on any client, see all writes.
+        """Reports the length, so files that any client opens later have all writes.
 
         Args:
-            last: this is probably the last close, so end the write session in the same transaction;
-                a write that follows nevertheless opens a new one.
+            last: True to end the write session in the same transaction, because this is probably
+                the last close. A later write opens a new session.
         """
         if last and self._ends_early and self.file.writable():
             widened, self.state.widened = self.state.widened, 0
@@ -125,29 +126,31 @@ class OpenFile:
             self.file.wrote(end)
         changes = self.file.changes
         if changes is not None and self.state.written_ns > self._changed_ns:
-            self.file.change(msgspec.structs.replace(changes, mtime=OMIT))  # a later write set it
+            self.file.change(
+                msgspec.structs.replace(changes, mtime=OMIT)
+            )  # a later write has set the mtime
         try:
             with self._version_watched():
                 how()
         except BaseException:
             if end >= 0:
-                self.state.wrote(end)  # the next flush reports it again
+                self.state.wrote(end)  # retried by the next flush
             if changes is not None and self.file.changes is changes:
-                self._changed_ns = time.time_ns()  # that was no write of a program
+                self._changed_ns = time.time_ns()  # restores the time, because no program wrote
             self._widened()
             raise
 
     def change(self, changes: Changes) -> Inode | None:
-        """Sets attributes, at the latest with the next report of the length.
+        """Defers a change of attributes to the next report of the length, which sets them, too.
 
-        Only a report that is due can carry them, and only if no user loses access by them: another
-        client may open the file before. Returns None if nothing is written here: the caller
-        sets them itself.
+        Returns None if the change cannot be deferred; the caller must then set the attributes. A
+        change can be deferred if a report is pending and no user loses access by the change,
+        because another client may open the file before the report.
         """
         if not self.file.writable() or not self.state.dirty:
             return None
         now = time.time_ns()
-        waits = _gives_no_access_away(self.merged(self.file.inode), changes)
+        waits = _keeps_all_access(self.merged(self.file.inode), changes)
         self.file.change(_together(self.file.changes, changes, now))
         self._changed_ns = now
         if not waits:
@@ -181,9 +184,9 @@ class OpenFile:
             self._file.close()
 
     def merged(self, inode: Inode) -> Inode:
-        """Returns the attributes as programs of this mount see them. Needs no lock.
+        """Returns the attributes as programs of this mount must see them. Needs no lock.
 
-        Within one version of the length, a file only grows.
+        If the version of the length is the same, the longer length is the newer one.
         """
         state, file = self._state, self._file
         if state is None or file is None:
@@ -210,7 +213,7 @@ class OpenFile:
 
     @contextmanager
     def _version_watched(self) -> Iterator[None]:
-        """Takes over the length if another client truncated the file meanwhile."""
+        """Adopts the length after the block if another client truncated the file."""
         before = self.file.version
         yield
         if self.file.version != before:
@@ -240,7 +243,7 @@ class OpenFiles:
             return list(self._open.values())
 
     def take(self, number: int) -> OpenFile:
-        """Returns the entry of an inode with one user more; `drop` must follow."""
+        """Adds a user to an inode's entry and returns the entry; `drop` must follow."""
         with self._lock:
             entry = self._open.get(number)
             if entry is None:
@@ -249,7 +252,7 @@ class OpenFiles:
             return entry
 
     def drop(self, number: int, entry: OpenFile) -> None:
-        """Ends a use; the last one closes the file. Raises what the close raises."""
+        """Removes a user; the last user closes the file. Raises the errors of `File.close`."""
         with entry.lock:
             with self._lock:
                 entry.users -= 1
@@ -259,7 +262,7 @@ class OpenFiles:
             entry.close()
 
     def add(self, number: int, made: OpenFile) -> OpenFile:
-        """Enters a file that was just created, with one user; returns the entry of the inode."""
+        """Adds a file that was just created, with one user; returns the entry of the inode."""
         with self._lock:
             entry = self._open.setdefault(number, made)
             entry.users += 1
@@ -277,10 +280,10 @@ class OpenFiles:
             self.drop(number, entry)
 
     def unchanged(self, inode: Inode, *, writes: bool) -> bool:
-        """Returns whether the file is as it was when it was last opened, and opened to read.
+        """Returns whether a file is unchanged since its last open, which was read-only.
 
-        A file that is written here counts as changed the next time, because a write of another
-        client in between would not be noticed.
+        A file that this mount opens for writing counts as changed at the next open, because a write
+        by another client meanwhile would not be noticed.
         """
         version = inode.length_version, inode.length, inode.mtime
         with self._lock:
@@ -293,7 +296,7 @@ class OpenFiles:
 
 
 def _together(before: Changes | None, changes: Changes, now: int) -> Changes:
-    """Returns both changes as one; the second wins."""
+    """Merges two changes; the second has precedence."""
     wanted = {
         name: now if value == NOW else value
         for name, value in msgspec.structs.asdict(changes).items()
@@ -308,10 +311,10 @@ def _apply(inode: Inode, changes: Changes) -> None:
             setattr(inode, name, value)
 
 
-def _gives_no_access_away(inode: Inode, changes: Changes) -> bool:
-    """Returns whether all who may use the inode still may when these changes are made.
+def _keeps_all_access(inode: Inode, changes: Changes) -> bool:
+    """Returns whether no user loses access to the inode by these changes.
 
-    Bits beyond the nine of permission are left to the metadata service.
+    The function returns False for mode bits beyond the nine permission bits.
     """
     uid, gid, mode = changes.uid, changes.gid, changes.mode
     return (
@@ -323,6 +326,6 @@ def _gives_no_access_away(inode: Inode, changes: Changes) -> bool:
 
 
 def access_of(flags: int) -> tuple[bool, bool]:
-    """Returns whether open flags ask to read, and to write."""
+    """Returns whether open flags request reading, and writing."""
     mode = flags & os.O_ACCMODE
     return mode != os.O_WRONLY, mode != os.O_RDONLY or bool(flags & os.O_TRUNC)

@@ -25,13 +25,13 @@ DEVICE = "/dev/fuse"
 KIND = "fuse.fireflyer"
 """Type of the file system in /proc/mounts."""
 THREADS = 16
-"""Requests that are answered at a time."""
+"""Number of requests handled in parallel."""
 DEADLINE_S = 300.0
-"""Seconds that a program waits for services that do not answer, before it gets EIO."""
+"""Timeout in seconds after which a program gets EIO if services do not answer."""
 READ_AHEAD_KIB = 4096
-"""Bytes that the kernel reads before a program asks for them; its default of 128 KiB is small."""
+"""Bytes of the kernel's read-ahead, whose default of 128 KiB is small."""
 NICENESS = -10
-"""Priority of the mount's threads: programs wait for them."""
+"""Priority of the mount's threads, for which programs wait."""
 MNT_DETACH = 2
 MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 2, 4, 32, 4096
 
@@ -70,7 +70,7 @@ def check(directory: str) -> None:
     """Checks that a directory can be mounted; first unmounts a mount whose process has died.
 
     Raises:
-        ConfigError: it is missing, not empty, or mounted; or this build or machine has no FUSE.
+        ConfigError: the directory is missing, not empty or mounted; or there is no FUSE here.
     """
     there = mounted_at(directory)
     if there is not None and there.kind == KIND and _dead(directory):
@@ -115,11 +115,12 @@ def unmount(directory: str, *, lazy: bool = False) -> None:
     """Unmounts a directory.
 
     Args:
-        lazy: take it away now; programs that have files open keep them.
+        lazy: True to detach the mount now; programs can still use their open files.
 
     Raises:
-        ConfigError: it is not a mount of Fireflyer. Unavailable: it is in use.
-        StorageError: the kernel refuses.
+        ConfigError: the directory is not a mount of Fireflyer.
+            Unavailable: the mount is in use.
+        StorageError: the kernel reported an error.
     """
     there = mounted_at(directory)
     if there is None or there.kind != KIND:
@@ -149,16 +150,17 @@ def serve(
     """Mounts a file system at a directory; returns when it is unmounted or SIGTERM arrives.
 
     Args:
-        cache_s: how long the kernel may keep names and attributes.
-        ready: called when programs can use the directory.
+        cache_s: seconds for which the kernel may cache names and attributes.
+        ready: callback for the time when programs can use the directory.
         flags: MS_RDONLY, MS_NOEXEC of mount(2); needs root.
 
     Raises:
-        ConfigError: as `check`. WireError: no manager answers, or it has another secret.
+        ConfigError: the errors of `check`.
+            WireError: no manager answers, or the manager has another secret.
     """
     check(directory)
     place = find(where)
-    _go_first()  # before there are other threads, which inherit it
+    _go_first()  # first, because other threads inherit the priority
     settings = Settings(deadline_s=DEADLINE_S, lanes=THREADS)
     with connect(place.addresses, secret_file=place.secret_file, settings=settings) as client:
         requests = Requests(client, lambda: space_of(place), cache_s)
@@ -173,13 +175,13 @@ def serve(
 
 
 def _source(where: str | None) -> str:
-    """Returns the name of the file system in /proc/mounts; as in fstab, where it stands there."""
+    """Returns the name of the file system for /proc/mounts, the same as in fstab."""
     named = where or os.environ.get(VARIABLE, "")
     return os.path.abspath(named) if os.path.exists(named) else named
 
 
 def restrict(directory: str, flags: int) -> None:
-    """Forbids something at a mount, by flags of mount(2); raises StorageError."""
+    """Restricts a mount by flags of mount(2); raises StorageError."""
     libc = ctypes.CDLL(None, use_errno=True)
     bits = MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | flags  # libfuse sets the last two, too
     if flags and libc.mount(None, os.fsencode(directory), None, ctypes.c_ulong(bits), None):
@@ -205,14 +207,14 @@ def _answer(
         requests.sync()
         unmount(directory, lazy=True)
         client.close()
-        os._exit(0)  # threads still answer programs that have files open: these get ENOTCONN
+        os._exit(0)  # threads still serve open files, which now get ENOTCONN
     requests.sync()
     mount.close()
     get_logger("fs3.mount").info("%s was unmounted", directory)
 
 
 class _Signals:
-    """Notices SIGTERM and SIGINT during a block of the main thread."""
+    """Records SIGTERM and SIGINT during a block of the main thread."""
 
     def __init__(self) -> None:
         self.arrived = False
@@ -230,7 +232,7 @@ class _Signals:
 
 
 def _go_first() -> None:
-    """Raises the priority of this thread; only root may, so a failure is no error."""
+    """Raises the priority of this thread; ignores failures, because only root may do this."""
     try:
         os.setpriority(os.PRIO_PROCESS, 0, min(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     except OSError as error:
@@ -238,7 +240,7 @@ def _go_first() -> None:
 
 
 def _read_ahead(directory: str) -> None:
-    """Lets the kernel read ahead in large requests; only root may, so a failure is no error."""
+    """Enlarges the kernel's read-ahead; ignores failures, because only root may do this."""
     there = mounted_at(directory)
     try:
         if there is not None:
@@ -249,7 +251,7 @@ def _read_ahead(directory: str) -> None:
 
 
 def space_of(place: Place) -> tuple[int, int]:
-    """Returns the bytes of all disks and the free ones, divided by the number of copies."""
+    """Returns total and free bytes of all disks, divided by the number of replicas."""
     found = survey.health(place)
     copies = max((len(chain.targets) for chain in found.chains), default=1)
     size = sum(node.disk_bytes for node in found.nodes)
@@ -262,7 +264,7 @@ def detach(log: Path, work: Callable[[Callable[[], None]], None]) -> None:
     The child's output goes to the log.
 
     Raises:
-        StorageError: the child failed before; with its error.
+        StorageError: the child failed before that; the message has its error.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     reader, writer = os.pipe()

@@ -1,7 +1,7 @@
-"""Answers of a mount to the kernel's requests for names, attributes and open files.
+"""Handlers of a mount for the kernel's requests about names, attributes and open files.
 
-The kernel checks permissions (`default_permissions`), so requests are made as the mount's user;
-what a program makes belongs to that program's user.
+The kernel checks permissions (`default_permissions`), so the mount's own user makes the requests. A
+new file belongs to the user of the program that creates it.
 """
 
 import errno
@@ -34,7 +34,7 @@ Answer = (
 )
 
 MODE, UID, GID, SIZE, ATIME, MTIME, ATIME_NOW, MTIME_NOW = 1, 2, 4, 8, 16, 32, 128, 256
-"""Bits of FUSE_SETATTR: which fields are to be set."""
+"""Bits of FUSE_SETATTR that select the fields to set."""
 KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 1, 2, 16
 """Bits of fallocate."""
 ZEROS = bytes(1 << 20)
@@ -42,10 +42,13 @@ BY_NUMBER = {
     *("getattr", "setattr", "open", "readdir", "readlink", "mknod", "mkdir", "symlink", "create"),
     *("getxattr", "setxattr", "listxattr", "removexattr"),
 }
-"""Requests for which ENOENT means that the inode is gone. ESTALE makes the kernel look its name up
-again, because another client may have put another file there."""
+"""Requests for which ENOENT means that the inode is gone.
+
+The answer is ESTALE instead, so the kernel repeats the lookup: another client may have replaced the
+file.
+"""
 SPACE_S = 10.0
-"""Seconds for which the figures of statfs are kept."""
+"""Seconds for which the result of statfs is cached."""
 BLOCK = 4096
 SPECIAL_KINDS = {KINDS[kind]: kind for kind in SPECIAL}
 
@@ -54,8 +57,8 @@ class Requests:
     """File system behind a mount. Thread-safe.
 
     Args:
-        space: returns the bytes of all disks and the free ones, both for one copy of the data.
-        cache_s: how long attributes may be kept.
+        space: function that returns total and free bytes for one copy of the data.
+        cache_s: seconds for which attributes may be cached.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class Requests:
         self._log = get_logger("fs3.mount")
 
     def call(self, request: Request) -> Answer:
-        """Answers a request with a number of POSIX, or with what the request asks for."""
+        """Executes a request; returns its answer or a POSIX error number."""
         try:
             answer: Answer = getattr(self, f"_{request.op}")(request)
         except (FireflyerError, OSError, ValueError) as error:
@@ -82,7 +85,7 @@ class Requests:
         return answer
 
     def finish(self, number: int, pieces: Pieces, write: bool) -> int:
-        """Retries pieces that failed, and judges holes of a read; returns a number of POSIX."""
+        """Retries failed pieces and checks a read's holes; returns 0 or a POSIX error number."""
         what = f"inode {number}"
         try:
             if pieces.failures():
@@ -171,7 +174,7 @@ class Requests:
             with entry.lock:
                 if self._root and (inode := entry.change(changes)) is not None:
                     return inode
-                entry.flush()  # a later report would set the time again
+                entry.flush()  # a later report would overwrite the time
         inode = self._metadata.act(messages.SetAttributes(number, changes), Inode)
         self._directories.forget(number)
         return inode
@@ -187,7 +190,7 @@ class Requests:
     # Names
 
     def _user(self, request: Request) -> messages.User | None:
-        """Returns the user of the calling program, or None for the mount's own."""
+        """Returns the user of the calling program; None if it is the mount's own user."""
         if not self._root:
             return None
         groups = _groups(request.caller_pid) if request.caller_uid else ()
@@ -246,7 +249,7 @@ class Requests:
         return 0
 
     def _hold(self, parent: int, name: bytes) -> None:
-        """Keeps the bytes of the file that a name is about to lose, if it is open."""
+        """Keeps the bytes of a file whose name is about to be removed, if it is open."""
         if not len(self.files):
             return
         try:
@@ -316,7 +319,7 @@ class Requests:
         entry = self.files.add(inode.number, made)
         if entry is made:
             made.ticket = at, self._directories.ticket()[1]
-        if entry is not made:  # an existing file, which is open already
+        if entry is not made:  # an existing file that is already open
             made.close()
             with entry.lock:
                 entry.open(reads=False, writes=True)

@@ -1,4 +1,4 @@
-"""Adapters by which LLM engines load the page cache; each imports its engine.
+"""Adapters of the page cache for LLM engines; each adapter imports its engine.
 
 See docs/guide/data/kv-cache.md.
 """
@@ -25,10 +25,10 @@ def memory_of(tensor: Any) -> memoryview:
 
 
 def open_cache(options: dict[str, Any], where: str) -> PageCache:
-    """Opens the cache that an engine's configuration names by "url" and "capacity".
+    """Opens the cache with the "url" and "capacity" in an engine's configuration.
 
     Raises:
-        ConfigError: one of them is missing or invalid.
+        ConfigError: an option is missing or invalid.
     """
     url, capacity = options.get("url"), options.get("capacity")
     if not url or capacity is None:

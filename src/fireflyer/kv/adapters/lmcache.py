@@ -1,7 +1,8 @@
 """LMCache's remote connector over the page cache: a remote storage plug-in.
 
-A page is what LMCache's own connectors store: the chunk, after its metadata (shapes, data types, format)
-unless `save_chunk_meta` is off. LMCache's keys name the model, the world, the worker and the data type.
+A page has the format of LMCache's own connectors: the metadata (shapes, data types, format) unless
+`save_chunk_meta` is off, then the chunk. LMCache's keys name the model, the world, the worker and
+the data type.
 """
 
 import asyncio
@@ -23,13 +24,14 @@ def _name(key: Any) -> bytes:
 
 
 class FireflyerConnector(RemoteConnector):  # type: ignore[misc]
-    """Connector of one worker; workers and hosts that name one URL share its chunks."""
+    """Connector of one worker; all workers and hosts with the same URL share the chunks."""
 
     def __init__(self, loop: Any, local_cpu_backend: Any, config: Any) -> None:
         """Opens the cache.
 
         Raises:
-            ConfigError: url or capacity is missing or invalid. Unavailable: no server answers.
+            ConfigError: url or capacity is missing or invalid.
+                Unavailable: no server answers.
         """
         super().__init__(local_cpu_backend.config, local_cpu_backend.metadata)
         given = (config.extra_config if config else None) or {}
@@ -67,7 +69,7 @@ class FireflyerConnector(RemoteConnector):  # type: ignore[misc]
         return found
 
     async def batched_get_non_blocking(self, lookup_id: str, keys: Sequence[Any]) -> list[Any]:
-        """Returns the leading chunks that are there; releases the ones behind the first gap."""
+        """Returns the leading chunks that exist; releases those after the first gap."""
         found = await self.batched_get(keys)
         run = next((at for at, each in enumerate(found) if each is None), len(found))
         for each in found[run:]:
@@ -109,7 +111,7 @@ class FireflyerConnector(RemoteConnector):  # type: ignore[misc]
         return self._memory.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt)
 
     def _parsed(self, page: bytearray) -> Any:
-        """Returns the chunk of a verified page, or None if there is no memory for it."""
+        """Decodes the chunk of a verified page; None if there is no memory for the chunk."""
         begin = self.remote_metadata_bytes
         meta = RemoteMetadata.deserialize(memoryview(page)[:begin])
         found = self._memory.allocate(meta.shapes, meta.dtypes, meta.fmt)

@@ -1,7 +1,7 @@
 """SGLang's HiCache over the page cache: a dynamic storage back end (calls of version 1 and 2).
 
-A key names, beside SGLang's chained hash: the model, the shard, the pool with its data type, layout and
-page size. So pages of another layout are misses, even if they have the same size.
+A key consists of SGLang's chained hash, the model, the shard, and the pool with its data type,
+layout and page size. So pages of another layout are misses, even if they have the same size.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,17 +18,18 @@ from fireflyer.kv.adapters import memory_of, open_cache
 
 
 class FireflyerHiCache(HiCacheStorage):  # type: ignore[misc]
-    """Back end of one rank; ranks and hosts that name one URL share its pages."""
+    """Back end of one rank; all ranks and hosts with the same URL share the pages."""
 
     def __init__(self, storage_config: Any, kwargs: dict[str, Any]) -> None:
         """Opens the cache.
 
         Args:
-            storage_config: SGLang's; its `extra_config` names "url", "capacity" and, for a tenant,
-                "salt".
+            storage_config: SGLang's configuration; `extra_config` has "url", "capacity" and, for a
+                tenant, "salt".
 
         Raises:
-            ConfigError: url or capacity is missing or invalid. Unavailable: no server answers.
+            ConfigError: url or capacity is missing or invalid.
+                Unavailable: no server answers.
         """
         options = storage_config.extra_config or {}
         self._cache = open_cache(options, "hicache-storage-backend-extra-config")
@@ -82,7 +83,7 @@ class FireflyerHiCache(HiCacheStorage):  # type: ignore[misc]
         return done
 
     def _store(self, name: str, keys: Sequence[str], host_indices: Any, first: int) -> list[bool]:
-        """Takes pages of a pool."""
+        """Stores pages of a pool."""
         pool = self._pool(name)
         indices = [host_indices[at * pool.page_size] for at in range(len(keys))]
         pages = [pool.get_data_page(index, flat=True).contiguous() for index in indices]
@@ -110,7 +111,7 @@ class FireflyerHiCache(HiCacheStorage):  # type: ignore[misc]
     def batch_exists_v2(
         self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None
     ) -> Any:
-        """Returns the longest prefix whose pages exist in all pools, by the policy of each."""
+        """Returns the longest prefix whose pages exist in all pools, by each pool's hit policy."""
         run = self.batch_exists(keys)
         hits: dict[Any, int] = {PoolName.KV: run} if run else {}
         usable = set(range(1, run + 1))

@@ -1,7 +1,8 @@
-"""Collection of objects that nothing refers to. It writes nothing, so it also works on a full disk.
+"""Collection of objects without references. It writes no data, so it works on a full disk.
 
-Live are the manifests from the boundary on, those that are pinned, and the tables and log objects that
-they need. A table that left the live manifests never comes back, so deleting it late does no harm.
+Manifests from the boundary on and pinned manifests are live, and so are the tables and log objects
+that they need. A table that is no longer in a live manifest never returns, so it can be deleted at
+any time.
 """
 
 from collections.abc import Iterable
@@ -38,14 +39,14 @@ class Collected(msgspec.Struct):
 def collect(
     writer: Writer, watch: PinWatch, now: float, local: Iterable[int] = ()
 ) -> Steps[Collected]:
-    """Deletes what no live manifest refers to.
+    """Deletes objects to which no live manifest refers.
 
     Args:
         now: monotonic seconds.
         local: numbers of manifests that views of this process use.
 
     Raises:
-        Stale: another writer took over; it collects from now on.
+        Stale: another writer took over, and collects instead.
     """
     # A listed table is garbage, in flight, or named by a manifest up to `base`.
     in_flight = set(writer.in_flight)
@@ -89,7 +90,7 @@ def collect(
 
 
 def clean_temporary() -> Steps[int]:
-    """Deletes files that killed writers left behind; call it after taking over, before writing."""
+    """Deletes files of killed writers; call it between the take-over and the first write."""
     count = 0
     for folder in (LOG, MANIFESTS, TABLES):
         for name in (yield ListNames(folder)):

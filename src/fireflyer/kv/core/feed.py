@@ -1,4 +1,4 @@
-"""Change feed: the operations of a database in their order, read from its log."""
+"""Change feed: the operations of a database, read in order from its log."""
 
 from fireflyer.errors import SnapshotGone
 from fireflyer.kv.core import frames
@@ -7,23 +7,23 @@ from fireflyer.kv.core.operations import Read, Steps, log_name
 from fireflyer.kv.core.reader import no_store
 
 Change = tuple[int, bytes, bytes | None]
-"""Sequence number, key, and the value or None for a deletion."""
+"""Operation: sequence number, key, and value (None for a deletion)."""
 
 
 class Feed:
     """Position in the sequence of operations."""
 
     def __init__(self, after: int) -> None:
-        """Starts behind operation `after`; 0 starts with the first one."""
+        """Starts with the operation that follows number `after`."""
         self.after = after
         self._next: int | None = None
         """Log object to read next; None: search for it."""
 
     def poll(self) -> Steps[list[Change]]:
-        """Returns the operations of the next log object that has some; [] if there is none yet.
+        """Returns the operations of the next non-empty log object; [] if there is none yet.
 
         Raises:
-            SnapshotGone: operations behind `after` were collected.
+            SnapshotGone: operations that follow `after` were collected.
         """
         while True:
             if self._next is None:
@@ -33,7 +33,7 @@ class Feed:
             newest = yield from current()
             if newest is None:
                 raise no_store()
-            if newest.feed > self._next:  # collected, and maybe created again by a replaced writer
+            if newest.feed > self._next:  # collected, and perhaps recreated by a replaced writer
                 self._next = None
                 continue
             if data is None:

@@ -1,7 +1,7 @@
-"""Log objects: one frame each, with a batch of operations or the fence of a new writer.
+"""Log objects. Each is a frame with a batch of operations, or with the fence of a new writer.
 
-Frame: "FFKVLOG1", crc32c of the rest u32, kind u8, 3 bytes 0, number u64, epoch u64, writer 8 bytes,
-sequence of the first operation u64, number of operations u32, 4 bytes 0, operations
+Frame: "FFKVLOG1", crc32c of the rest u32, kind u8, 3 bytes 0, number u64, epoch u64, writer 8
+bytes, sequence of the first operation u64, number of operations u32, 4 bytes 0, operations
 (native/kv/record.hpp). Little-endian.
 """
 
@@ -23,11 +23,11 @@ BATCH, FENCE = 1, 2
 PUT, ERASE = 1, 2
 
 MOST_BATCH = 128 << 20
-"""Bytes of the operations of one batch."""
+"""Maximum bytes of the operations of one batch."""
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """Header of a log object, and the object."""
+    """Header of a log object, and its bytes."""
 
     kind: int
     number: int
@@ -48,7 +48,7 @@ def encode(
     count: int,
     parts: Sequence[bytes],
 ) -> bytes:
-    """Returns a log object."""
+    """Encodes a log object."""
     fields = (kind, number, epoch, writer, sequence, count)
     data = bytearray(b"".join((_FRAME.pack(_MAGIC, 0, *fields), *parts)))
     struct.pack_into("<I", data, 8, crc32c(memoryview(data)[_CHECKED_FROM:]))
@@ -56,10 +56,10 @@ def encode(
 
 
 def decode(number: int, data: bytes) -> Frame:
-    """Returns the verified frame of log object `number`.
+    """Decodes and verifies log object `number`.
 
     Raises:
-        Corrupted: the checksum or the structure does not hold.
+        Corrupted: the checksum does not match, or the structure is invalid.
     """
     if len(data) < HEADER_BYTES or data[:8] != _MAGIC:
         raise Corrupted(f"log object {number} is no frame: restore it from a replica")
@@ -74,10 +74,11 @@ def decode(number: int, data: bytes) -> Frame:
 
 
 def operation(key: bytes, value: bytes | None, expires: int = 0) -> bytes:
-    """Encodes a put, or for the value None a deletion. `expires`: ms since 1970, 0 for never.
+    """Encodes a put, or a deletion if `value` is None. `expires`: ms since 1970; 0: never.
 
     Raises:
-        InvalidKey: the key is empty or longer than 64 KiB. KvError: the value exceeds 64 MiB.
+        InvalidKey: the key is empty or longer than 64 KiB.
+        KvError: the value exceeds 64 MiB.
     """
     checked_key(key)
     if value is None:
@@ -90,7 +91,7 @@ def operation(key: bytes, value: bytes | None, expires: int = 0) -> bytes:
 
 
 def checked_key(key: bytes) -> None:
-    """Raises InvalidKey unless the key has 1 to 64 KiB bytes; TypeError unless it is bytes."""
+    """Checks that a key has 1 byte to 64 KiB; raises InvalidKey, or TypeError if it is no bytes."""
     if not isinstance(key, bytes):
         raise TypeError(f"a key is bytes, not {type(key).__name__}: encode it first")
     if not 0 < len(key) <= MOST_KEY:

@@ -1,7 +1,7 @@
-"""Manifests: numbered states of a database, of which the one with the highest number is current.
+"""Manifests: numbered states of a database; the highest number is the current state.
 
-A manifest is made by create-if-absent, so one writer wins each number. Object: "FFKVMAN1", crc32c of
-the rest u32, msgpack.
+A writer publishes a manifest by create-if-absent, so only one writer gets each number. Object:
+"FFKVMAN1", crc32c of the rest u32, msgpack.
 """
 
 import struct
@@ -23,13 +23,13 @@ from fireflyer.kv.core.operations import (
 _MAGIC = b"FFKVMAN1"
 VERSION = 1
 ATTEMPTS = 6
-"""Calls of a create whose answer is lost; the pauses between them sum up to 3 s."""
+"""Maximum attempts of a create whose answer is lost; the pauses take 3 s in total."""
 ROUNDS = 64
-"""Races that a step may lose before it gives up."""
+"""Maximum number of lost races after which a step fails."""
 
 
 class TableRef(msgspec.Struct, frozen=True):
-    """Table of a run."""
+    """Reference to a table of a run."""
 
     name: str
     first: bytes
@@ -44,12 +44,12 @@ class Manifest(msgspec.Struct, frozen=True):
     """State of a database.
 
     Attributes:
-        epoch: fencing token of the writer that made it; each take-over adds one.
-        flushed: log objects up to this number are in the tables.
-        sequence: of the last operation in the tables.
-        boundary: lower manifests are being collected, unless they are pinned.
+        epoch: fencing token of the writer that published it; each take-over increments it.
+        flushed: number of the last log object whose operations are in the tables.
+        sequence: sequence number of the last operation in the tables.
+        boundary: lowest manifest that stays without a pin; lower ones are being collected.
         runs: newest first; the tables of a run ascend and do not overlap.
-        feed: lowest log object that is kept for change feeds.
+        feed: number of the lowest log object that is kept for change feeds.
     """
 
     number: int
@@ -72,10 +72,10 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(number: int, data: bytes) -> Manifest:
-    """Returns the verified manifest.
+    """Decodes and verifies a manifest.
 
     Raises:
-        Corrupted: the checksum or the structure does not hold.
+        Corrupted: the checksum does not match, or the structure is invalid.
         StorageError: a newer release wrote it.
     """
     body = data[12:]
@@ -99,7 +99,7 @@ def current() -> Steps[Manifest | None]:
         if not present:
             return None
         data = yield Read(manifest_name(max(present)))
-        if data is not None:  # else it was collected meanwhile, and a higher one exists
+        if data is not None:  # None: collected meanwhile, so a higher one exists
             return decode(max(present), data)
     raise Unavailable("cannot read the current manifest: it changes too often; try again")
 
@@ -107,10 +107,11 @@ def current() -> Steps[Manifest | None]:
 def create_own(name: str, data: bytes) -> Steps[bool]:
     """Creates an object of unique content; returns whether it exists with this content.
 
-    An answer may be lost, so the same bytes are offered again until the outcome is known.
+    An answer may be lost, so the create is retried with the same bytes until the outcome is known.
 
     Raises:
-        NoSpace: it was not created. Other StorageErrors: it may exist, or come to exist.
+        NoSpace: the object was not created.
+        StorageError: any other one; the object may exist, or be created later.
     """
     unknown = False
     for attempt in range(ATTEMPTS):
@@ -133,10 +134,10 @@ def create_own(name: str, data: bytes) -> Steps[bool]:
 
 
 def publish(manifest: Manifest) -> Steps[bool]:
-    """Creates a manifest; returns False if another one took its number.
+    """Publishes a manifest; returns False if another manifest has its number.
 
-    A number that was used and collected can be created again. A higher one exists then, because the
-    highest manifest is never collected.
+    A number whose manifest was collected can be created again. In that case a higher manifest
+    exists, because the highest one is never collected.
     """
     if not (yield from create_own(manifest_name(manifest.number), encode(manifest))):
         return False

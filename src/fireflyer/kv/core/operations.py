@@ -12,7 +12,7 @@ Steps = Generator["Operation", Any, T]
 
 
 class Create(msgspec.Struct, frozen=True):
-    """Write an object unless its name exists; the result is True if it was written."""
+    """Create an object; the result is False if its name exists."""
 
     name: str
     data: bytes
@@ -52,7 +52,7 @@ class Pause(msgspec.Struct, frozen=True):
 
 
 class Compute(msgspec.Struct, frozen=True):
-    """Call a function that takes long and shares no state with the core; its result."""
+    """Call a slow function that shares no state with the core; the result is the function's."""
 
     function: Callable[[], Any]
 
@@ -74,7 +74,7 @@ def log_name(number: int) -> str:
 
 
 def table_name(epoch: int, number: int) -> str:
-    """Returns the name of a table; an epoch never uses a number twice."""
+    """Returns the name of a table; an epoch never reuses a number."""
     return f"{epoch:010}-{number:010}"
 
 

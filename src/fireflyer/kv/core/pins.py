@@ -1,7 +1,7 @@
-"""Pins: expiring references that keep a manifest and its tables from being collected.
+"""Pins: expiring references that protect a manifest and its tables from collection.
 
-A pin is an object that its owner writes again, with another count, before its time is over. The
-collector compares no clocks: a pin is dead if its count stood still for its time, by the collector's
+A pin is an object that its owner rewrites with a new count before it expires. The collector
+compares no clocks: a pin expires if its count does not change for its lifetime, by the collector's
 own clock.
 """
 
@@ -16,7 +16,7 @@ class Pin(msgspec.Struct, frozen=True):
     """Reference to a manifest.
 
     Attributes:
-        seconds: time after the last renewal, in seconds.
+        seconds: lifetime after the last renewal, in seconds.
         count: number of renewals.
     """
 
@@ -47,8 +47,8 @@ def read(identity: str) -> Steps[Pin | None]:
 def pinned(identity: str, manifest: Manifest, seconds: float) -> Steps[bool]:
     """Pins a manifest; returns False if it is already being collected.
 
-    The collector publishes a boundary before it reads the pins, and a pin is written before the
-    boundary is read: one of the two sees the other.
+    The collector publishes a boundary before it reads the pins. This function writes a pin before
+    it reads the boundary. So at least one of them sees the other's write.
     """
     yield from write(identity, Pin(manifest.number, seconds))
     newest = yield from current()
@@ -62,7 +62,7 @@ def manifest_of(identity: str) -> Steps[Manifest]:
     """Reads the manifest of a pin.
 
     Raises:
-        SnapshotGone: the pin does not exist, or expired.
+        SnapshotGone: the pin does not exist or has expired.
     """
     pin = yield from read(identity)
     data = (yield Read(manifest_name(pin.manifest))) if pin else None
@@ -72,13 +72,13 @@ def manifest_of(identity: str) -> Steps[Manifest]:
 
 
 class PinWatch:
-    """Decides which pins live, by the collector's clock."""
+    """Expiry of pins by the collector's clock."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[Pin, float]] = {}
 
     def living(self, now: float) -> Steps[dict[str, Pin]]:
-        """Reads all pins and deletes dead ones. `now`: monotonic seconds."""
+        """Returns the valid pins and deletes expired ones. `now`: monotonic seconds."""
         found: dict[str, Pin] = {}
         names: list[str] = yield ListNames(PINS)
         for identity in names:

@@ -1,22 +1,22 @@
-"""Choice of the runs to merge. Pure."""
+"""Selection of the runs to merge."""
 
 from collections.abc import Sequence
 
 MERGE_FROM = 4
-"""Fewest runs that are merged because they are of similar size."""
+"""Minimum number of runs of similar size that are merged."""
 MOST_RUNS = 10
-"""More runs than this are merged whatever their sizes: a lookup may visit each."""
+"""Maximum number of runs, because a lookup may read each; more are merged regardless of size."""
 _RATIO = 2
 
 
 def runs_to_merge(sizes: Sequence[int]) -> int:
-    """Returns the number of runs, from the newest on, to merge into one; 0 for none.
+    """Returns the number of runs to merge, from the newest on; 0 for none.
 
-    A run joins if it is at most twice as large as the newer ones together, so that each byte is
-    written again a logarithmic number of times.
+    A run is included if it is at most twice as large as all newer runs together. Each byte is then
+    rewritten a logarithmic number of times.
 
     Args:
-        sizes: bytes of the runs, newest first.
+        sizes: sizes of the runs in bytes, newest first.
     """
     total = count = 0
     for size in sizes:

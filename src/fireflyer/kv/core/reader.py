@@ -1,4 +1,4 @@
-"""Protocol of a reader: it follows the log and the manifests, and meets the writer in objects only."""
+"""Protocol of a reader, which follows the log and the manifests, without contact to the writer."""
 
 from fireflyer._native.kv import BlockCache, Memtable, View
 from fireflyer.errors import Corrupted, KvError
@@ -7,7 +7,7 @@ from fireflyer.kv.core.manifest import ROUNDS, Manifest, current
 from fireflyer.kv.core.operations import MANIFESTS, Read, Steps, listed, log_name
 
 _MOST_FRAMES = 256
-"""Log objects that one refresh reads."""
+"""Maximum log objects per refresh."""
 
 
 def no_store() -> KvError:
@@ -15,10 +15,10 @@ def no_store() -> KvError:
 
 
 class Reader:
-    """State of a reader. All steps may interleave at any operation."""
+    """State of a reader. Steps may interleave at any operation."""
 
     def __init__(self, cache: BlockCache, memtable: int = 32 << 20) -> None:
-        """Prepares a reader. `memtable`: bytes after which it is frozen."""
+        """Prepares a reader. `memtable`: bytes after which a memtable is frozen."""
         self.handles = tables.TableSet(cache)
         self.most = memtable
         self.manifest = Manifest(0, 0, b"")
@@ -30,7 +30,7 @@ class Reader:
         self.view = View([self.memtable], [], 0)
 
     def open(self) -> Steps[None]:
-        """Reads the current manifest and the log behind it.
+        """Reads the current manifest and the log that follows it.
 
         Raises:
             KvError: there is no database.
@@ -45,12 +45,12 @@ class Reader:
     def refresh(self, *, look: bool = True) -> Steps[int]:
         """Reads new log objects; returns their number.
 
-        A replaced writer may create a log object again whose number was collected. Objects are
-        collected on behalf of a manifest, so what was read is taken over only if the newest manifest
-        does not cover it.
+        A replaced writer may recreate a log object whose number was collected. Only objects that a
+        manifest covers are collected, so the reader ignores log objects that the newest manifest
+        covers.
 
         Args:
-            look: read the newest manifest even if the log has nothing new.
+            look: True to read the newest manifest even if the log has no new objects.
         """
         begin = self.next_log
         found: list[frames.Frame] = []
@@ -69,7 +69,7 @@ class Reader:
         covered = newest.flushed >= begin
         if not covered:
             for frame in found:
-                if frame.number == self.next_log:  # else another refresh was faster
+                if frame.number == self.next_log:  # otherwise a concurrent refresh applied it
                     self._apply(frame)
         if newest.number > self.manifest.number:
             self._adopt(newest)
@@ -97,7 +97,7 @@ class Reader:
         self.view = View(memtables, self.handles.runs(newest), self.sequence)
 
     def get(self, key: bytes, now: int) -> Steps[bytes | None]:
-        """Looks a key up in the state of the last refresh, or a newer one."""
+        """Looks up a key in the state of the last refresh, or a newer state."""
         for _ in range(ROUNDS):
             try:
                 return (yield from tables.get(self.view, key, now))

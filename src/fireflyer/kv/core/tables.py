@@ -1,4 +1,4 @@
-"""Tables of a manifest as native handles, and lookups that read what is missing."""
+"""Native handles of a manifest's tables, and lookups that read missing blocks."""
 
 from fireflyer._native.kv import BlockCache, Scan, Table, View
 from fireflyer.errors import Corrupted, StorageError, Unavailable
@@ -6,7 +6,7 @@ from fireflyer.kv.core.manifest import Manifest, TableRef
 from fireflyer.kv.core.operations import TABLES, Read, Steps
 
 READ_AHEAD = 1 << 20
-"""Bytes of neighbouring blocks that a scan or a merge reads at once."""
+"""Bytes of neighbouring blocks per read of a scan or merge."""
 
 Item = tuple[bytes, bytes]
 
@@ -16,14 +16,14 @@ class Gone(StorageError):
 
 
 class TableSet:
-    """Handles of tables by name; a table that stays keeps its blocks in memory."""
+    """Handles of tables by name; a table that is still in use keeps its cached blocks."""
 
     def __init__(self, cache: BlockCache) -> None:
         self._cache = cache
         self._known: dict[str, Table] = {}
 
     def runs(self, manifest: Manifest) -> list[list[Table]]:
-        """Returns the native runs of a manifest; forgets tables that it does not name."""
+        """Returns the native runs of a manifest; drops the handles of other tables."""
         self._known = {
             ref.name: self._known.get(ref.name) or handle(ref, self._cache)
             for run in manifest.runs
@@ -40,7 +40,8 @@ def supply(table: Table, block: int, most: int = 0) -> Steps[None]:
     """Reads and verifies a range that a view needs.
 
     Raises:
-        Gone: the table does not exist. Corrupted: a checksum does not hold.
+        Gone: the table does not exist.
+            Corrupted: a checksum does not match.
     """
     offset, size = table.range(block, most)
     name = f"{TABLES}/{table.name}"
@@ -54,7 +55,7 @@ def supply(table: Table, block: int, most: int = 0) -> Steps[None]:
 
 
 def get(view: View, key: bytes, now: int) -> Steps[bytes | None]:
-    """Looks a key up."""
+    """Looks up a key."""
     while isinstance(found := view.get(key, now), tuple):
         yield from supply(*found)
     return found

@@ -1,9 +1,10 @@
 """Protocol of the one writer: take-over, append, flush, compaction.
 
-Fencing. A writer takes over by a manifest with the next epoch, and then creates the next log object,
-the fence. The older writer's create of that number fails. A number that was collected meanwhile could
-be created again, so a writer acknowledges only after it has listed the manifests and found none of
-another epoch: objects are collected on behalf of a published manifest only.
+Fencing: a writer takes over by publishing a manifest with the next epoch. Then it creates the next
+log object, the fence, so the older writer's create of that number fails. A log object that was
+collected could be created again by an older writer. But objects are collected only after a manifest
+is published. Therefore a writer acknowledges only after it has listed the manifests and found none
+of another epoch.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -40,20 +41,20 @@ from fireflyer.kv.core.operations import (
 from fireflyer.kv.core.planning import runs_to_merge
 
 EXPIRY_GRACE_MS = 24 * 3600 * 1000
-"""An expired value leaves the tables this much later, so a clock that is hours off loses nothing."""
+"""Delay in ms before an expired value is dropped, so a clock that is hours off loses no value."""
 
 
 class Batch(msgspec.Struct):
-    """Operations that take effect together, and what became of them."""
+    """Atomic operations, and their outcome."""
 
     parts: list[bytes]
     """Encoded operations."""
     changes: dict[bytes, bytes | None]
-    """Resulting values; None is a deletion."""
+    """Resulting values; None: deleted."""
     condition: tuple[bytes, bytes | None] | None = None
-    """Key and the value that it must have, None for no value."""
+    """Condition: a key and the value that it must have (None: no value)."""
     applied: bool = True
-    """False if the condition did not hold."""
+    """False if the condition failed."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -61,16 +62,16 @@ class Settings(msgspec.Struct, frozen=True):
 
     memtable: int = 32 << 20
     objects: int = 512
-    """Log objects that a memtable covers at most, because a take-over reads each."""
+    """Maximum log objects per memtable, because a take-over reads each."""
     table: int = 64 << 20
     history: int = 0
-    """Log objects that are kept for change feeds beside those that recovery needs."""
+    """Number of log objects kept for change feeds, in addition to those that recovery needs."""
 
 
 class Writer:
-    """State of a writer. `open` comes first; after Stale or an unknown outcome it must not go on.
+    """State of a writer. Call `open` first; make no call after Stale or an unknown outcome.
 
-    Each step excludes itself; different steps may interleave at any operation.
+    A step must not run twice concurrently; different steps may interleave at any operation.
     """
 
     def __init__(self, identity: bytes, settings: Settings, cache: BlockCache) -> None:
@@ -95,10 +96,11 @@ class Writer:
         return self.manifest.epoch
 
     def open(self) -> Steps[None]:
-        """Takes the database over, or founds it; replays the log and fences the older writer.
+        """Takes over the database, or creates it; replays the log and fences the older writer.
 
         Raises:
-            Stale: a newer writer took over. Corrupted: a log object is missing or damaged.
+            Stale: a newer writer took over.
+            Corrupted: a log object is missing or damaged.
         """
         yield from self._take_over()
         present = [n for n in (yield from listed(LOG)) if n > self.manifest.flushed]
@@ -120,7 +122,7 @@ class Writer:
                     )
                 self._replay(number, data)
             except Corrupted:
-                yield from self._check_current()  # a newer writer may have collected it
+                yield from self._check_current()  # raises Stale if a newer writer collected it
                 raise
             number += 1
         raise Unavailable("cannot take the store over: its writer appends too fast; stop that one")
@@ -141,7 +143,7 @@ class Writer:
 
     def _replay(self, number: int, data: bytes) -> None:
         frame = frames.decode(number, data)
-        if frame.epoch > self.epoch:  # to fence behind it would end the newer writer
+        if frame.epoch > self.epoch:  # a fence after it would stop the newer writer
             raise stale(self.epoch, frame.epoch)
         if frame.kind == frames.BATCH:
             self._apply(frame)
@@ -174,11 +176,11 @@ class Writer:
             raise stale(self.epoch, found.epoch if found else self.epoch + 1)
 
     def get(self, key: bytes, now: int) -> Steps[bytes | None]:
-        """Looks a key up in the newest state."""
+        """Looks up a key in the newest state."""
         for _ in range(ROUNDS):
             try:
                 return (yield from tables.get(self.view, key, now))
-            except tables.Gone:  # compacted and collected meanwhile, by this writer
+            except tables.Gone:  # this writer has compacted and collected it meanwhile
                 yield from self._check_current()
         raise tables.unlucky("read")
 
@@ -187,8 +189,8 @@ class Writer:
 
         Raises:
             Stale: another writer took over; the outcome of these batches is unknown.
-            NoSpace: nothing was written. Other StorageErrors: the outcome is unknown, and the writer
-                must not go on.
+            NoSpace: nothing was written.
+            StorageError: any other one; the outcome is unknown, and the writer must stop.
         """
         pending: dict[bytes, bytes | None] = {}
         parts: list[bytes] = []
@@ -203,7 +205,7 @@ class Writer:
                 if conditional:
                     pending.update(batch.changes)
         if not parts:
-            yield from self._check_current()  # a condition was judged by the newest state
+            yield from self._check_current()  # a condition must be checked against the newest state
             return
         number = self.next_log
         data = self._frame(frames.BATCH, number, len(parts), parts)
@@ -240,11 +242,11 @@ class Writer:
         return True
 
     def compact(self, now: int, count: int | None = None) -> Steps[bool]:
-        """Merges the newest runs that are of similar size; returns False if there are none.
+        """Merges the newest runs of similar size; returns False if there are none.
 
         Args:
             now: ms since 1970.
-            count: runs to merge instead of those that `planning` chooses.
+            count: number of runs to merge; None: `planning` chooses them.
         """
         runs = self.manifest.runs
         if count is None:
@@ -288,7 +290,7 @@ class Writer:
         return tuple(refs)
 
     def _forget(self, refs: Iterable[TableRef]) -> None:
-        """Leaves tables that no manifest will name to the collector."""
+        """Leaves tables without a manifest to the collector."""
         self.in_flight.difference_update(ref.name for ref in refs)
 
     def _write_table(self, whole: tuple[bytes, bytes, bytes, int, int, int]) -> Steps[TableRef]:
@@ -312,8 +314,9 @@ class Writer:
         """Publishes a change of the manifest that adds the tables of `run`.
 
         Raises:
-            Stale: a manifest of another writer took its number.
-            NoSpace: nothing changed. Other StorageErrors: the outcome is unknown.
+            Stale: a manifest of another writer has its number.
+            NoSpace: nothing changed.
+            StorageError: any other one; the outcome is unknown.
         """
         while self._publishing:
             yield Pause(0.001)

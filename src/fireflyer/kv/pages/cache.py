@@ -1,4 +1,4 @@
-"""The page cache: lookups, pages in memory until they are written, and the thread that writes them."""
+"""Page cache: lookups, pages in memory until they are written, and the thread that writes them."""
 
 import threading
 import time
@@ -16,13 +16,13 @@ from fireflyer.kv.pages.writing import Counters, PendingPage, SegmentWriter
 from fireflyer.storage import Storage
 
 _LINGER_S = 0.5
-"""Pages that fill no segment wait this long for more."""
+"""Seconds that pages wait for more pages until they fill a segment."""
 _QUEUED = 2
-"""Segments of pages in memory, beside the one being written, from which on `set_from` waits."""
+"""Number of segments in memory, besides the one being written, at which `set_from` waits."""
 
 
 def writable(buffer: Any) -> memoryview:
-    """Returns the bytes of a buffer. Raises TypeError: it is not writable and contiguous."""
+    """Returns the bytes of a buffer; raises TypeError unless it is writable and contiguous."""
     view = memoryview(buffer)
     if view.readonly or not view.contiguous:
         raise TypeError("a page is read into a writable, contiguous buffer")
@@ -30,10 +30,10 @@ def writable(buffer: Any) -> memoryview:
 
 
 class PageCache:
-    """Cache of pages on shared storage. Thread-safe; opened by `kv.cache(url, capacity)`.
+    """Cache of pages on shared storage, from `kv.cache(url, capacity)`. Thread-safe.
 
-    Threads: callers; one that writes, evicts and looks for pages of other processes; up to four that
-    read.
+    Threads: callers; a maintenance thread that writes, evicts and finds pages of other processes;
+    up to four reader threads.
     """
 
     def __init__(self, storage: Storage, capacity: int, segment: int, poll: float) -> None:
@@ -48,16 +48,16 @@ class PageCache:
         self._catalog = Catalog(storage)
         self._reader = PageReader(storage)
         self._maintenance = threading.Lock()
-        """Held while the catalog is refreshed, or a segment is written."""
+        """Lock that is held during a refresh of the catalog or a write of a segment."""
         self._open: dict[bytes, PendingPage] = {}
         self._open_bytes = 0
         self._opened = 0.0
         self._writing: dict[bytes, PendingPage] = {}
         self._changed = threading.Condition(self._catalog.lock)
-        """Signals changes of what is pending. Its lock is the catalog's."""
+        """Condition that signals changes of the pending pages; it uses the catalog's lock."""
         self._flushing = 0
         self._accepted = self._settled = 0
-        """Numbers of pages that callers set, and that the thread wrote or dropped."""
+        """Numbers of pages that callers set, and that the maintenance thread wrote or dropped."""
         self._closing = False
         self.counters = Counters()
         self._writer = SegmentWriter(self._catalog, self._reader, capacity, self.counters)
@@ -66,7 +66,7 @@ class PageCache:
         self._thread.start()
 
     def exists(self, keys: Sequence[bytes], *, salt: bytes = b"") -> int:
-        """Returns how many leading keys have a page: the usable prefix.
+        """Returns the number of leading keys that have a page: the length of the usable prefix.
 
         Raises:
             InvalidKey: a key is empty or longer than 64 KiB.
@@ -80,7 +80,7 @@ class PageCache:
         return at
 
     def sizes(self, keys: Sequence[bytes], *, salt: bytes = b"") -> list[int | None]:
-        """Returns the bytes of each key's page; None: there is none. A hint, as `exists` is."""
+        """Returns the size of each key's page; None: no page. Like `exists`, this is only a hint."""
         digests = digests_of(keys, salt)
         with self._changed:
             found = self._catalog.index.find(b"".join(digests), False)
@@ -92,13 +92,14 @@ class PageCache:
     def get_into(
         self, keys: Sequence[bytes], buffers: Sequence[Any], *, salt: bytes = b""
     ) -> list[bool]:
-        """Reads pages into buffers; returns for each whether it is there, whole and verified.
+        """Reads pages into buffers; returns True for each page that was read and verified.
 
-        A page that is absent, was evicted, has another size than its buffer, or is damaged, is
-        False; its buffer is then undefined. No error of the storage is raised.
+        The result is False if a page is absent, evicted or damaged, or has another size than its
+        buffer; the buffer's contents are then undefined. No error of the storage is raised.
 
         Raises:
-            InvalidKey: a key is empty or longer than 64 KiB. TypeError: a buffer is not writable.
+            InvalidKey: a key is empty or longer than 64 KiB.
+                TypeError: a buffer is not writable.
         """
         if len(keys) != len(buffers):
             raise ValueError(f"{len(keys)} keys need as many buffers, not {len(buffers)}")
@@ -106,7 +107,7 @@ class PageCache:
         views = [writable(buffer) for buffer in buffers]
         done = [False] * len(keys)
         left = self._read(digests, views, done, list(range(len(keys))), hit=True)
-        if left:  # their segments are gone: another process may have written them again
+        if left:  # another process may have moved them to a new segment
             self._refresh_quietly()
             self._read(digests, views, done, left, hit=False)
         self.counters.hits += sum(done)
@@ -117,7 +118,7 @@ class PageCache:
         self, digests: list[bytes], views: list[memoryview], done: list[bool], which: list[int],
         *, hit: bool,
     ) -> list[int]:  # fmt: skip
-        """Reads those pages; returns which of them vanished under the read."""
+        """Reads some pages; returns those whose segment vanished during the read."""
         wanted: list[Wanted] = []
         places: list[int] = []
         copies: list[tuple[int, PendingPage]] = []
@@ -153,22 +154,24 @@ class PageCache:
     def set_from(
         self, keys: Sequence[bytes], buffers: Sequence[Any], *, first: int = 0, salt: bytes = b""
     ) -> list[bool]:
-        """Takes copies of pages; they are readable here at once, and written soon (`flush` waits).
+        """Copies pages to the cache; this process can read them now, others after the write
+        (`flush`).
 
-        The first page of a key stays: pages of keys that are known are not taken again.
+        A page is never replaced: pages of known keys are ignored.
 
         Args:
-            first: position of the first key in its prefix, in pages. Tails leave before heads.
+            first: position of the first key in its prefix, in pages. The tail of a prefix is
+                evicted before its head.
 
         Returns:
-            For each page whether the cache has it now; False: it is empty, or larger than an eighth
-            of the capacity.
+            True for each page that the cache has now; False: the page is empty, or larger than an
+            eighth of the capacity.
         """
         if len(keys) != len(buffers):
             raise ValueError(f"{len(keys)} keys need as many buffers, not {len(buffers)}")
         digests = digests_of(keys, salt)
         done = [True] * len(keys)
-        # The tail first: of one call's pages, those in the older segment are the first to leave.
+        # The tail first, because the older segment is evicted first.
         for at in range(len(keys) - 1, -1, -1):
             view = memoryview(buffers[at]).cast("B")
             if not 0 < len(view) <= self._writer.most_page:
@@ -217,21 +220,21 @@ class PageCache:
             self._flushing -= 1
 
     def pin(self, keys: Sequence[bytes], seconds: float = 60.0, *, salt: bytes = b"") -> Pin:
-        """Protects pages from eviction, by all processes, until `release` or for some seconds.
+        """Protects pages from eviction by any process, until `release` or for some seconds.
 
-        A segment whose pinned pages are more than half of it stays as a whole. If such segments fill
-        the capacity, new pages are dropped.
+        If pinned pages are more than half of a segment, the whole segment stays. If such segments
+        fill the capacity, new pages are dropped.
         """
         if not seconds > 0:
             raise KvError(f"invalid seconds {seconds!r}: expected more than 0")
         return Pin(self._storage, digests_of(keys, salt), seconds)
 
     def usage(self) -> dict[bytes, int]:
-        """Returns the bytes of the written pages of each salt."""
+        """Returns the total bytes of the written pages of each salt."""
         return self._catalog.usage()
 
     def refresh(self) -> None:
-        """Looks for what other processes wrote and evicted. Raises StorageError."""
+        """Finds segments that other processes wrote or evicted. Raises StorageError."""
         with self._maintenance:
             self._catalog.refresh()
 
@@ -242,7 +245,7 @@ class PageCache:
             self.counters.trouble = str(error)
 
     def stats(self) -> dict[str, Any]:
-        """Returns figures by name."""
+        """Returns statistics by name."""
         with self._maintenance:
             found = {
                 "capacity": self._writer.capacity,
@@ -256,7 +259,7 @@ class PageCache:
     def _run(self) -> None:
         try:
             self._maintain()
-        finally:  # also after an unexpected error: a caller waits for no thread that has ended
+        finally:  # also after an unexpected error, so no caller waits for an ended thread
             with self._changed:
                 self._closing = True
                 self._changed.notify_all()
@@ -290,7 +293,7 @@ class PageCache:
                 self._changed.notify_all()
 
     def _take(self) -> None:
-        """Moves the oldest pages, of about one segment, to those that are being written."""
+        """Moves the oldest pages, about one segment, to the pages being written."""
         size = 0
         for digest, page in list(self._open.items()):
             if size >= self._segment:
@@ -322,7 +325,7 @@ class PageCache:
 
 
 def sizes_checked(capacity: int, segment: int, poll: float) -> int:
-    """Returns the size of segments for a capacity. Raises KvError: a size makes no sense."""
+    """Returns the size of segments for a capacity; raises KvError if a size is invalid."""
     least = 64 * layout.padded(1)
     if capacity < least or not layout.padded(1) <= segment <= MOST_PAGE or poll < 0:
         raise KvError(

@@ -1,7 +1,7 @@
-"""Segments of a cache as one process knows them: their pages in the index, kept up with the storage.
+"""Catalog of a cache in one process: the known segments, and an index of their pages.
 
-Thread contract: `refresh`, `adopt` and `drop` are called by one thread at a time. The index is used
-under `lock`, which no storage operation holds.
+Thread contract: one thread at a time calls `refresh`, `adopt` and `drop`. `lock` guards the index
+and is not held during storage operations.
 """
 
 import threading
@@ -20,7 +20,7 @@ _BATCH = 64
 
 
 class Segment(msgspec.Struct):
-    """Segment in the storage. `number`: in the index; None: its head is damaged."""
+    """Segment in the storage. `number`: its number in the index; None: its head is damaged."""
 
     name: str
     sequence: int
@@ -52,14 +52,14 @@ class Catalog:
         self.lock = threading.Lock()
         self.index = PageIndex()
         self.segments: dict[str, Segment] = {}
-        """By name, oldest first once sorted."""
+        """Segments by name; sorted, the oldest is first."""
         self.names: dict[int, str] = {}
-        """Names of segments, by number in the index."""
+        """Names of segments, by their number in the index."""
         self._salts: dict[bytes, int] = {}
         self._next = 0
 
     def refresh(self) -> None:
-        """Takes new segments into the index, and forgets those that are gone.
+        """Adds new segments to the index, and drops removed segments.
 
         Raises:
             StorageError: the folder cannot be listed.
@@ -74,12 +74,12 @@ class Catalog:
             for name, head in zip(names, read_heads(self.storage, names), strict=True):
                 if isinstance(head, Head):
                     self.adopt(name, head.entries, head.salts, head.size)
-                elif isinstance(head, Corrupted):  # it takes room, so it is evicted in its turn
+                elif isinstance(head, Corrupted):  # it uses space, so it must be evictable
                     size = self.storage.size(f"{SEGMENTS}/{name}") or 0
                     self.segments[name] = self._segment(name, size, None)
 
     def adopt(self, name: str, entries: bytes, salts: Sequence[bytes], size: int) -> None:
-        """Takes the pages of a segment into the index."""
+        """Adds the pages of a segment to the index."""
         with self.lock:
             number = self._next
             self._next += 1
@@ -89,7 +89,7 @@ class Catalog:
         self.segments[name] = self._segment(name, size, number)
 
     def drop(self, name: str) -> None:
-        """Forgets a segment with its pages."""
+        """Removes a segment and its pages from the index."""
         number = self.segments.pop(name).number
         if number is not None:
             with self.lock:
@@ -97,7 +97,7 @@ class Catalog:
                 del self.names[number]
 
     def total(self) -> int:
-        """Returns the bytes of all segments."""
+        """Returns the total bytes of all segments."""
         return sum(segment.size for segment in self.segments.values())
 
     def oldest(self) -> list[Segment]:
@@ -107,7 +107,7 @@ class Catalog:
         return 1 + max((segment.sequence for segment in self.segments.values()), default=0)
 
     def usage(self) -> dict[bytes, int]:
-        """Returns the bytes of the pages of each salt that has some."""
+        """Returns the total bytes of pages by salt."""
         with self.lock:
             found = {salt: self.index.bytes_of(number) for salt, number in self._salts.items()}
         return {salt: size for salt, size in found.items() if size}
@@ -118,6 +118,6 @@ class Catalog:
 
 
 def entries_of(name: str, pages: Sequence[Page]) -> tuple[bytes, Head]:
-    """Places pages in a segment; returns its encoded head and what the index takes of it."""
+    """Lays out pages in a segment; returns its head, encoded and decoded."""
     head = layout.encode(name, pages)
     return head, layout.decode(name, head)

@@ -1,9 +1,9 @@
-"""Choice of the segments and pages that leave a full cache. Pure.
+"""Selection of the pages that survive the eviction of a segment.
 
-The oldest segments leave. Of their pages the used ones are written again, into a new segment: those
-with the most uses first, and of equal uses the heads of prefixes first, because a page is of use only
-if all pages before it are there. A use of a page is a use of all pages before it, so of one prefix the
-tail leaves before the head.
+The oldest segments are evicted. Their used pages are rewritten into a new segment: pages with the
+most uses first, and for equal uses the heads of prefixes first, because a page is useful only with
+all pages before it. A use of a page counts for all pages before it, so the tail of a prefix is
+evicted before its head.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import msgspec
 
 SHARE = 0.5
-"""Most bytes of a segment that are written again, so each eviction frees at least as many."""
+"""Maximum share of a segment that is rewritten, so each eviction frees at least the rest."""
 
 
 class Resident(msgspec.Struct, frozen=True):
-    """Page of a segment that may leave."""
+    """Page of a segment that may be evicted."""
 
     digest: bytes
     size: int
@@ -28,9 +28,10 @@ class Resident(msgspec.Struct, frozen=True):
 
 
 def survivors(pages: Sequence[Resident], size: int) -> list[Resident] | None:
-    """Returns the pages of a segment of `size` bytes that are written again.
+    """Selects the pages of a segment of `size` bytes that are rewritten.
 
-    Pinned pages come first. None: they alone are more than `SHARE`, so the segment stays.
+    Pinned pages come first. Returns None if the pinned pages exceed `SHARE`, so that the segment
+    must stay.
     """
     room = int(size * SHARE)
     kept = [page for page in pages if page.pinned]

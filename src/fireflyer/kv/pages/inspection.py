@@ -1,4 +1,4 @@
-"""Figures and verification of a page cache, without opening it."""
+"""Statistics and verification of a page cache, without opening it."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from fireflyer.storage import Storage
 
 
 def stat(storage: Storage) -> dict[str, Any]:
-    """Returns figures of a cache by name; "usage" has the bytes of each salt, in hexadecimal."""
+    """Returns statistics of a cache by name; "usage" has the bytes by salt (in hexadecimal)."""
     catalog = Catalog(storage)
     catalog.refresh()
     damaged = sum(segment.number is None for segment in catalog.segments.values())
@@ -31,8 +31,8 @@ def check(storage: Storage) -> dict[str, Any]:
     """Verifies every byte of every segment.
 
     Returns:
-        The numbers of segments and pages, and a list "damaged" of objects with reasons. A damaged
-        page is a miss for the cache, so nothing needs repair.
+        Numbers of segments and pages, and a list "damaged" of objects with reasons. The cache
+        treats a damaged page as a miss, so no repair is needed.
     """
     names = [name for name in storage.list(SEGMENTS) if layout.sequence_of(name)]
     damaged: list[dict[str, str]] = []
@@ -49,7 +49,7 @@ def check(storage: Storage) -> dict[str, Any]:
 
 
 def _wrong(storage: Storage, name: str, head: Head) -> list[str]:
-    """Returns what is wrong with the pages of a segment."""
+    """Returns the faults of a segment's pages."""
     reasons: list[str] = []
     for page in head.pages():
         size = layout.padded(page.size)

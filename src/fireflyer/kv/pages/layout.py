@@ -1,4 +1,4 @@
-"""Segments of the page cache: a head that describes its pages, and the pages. Pure.
+"""Segments of the page cache: a head that describes the pages, and the pages.
 
 Head, a multiple of 4 KiB: "FFKVPAG1", crc32c of the rest of the head u32, bytes of the head u32, number
 of pages u32, number of salts u32, bytes of the segment u64, name of the segment 37 bytes, salts (bytes
@@ -33,7 +33,7 @@ _NAME = re.compile(r"(\d{20})-[0-9a-f]{16}")
 
 
 class Page(msgspec.Struct):
-    """Page to write, or an entry of a head."""
+    """Page to write, or a page that an entry of a head describes."""
 
     digest: bytes
     size: int
@@ -48,7 +48,7 @@ class Head(msgspec.Struct):
 
     Attributes:
         entries: encoded entries, for the index.
-        salts: the salts that the entries name.
+        salts: salts to which the entries refer.
         size: bytes of the segment.
         head_bytes: size of the head.
     """
@@ -81,7 +81,7 @@ def digests_of(keys: Sequence[bytes], salt: bytes) -> list[bytes]:
 
 
 def segment_name(sequence: int, writer: str) -> str:
-    """Returns a name that is never used again. `writer`: 16 hexadecimal digits of one process."""
+    """Returns a unique name. `writer`: 16 hexadecimal digits that identify the process."""
     return f"{sequence:020}-{writer}"
 
 
@@ -96,7 +96,7 @@ def padded(size: int) -> int:
 
 
 def encode(name: str, pages: Sequence[Page]) -> bytes:
-    """Places pages behind each other, sets their offsets, and returns the head of the segment."""
+    """Lays out pages one after another: sets their offsets and returns the segment's head."""
     salts = {page.salt: index for index, page in enumerate(pages)}
     salts = {salt: index for index, salt in enumerate(salts)}
     named = b"".join(struct.pack("<I", len(salt)) + salt for salt in salts)
@@ -118,7 +118,7 @@ def encode(name: str, pages: Sequence[Page]) -> bytes:
 
 
 def head_bytes(begin: bytes) -> int:
-    """Returns the size of the head that begins so. Raises Corrupted: it is none."""
+    """Returns the size of a head from its first bytes; raises Corrupted if they are invalid."""
     if len(begin) < _HEAD.size or begin[:8] != _MAGIC:
         raise Corrupted("it does not begin with a head")
     size: int = _HEAD.unpack_from(begin)[2]
@@ -128,10 +128,11 @@ def head_bytes(begin: bytes) -> int:
 
 
 def decode(name: str, data: bytes) -> Head:
-    """Returns the verified head of a segment; `data` may go on behind it.
+    """Decodes and verifies the head of a segment; `data` may be longer than the head.
 
     Raises:
-        Corrupted: the checksum or the structure does not hold, or it is another segment's.
+        Corrupted: the checksum does not match, the structure is invalid, or the head belongs to
+            another segment.
     """
     size = head_bytes(data)
     if size > len(data):

@@ -1,4 +1,4 @@
-"""Pins: pages that eviction writes again, until a time by the clock of the evicting process.
+"""Pins: pages that eviction must keep for some time, by the clock of the evicting process.
 
 Object pins/<id>: "FFKVPPN1", crc32c of the rest u32, msgpack of seconds and joined digests.
 """
@@ -18,7 +18,7 @@ _MAGIC = b"FFKVPPN1"
 
 
 class PinBody(msgspec.Struct, frozen=True):
-    """Time to live from when an evicting process first sees it, and what it protects."""
+    """Lifetime, from the first time that an evicting process sees the pin, and protected pages."""
 
     seconds: float
     digests: bytes
@@ -30,7 +30,7 @@ def encode(body: PinBody) -> bytes:
 
 
 def decode(name: str, data: bytes) -> PinBody:
-    """Returns the verified pin. Raises Corrupted."""
+    """Decodes and verifies a pin. Raises Corrupted."""
     body = data[12:]
     if data[:8] != _MAGIC or data[8:12] != struct.pack("<I", crc32c(body)):
         raise Corrupted(f"pin {name} is damaged: it protects nothing")
@@ -41,7 +41,7 @@ def decode(name: str, data: bytes) -> PinBody:
 
 
 class Pin:
-    """Protection of pages from eviction; ends by `release`, at the end of a `with`, or by time."""
+    """Protection of pages from eviction, until `release`, the end of a `with` block, or its expiry."""
 
     def __init__(self, storage: Storage, digests: list[bytes], seconds: float) -> None:
         self._storage = storage
@@ -61,13 +61,13 @@ class Pin:
 
 
 class PinWatch:
-    """Pins as one process sees them; expired and damaged ones are deleted."""
+    """Pins in the storage as one process sees them; it deletes expired and damaged pins."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[PinBody, float]] = {}
 
     def pinned(self, storage: Storage, now: float) -> set[bytes]:
-        """Returns the digests that are pinned. `now`: monotonic seconds."""
+        """Returns the digests of pinned pages. `now`: monotonic seconds."""
         names = [name for name in storage.list(PINS) if not name.endswith(".tmp")]
         self._known = {name: known for name, known in self._known.items() if name in names}
         found: set[bytes] = set()
@@ -78,7 +78,7 @@ class PinWatch:
                 except Corrupted:
                     storage.delete(f"{PINS}/{name}")
                     continue
-                except StorageError:  # released meanwhile
+                except StorageError:  # the pin was released meanwhile
                     continue
                 self._known[name] = (body, now)
             body, since = self._known[name]

@@ -1,4 +1,4 @@
-"""Verified reads of pages into the caller's memory, several at once."""
+"""Verified, parallel reads of pages into the caller's memory."""
 
 import ctypes
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from fireflyer.kv.pages.layout import SEGMENTS
 from fireflyer.storage import Storage, read_summed, reads_summed
 
 _THREADS = 4
-"""Readers of a storage that reads one range at a time."""
+"""Number of threads that read from a storage without parallel reads."""
 
 
 class Outcome(Enum):
@@ -24,13 +24,13 @@ class Outcome(Enum):
     GONE = 2
     """The segment cannot be read; it may have been evicted."""
     DAMAGED = 3
-    """The segment ends too early, no replica has the bytes as they were written, or they are wrong."""
+    """The segment ends too early, no replica has the bytes intact, or the bytes are wrong."""
     AWAY = 4
     """The storage does not answer."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Page to read. `memory`: writable bytes of its size."""
+    """Page to read. `memory`: writable memory of the page's size."""
 
     digest: bytes
     segment: str
@@ -40,14 +40,14 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class PageReader:
-    """Reads pages, all of a call at once. Thread-safe."""
+    """Reader that reads all pages of a call in parallel. Thread-safe."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._pool = None if reads_summed(storage) else ThreadPoolExecutor(_THREADS, "kv-pages")
 
     def read(self, pages: Sequence[Wanted]) -> list[Outcome]:
-        """Fills the memory of pages and verifies them; memory of a failed page is undefined."""
+        """Reads and verifies pages; the memory of a failed page is undefined."""
         if self._pool is None:
             return self._group(pages)
         return [
@@ -57,10 +57,10 @@ class PageReader:
     def _group(self, pages: Sequence[Wanted]) -> list[Outcome]:
         try:
             crcs = self._fill(pages)
-        except Unavailable:  # after its deadline: no page of the call waits for another one
+        except Unavailable:  # the deadline has passed, so no page is retried
             return [Outcome.AWAY] * len(pages)
         except StorageError as error:
-            if len(pages) > 1:  # find out which
+            if len(pages) > 1:  # find the failed pages
                 return [self._group([page])[0] for page in pages]
             return [Outcome.DAMAGED if isinstance(error, Corrupted) else Outcome.GONE]
         return [
@@ -69,7 +69,7 @@ class PageReader:
         ]
 
     def _fill(self, pages: Sequence[Wanted]) -> list[int]:
-        """Fills the memory of pages; returns the CRC32C of each with its digest."""
+        """Reads pages; returns the CRC32C over the digest and bytes of each."""
         names = {page.segment: 0 for page in pages}
         names = {name: index for index, name in enumerate(names)}
         rows = np.empty((len(pages), 4), np.int64)

@@ -1,7 +1,8 @@
-"""Writing of segments, and eviction of those that leave for them.
+"""Writes of segments, and eviction of segments to make room.
 
-Order of one write: choose the segments that leave, read what is kept of them, write the new segment,
-take it into the index, delete. A process that dies in between loses nothing that was there before.
+Order of a write: select the segments to evict, read their surviving pages, write the new segment,
+add it to the index, delete the evicted segments. If the process dies in between, no surviving page
+is lost.
 """
 
 import secrets
@@ -20,7 +21,7 @@ from fireflyer.kv.pages.pins import PinWatch
 from fireflyer.kv.pages.reading import Outcome, PageReader, Wanted
 
 _ABANDONED_S = 600.0
-"""A temporary file that stays this long is that of a killed process."""
+"""Seconds after which a temporary file counts as that of a killed process."""
 
 
 class PendingPage(msgspec.Struct):
@@ -31,34 +32,34 @@ class PendingPage(msgspec.Struct):
 
 
 class Counters(msgspec.Struct):
-    """Counts of a cache in this process."""
+    """Counters of a cache in this process."""
 
     hits: int = 0
     misses: int = 0
     damaged: int = 0
-    """Pages whose bytes were wrong; each was a miss."""
+    """Number of damaged pages; each was a miss."""
     written_bytes: int = 0
     rewritten_bytes: int = 0
-    """Bytes among them of pages that eviction wrote again."""
+    """Part of `written_bytes` that eviction rewrote."""
     evicted_segments: int = 0
     dropped_pages: int = 0
-    """Pages that could not be written."""
+    """Number of pages that could not be written."""
     trouble: str = ""
-    """Last error of a write or a look at the storage."""
+    """Last error of a write or refresh."""
 
     def shown(self) -> dict[str, Any]:
         return msgspec.structs.asdict(self)
 
 
 class Plan(msgspec.Struct):
-    """Segments that leave, and what is kept of them."""
+    """Segments to evict, and their surviving pages."""
 
     leaving: list[Segment]
     kept: list[PendingPage]
 
 
 class SegmentWriter:
-    """Writes segments and keeps to the capacity. One thread at a time."""
+    """Writer of segments that enforces the capacity. Not thread-safe."""
 
     def __init__(
         self, catalog: Catalog, reader: PageReader, capacity: int, counters: Counters
@@ -75,7 +76,7 @@ class SegmentWriter:
         self._temporary: dict[str, float] = {}
 
     def write(self, pending: dict[bytes, PendingPage]) -> None:
-        """Writes pages as a segment; what cannot be written is dropped."""
+        """Writes pages as a segment; drops pages that cannot be written."""
         try:
             self._catalog.refresh()
             self._clean_temporary()
@@ -90,7 +91,7 @@ class SegmentWriter:
     def _write(self, pages: list[PendingPage], plan: Plan) -> None:
         try:
             self._segment([*pages, *plan.kept])
-        except NoSpace:  # the disk has less than the capacity: make room first, and keep nothing
+        except NoSpace:  # the disk is smaller than the capacity: evict first, without survivors
             leaving = plan.leaving or self._catalog.oldest()[:1]
             if not leaving:
                 raise
@@ -116,10 +117,10 @@ class SegmentWriter:
         self._counters.evicted_segments += 1
 
     def _plan(self, new: int) -> Plan | None:
-        """Chooses what leaves for `new` bytes; None: pinned pages leave no room.
+        """Selects evictions that make room for `new` bytes; None: pinned pages leave no room.
 
-        The segment is written before others are deleted, so the room is that of the capacity less
-        one segment as large.
+        The new segment is written before old ones are deleted, so the usable room is the capacity
+        minus a segment of that size.
         """
         plan = Plan([], [])
         excess = self._catalog.total() + 2 * new - self.capacity
@@ -140,7 +141,7 @@ class SegmentWriter:
         return None if self._catalog.total() + new > self.capacity else plan
 
     def _residents(self, segment: Segment, pinned: set[bytes]) -> list[Resident]:
-        """Returns the pages of a segment that are nowhere else."""
+        """Returns the pages of a segment that no other segment has."""
         if segment.number is None:
             return []
         head = read_heads(self._storage, [segment.name])[0]
@@ -171,7 +172,7 @@ class SegmentWriter:
         ]
 
     def _clean_temporary(self) -> None:
-        """Deletes what killed processes left, once it was seen for long enough."""
+        """Deletes the files of killed processes after a grace period."""
         now = time.monotonic()
         names = [name for name in self._storage.list(SEGMENTS) if name.endswith(".tmp")]
         self._temporary = {name: self._temporary.get(name, now) for name in names}
