@@ -1,4 +1,4 @@
-"""Catalog: publishing, finding and removing versions of datasets under one root.
+"""Catalog of datasets under one root: publishes, finds and removes versions.
 
 A version exists from the `create` of its manifest, the last step of publishing, until the rename of
 the manifest, the first step of removing. Each data directory belongs to one attempt to publish.
@@ -301,7 +301,7 @@ class Catalog:
         place = self._storage.root / mf.directory_of(name, version)
         try:
             if readers is None:
-                if place.exists():  # a dead publisher may have restricted it
+                if place.exists():  # a publisher that died may have restricted it
                     place.chmod(0o755)
                 return
             place.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Batches of a dataset per rank, in an order independent of ranks, workers and restarts.
 
-`Plan` is pure: it says which samples a rank reads for which batch. `DistributedLoader` prefetches
-them in threads and counts the consumed batches.
+`Plan` determines the samples of each rank and batch, without I/O. `DistributedLoader` prefetches
+these in threads and counts the consumed batches.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ Process = Callable[[Positions, Any], Any]
 
 _WORD = 1 << 64
 _DRAWN = 4096
-"""Samples of a rank whose order is computed at once."""
+"""Number of samples of a rank whose order is computed in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,10 @@ class DistributedLoader:
             from the beginning of the epoch's order.
         epoch: the first epoch.
         prefetch: batches to read ahead; 0 reads on demand.
-        threads: number of batches to read at once.
-        process: makes a batch from (indices, samples), in the reading threads. Without it a batch
-            is the samples: a list of uint8 arrays, or of rows if the files have columns.
+        threads: number of batches to read in parallel.
+        process: function that makes a batch from (indices, samples), in the reading threads.
+            Default: the batch is the list of samples, which are uint8 arrays, or rows if the files
+            have columns.
         cache: chunk cache for remote data.
 
     Raises:
@@ -240,7 +241,7 @@ class DistributedLoader:
         rank, world = checked_integer("rank", rank), checked_integer("world", world)
         _check(rank, world, self.batch_size, self._prefetch, self._threads)
         self.rank, self.world = rank, world
-        self._plan = replace(self._plan)  # a new object, so that running iterations notice
+        self._plan = replace(self._plan)  # a new object, which running iterations notice
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of all ranks as plain values, equal on every rank."""

@@ -1,4 +1,4 @@
-"""Order of an epoch: a permutation of [0, n) that depends only on (seed, epoch, n, block). Pure.
+"""Order of an epoch: a permutation of [0, n) that depends only on (seed, epoch, n, block).
 
 Any position is computed independently, in constant time and without memory that grows with n. The
 values of an `ORDER_VERSION` never change; docs/guide/datasets.md describes version 1.
@@ -133,7 +133,7 @@ class Order:
         number, inside = shifted // block, shifted % block
         number[short], inside[short] = self._full, places[short] - before
         samples = np.empty_like(places)
-        # A batch of neighbours touches few runs; each has its own permutation.
+        # A batch of neighbours is in few runs; each run has its own permutation.
         for slot in np.unique(number).tolist():
             mine = number == slot
             run = self._full if slot == self._full else int(self._all.at(np.array([slot]))[0])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["ProcessPool", "make"]
 
 
-def __getattr__(name: str) -> object:  # gymnasium is imported when it is needed
+def __getattr__(name: str) -> object:  # imports gymnasium on first use
     if name == "ProcessPool":
         from fireflyer.envpool.processes import ProcessPool
 

@@ -1,7 +1,8 @@
-"""Atari games by ale-py's own vector environment, which is native and steps them by threads.
+"""Atari games in ale-py's vector environment, which steps them in native threads.
 
-Frames are prepared as EnvPool and the papers since DQN do: every fourth frame, the maximum of the last
-two, grey, 84 x 84, four stacked, rewards clipped to -1, 0 and 1, up to 30 idle steps at first.
+The preprocessing is the one of EnvPool and of papers since DQN: every fourth frame, the maximum of
+the last two frames, grey, 84 x 84, four frames stacked, rewards clipped to -1, 0 and 1, and up to
+30 initial idle steps.
 """
 
 import re
@@ -32,14 +33,14 @@ def rom_of(task: str) -> str:
 
 
 class Atari(AtariVectorEnv):
-    """A vector environment with the calls of `Pool`.
+    """Vector environment with the interface of `Pool`.
 
     Args:
-        task: "ALE/Pong-v5" and so on.
-        num_envs: environments.
-        batch_size: environments that `recv` returns.
-        num_threads: threads that step them.
-        seed: of the first reset.
+        task: name of the game, for example "ALE/Pong-v5".
+        num_envs: number of environments.
+        batch_size: number of environments that `recv` returns.
+        num_threads: number of threads that step environments.
+        seed: seed of the first reset.
         options: further arguments of `ale_py.vector_env.AtariVectorEnv`, such as `img_height` (pixels),
             `episodic_life` or `repeat_action_probability`.
 
@@ -70,15 +71,15 @@ class Atari(AtariVectorEnv):
         return super().reset(seed=seed, options=options)
 
     def async_reset(self) -> None:
-        """Begins an episode in every environment; the next `recv` has the first ones' frames."""
+        """Begins an episode in every environment; the next `recv` returns the first ready ones."""
         self._begun = self.reset()
 
     def send(self, actions: ArrayLike, env_id: ArrayLike | None = None) -> None:
         """Begins a step of the environments that `recv` returned last.
 
         Raises:
-            ValueError: another number of actions, one that the game does not have, or an `env_id`
-                that names other environments.
+            ValueError: the number of actions is wrong, an action is invalid, or `env_id` names
+                other environments.
         """
         if env_id is not None and not np.array_equal(env_id, self._last):
             raise ValueError("env_id must name the environments that recv returned last, in order")

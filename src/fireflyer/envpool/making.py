@@ -1,4 +1,4 @@
-"""Makes environments by name."""
+"""Function that makes environments by name."""
 
 import functools
 from importlib.util import find_spec
@@ -25,18 +25,19 @@ def make(
 ) -> "Pool | Atari | ProcessPool":  # fmt: skip
     """Makes a pool of environments of one task.
 
-    Tasks of `NATIVE` run in native code, games of Atari ("ALE/Pong-v5") in ale-py's; every other
-    task of gymnasium's registry runs in `num_threads` processes.
+    Tasks of `NATIVE` run in native code of this package, and Atari games ("ALE/Pong-v5") in ale-py.
+    Every other task of gymnasium's registry runs in `num_threads` processes.
 
     Args:
-        task: a name of gymnasium's registry, or a game of ale-py.
-        env_type: the interface; "gymnasium" is the only one.
-        num_envs: environments of the pool.
-        batch_size: environments that `recv` returns, the first that are ready; default: all.
-        num_threads: threads that step environments, the one that waits in `recv` among them;
-            processes where they are stepped by processes.
-        seed: of all random numbers. Trajectories do not depend on `num_threads`.
-        options: of the task: those of `ale_py.vector_env.AtariVectorEnv`, or of `gymnasium.make`.
+        task: name in gymnasium's registry, or a game of ale-py.
+        env_type: interface of the pool; only "gymnasium" is supported.
+        num_envs: number of environments in the pool.
+        batch_size: number of environments that `recv` returns, the first that are ready; default:
+            all.
+        num_threads: number of threads that step environments, including the thread that waits in
+            `recv`; for tasks that run in processes, the number of processes.
+        seed: seed of all random numbers. Trajectories do not depend on `num_threads`.
+        options: options of the task: of `ale_py.vector_env.AtariVectorEnv`, or of `gymnasium.make`.
 
     Raises:
         ConfigError: an argument is out of range, or there is no such task.

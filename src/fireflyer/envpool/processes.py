@@ -1,8 +1,8 @@
 """Any environment of gymnasium, in processes that share memory with the caller.
 
-A worker process steps a share of the environments one after the other; actions and results lie in
-shared memory, and a byte each way says that a step begins or has ended. An environment that raises,
-hangs or ends its process is named and replaced; the others go on.
+A worker process steps its share of the environments one after the other. Actions and results are in
+shared memory; a byte in each direction signals the begin and the end of a step. An environment that
+raises, hangs or ends its process is reported and replaced; other environments are not affected.
 """
 
 import contextlib
@@ -28,7 +28,9 @@ from fireflyer.envpool.worker import RESET, STEP, serve
 from fireflyer.errors import ConfigError
 
 STARTING_S = 60.0
-"""For a worker process to start and to make its environments; the pool's deadline, if that is longer."""
+"""Minimum timeout, in seconds, of a worker's start with its environments; the pool's deadline may
+be longer.
+"""
 
 Bools = NDArray[np.bool_]
 Maker = Callable[[], "gymnasium.Env[Any, Any]"]
@@ -37,21 +39,21 @@ Maker = Callable[[], "gymnasium.Env[Any, Any]"]
 class ProcessPool(VectorEnv[Any, Any, Any]):
     """Environments in worker processes, stepped together.
 
-    The step after one that ended an episode begins the next one (NEXT_STEP). An environment that
-    fails ends its episode: it is truncated with reward 0, and `info["error"]` says what happened.
-    When a worker process dies or hangs, the environments that it had are replaced together, and the
-    one that it was stepping is named.
+    A step after the end of an episode begins the next episode (NEXT_STEP). If an environment fails,
+    its episode is truncated with reward 0, and `info["error"]` has the reason. If a worker process
+    dies or hangs, all its environments are replaced, and the error names the one that it was
+    stepping.
 
     Args:
-        makers: a callable for each environment; workers import them, so they are functions of a
-            module or `functools.partial` of one.
-        num_workers: processes.
-        deadline_s: the longest time that a step or a reset of all environments may take.
-        seed: environment i is first reset with seed + i.
+        makers: a callable for each environment. Workers import these, so each must be a function of
+            a module or a `functools.partial` of such a function.
+        num_workers: number of worker processes.
+        deadline_s: timeout of a step or reset of all environments.
+        seed: base seed; environment i is first reset with seed + i.
 
     Raises:
-        ConfigError: an argument is out of range, an environment has other spaces than the first one,
-            or a space is neither Box, Discrete, MultiDiscrete nor MultiBinary.
+        ConfigError: an argument is out of range; an environment has other spaces than the first; or
+            a space is neither Box, Discrete, MultiDiscrete nor MultiBinary.
     """
 
     def __init__(
@@ -100,11 +102,12 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
         """Begins an episode in every environment.
 
         Args:
-            seed: environment i is reset with seed + i; default: the pool's at first, then none.
-            options: none are known.
+            seed: base seed; environment i is reset with seed + i. Default: the pool's seed at the
+                first reset, later none.
+            options: must be empty.
 
         Raises:
-            ValueError: an option, or a list of seeds.
+            ValueError: an option or a list of seeds is given.
         """
         if options or not (seed is None or isinstance(seed, int | np.integer)):
             raise ValueError("reset takes one seed for all environments, and no options")
@@ -121,11 +124,11 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
 
         Returns:
             Observations, rewards (num_envs,) float64, terminated and truncated (num_envs,) bool, and
-            `info` by gymnasium's rules; its `error` (num_envs,) says why an environment was replaced.
+            `info` by gymnasium's rules; its `error` (num_envs,) has the reasons of replacements.
 
         Raises:
-            ValueError: the actions have another shape, or one lies outside its space; nothing has been
-                stepped then.
+            ValueError: the actions have a wrong shape, or an action is outside its space. No
+                environment was stepped.
         """
         self._check_open()
         given = np.asarray(actions)
@@ -142,7 +145,7 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
         )  # fmt: skip
 
     def _known(self, actions: NDArray[Any]) -> bool:
-        """True if the space has each action, which is a whole number where the space has such."""
+        """Returns whether the space contains each action; discrete spaces need whole numbers."""
         dtype = self._shared.actions.dtype
         if actions.dtype.kind not in "biuf" or (dtype.kind != "f" and not np.all(actions % 1 == 0)):
             return False
@@ -153,7 +156,7 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
         return bool(np.all((actions >= low) & (actions <= high)))
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Ends the workers and gives the shared memory back."""
+        """Ends the workers and frees the shared memory."""
         self._end()
 
     def _check_open(self) -> None:
@@ -174,7 +177,7 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
     def _round(self, what: int) -> dict[str, Any]:
         infos: dict[int, dict[str, Any]] = {}
         for _, pipe in self._workers:
-            with contextlib.suppress(OSError):  # a worker that has died is replaced below
+            with contextlib.suppress(OSError):  # `_await` replaces a dead worker
                 pipe.send_bytes(bytes([what]))
         self._await(range(len(self._workers)), infos, self._deadline_s)
         whole: dict[str, Any] = {}
@@ -183,7 +186,7 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
         return whole
 
     def _await(self, told: Sequence[int], infos: dict[int, dict[str, Any]], limit_s: float) -> None:
-        """Waits until each worker has answered; replaces those that do not."""
+        """Waits until each worker has answered; replaces workers that time out or die."""
         end = time.monotonic() + limit_s
         waiting = set(told)
         while waiting:
@@ -203,7 +206,7 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
                 waiting.discard(number)
 
     def _replace(self, number: int, why: str, infos: dict[int, dict[str, Any]]) -> None:
-        """Starts a worker anew; the episodes of its environments end."""
+        """Restarts a worker; the episodes of its environments end."""
         process, pipe = self._workers[number]
         process.kill()
         process.join()
@@ -217,7 +220,7 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
                 for env, info in pipe.recv().items():
                     why += f"; environment {env} cannot be made again: {info['error']}"
             else:
-                process.kill()  # the next round finds it dead
+                process.kill()  # the next round replaces it
         which = slice(share.start, share.stop)
         shared.rewards[which], shared.terminated[which], shared.truncated[which] = 0, False, True
         for env in share:
@@ -226,7 +229,7 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
 
 
 def _end(workers: list[tuple[SpawnProcess, Connection]], shared: Shared) -> None:
-    """Ends workers, which have a second for it, and gives their memory back."""
+    """Ends workers within a second and frees their memory."""
     for process, pipe in workers:
         pipe.close()
         process.join(1.0)
@@ -237,7 +240,7 @@ def _end(workers: list[tuple[SpawnProcess, Connection]], shared: Shared) -> None
 
 
 def _compare(env: "gymnasium.Env[Any, Any]", spaces: tuple[Any, Any], number: int) -> None:
-    """Raises ConfigError if an environment has other spaces than the first one."""
+    """Checks that an environment has the same spaces as the first; raises ConfigError."""
     found = env.observation_space, env.action_space
     env.close()
     if found != spaces:

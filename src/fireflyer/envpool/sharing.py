@@ -12,13 +12,13 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Layout:
-    """Shapes and dtypes of the arrays, in their order; every first axis is the environments."""
+    """Shapes and dtypes of the arrays, in order; the first axis of each is the environment."""
 
     fields: tuple[tuple[str, tuple[int, ...], str], ...]
 
     @classmethod
     def of(cls, observation: Any, action: Any, num_envs: int) -> "Layout":
-        """Lays out the arrays for spaces of gymnasium that are one array each."""
+        """Lays out the arrays for spaces of gymnasium that consist of one array each."""
 
         def field(name: str, dtype: DTypeLike, shape: tuple[int, ...] = ()) -> Any:
             return name, (num_envs, *shape), np.dtype(dtype).str
@@ -31,7 +31,7 @@ class Layout:
         ))  # fmt: skip
 
     def places(self) -> tuple[list[int], int]:
-        """Returns the offset of each array, and the bytes in all."""
+        """Returns the offset of each array, and the total size in bytes."""
         at, offsets = 0, []
         for _, shape, dtype in self.fields:
             offsets.append(at)
@@ -41,17 +41,17 @@ class Layout:
 
 
 class Shared:
-    """The arrays, as numpy sees them.
+    """Numpy arrays over the shared memory.
 
     Attributes:
-        observations: (num_envs, ...) what the environments showed last.
-        actions: (num_envs, ...) what they shall do.
+        observations: (num_envs, ...), the last observations.
+        actions: (num_envs, ...), the next actions.
         rewards: (num_envs,) float64.
         terminated: (num_envs,) bool.
         truncated: (num_envs,) bool.
-        seeds: (num_envs,) int64, of the next reset; -1: none.
-        stepping: (num_envs,) int32; the first one of a worker's share has the environment that the
-            worker is at.
+        seeds: (num_envs,) int64, seeds of the next reset; -1: none.
+        stepping: (num_envs,) int32; the first element of a worker's share is the environment that
+            the worker is stepping.
     """
 
     observations: NDArray[Any]
@@ -72,17 +72,17 @@ class Shared:
 
     @classmethod
     def create(cls, layout: Layout) -> "Shared":
-        """Makes the memory, full of zeros."""
+        """Creates the memory, filled with zeros."""
         _, size = layout.places()
         return cls(shared_memory.SharedMemory(create=True, size=size), layout, owner=True)
 
     @classmethod
     def attach(cls, name: str, layout: Layout) -> "Shared":
-        """Opens the memory of a pool; the pool removes it."""
+        """Opens the memory of a pool, which remains its owner."""
         return cls(shared_memory.SharedMemory(name), layout, owner=False)
 
     def close(self) -> None:
-        """Gives the memory back; the arrays are gone."""
+        """Frees the memory; the arrays become invalid."""
         for name, _, _ in self.layout.fields:
             self.__dict__.pop(name, None)
         self._memory.close()

@@ -1,4 +1,4 @@
-"""A worker process of `ProcessPool`: steps its share of the environments when told to."""
+"""Worker process of `ProcessPool`, which steps its share of the environments on request."""
 
 import contextlib
 import multiprocessing
@@ -19,18 +19,18 @@ Infos = dict[int, dict[str, Any]]
 
 
 class _Share:
-    """The environments of this process; `first` is the number of the first one in the pool."""
+    """Environments of this process; `first` is the number of its first environment in the pool."""
 
     def __init__(self, makers: Sequence[Callable[[], Env]], first: int, shared: Shared) -> None:
         self._makers, self._first, self._shared = makers, first, shared
-        self._envs: list[Env | None] = []  # None: it failed, and is made again by its next reset
+        self._envs: list[Env | None] = []  # None: failed; the next reset makes it again
         for maker in makers:
             shared.stepping[first] = first + len(self._envs)
             self._envs.append(maker())
         self._over = [True] * len(makers)
 
     def round(self, what: int) -> Infos:
-        """Steps or resets every environment; returns what they say beside their results."""
+        """Steps or resets every environment; returns their infos."""
         infos: Infos = {}
         shared = self._shared
         for place in range(len(self._envs)):
@@ -38,7 +38,7 @@ class _Share:
             shared.stepping[self._first] = number
             try:
                 info = self._reset(place, number) if what == RESET else self._step(place, number)
-            except Exception as error:  # noqa: BLE001  # of the user's environment
+            except Exception as error:  # noqa: BLE001  # user code may raise any error
                 info = {"error": f"{type(error).__name__}: {error}"}
                 self._drop(place)
                 shared.rewards[number] = 0
@@ -83,22 +83,22 @@ class _Share:
 def serve(
     pipe: Connection, makers: Sequence[Callable[[], Env]], first: int, name: str, layout: Layout
 ) -> None:  # fmt: skip
-    """Serves a pool until its end of the pipe is closed, or its process has ended.
+    """Serves a pool until the pool closes the pipe or its process ends.
 
-    An environment that cannot be made is said in the first message.
+    The first message to the pool has the errors of environments that cannot be made.
 
     Args:
-        pipe: to the pool: a byte a round there, what the environments said back.
-        makers: of the environments of this process.
-        first: number of the first one in the pool.
-        name: of the shared memory.
-        layout: of the shared memory.
+        pipe: pipe to the pool, which sends a byte per round and receives the infos.
+        makers: callables that make the environments of this process.
+        first: number of its first environment in the pool.
+        name: name of the shared memory.
+        layout: layout of the shared memory.
     """
     threading.Thread(target=_end_with_pool, daemon=True).start()
     shared = Shared.attach(name, layout)
     try:
         share = _Share(makers, first, shared)
-    except Exception as error:  # noqa: BLE001  # of the user's environment
+    except Exception as error:  # noqa: BLE001  # user code may raise any error
         pipe.send({int(shared.stepping[first]): {"error": f"{type(error).__name__}: {error}"}})
         return
     pipe.send({})
@@ -108,7 +108,7 @@ def serve(
 
 
 def _end_with_pool() -> None:
-    """Ends this process, also in the middle of a step, when the pool's has ended without saying so."""
+    """Ends this process, even during a step, if the pool's process has died."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -12,7 +12,7 @@ __all__ = ["Expert", "Stats", "Store"]
 
 
 def __getattr__(name: str) -> object:
-    """Imports what needs torch only when a program uses it: the simulation does not."""
+    """Imports names that need torch on their first use, because the simulation needs no torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found: object = getattr(importlib.import_module("fireflyer.experts.store"), name)

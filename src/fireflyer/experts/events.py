@@ -1,4 +1,4 @@
-"""Events that the tiers of a store react to, and the actions that they ask for."""
+"""Events that the tiers of a store handle, and the actions that they request."""
 
 import enum
 from collections.abc import Mapping
@@ -11,17 +11,17 @@ class Place(enum.Enum):
     COLD = "cold"
     """Only in the store's folder."""
     LOADING = "loading"
-    """Read into warm memory; no caller sees it yet."""
+    """Being read into warm memory; not visible to callers yet."""
     WARM = "warm"
     """Verified, in warm memory."""
     HEATING = "heating"
-    """In warm memory; on its way to the hot tier."""
+    """In warm memory, and being copied to the hot tier."""
     HOT = "hot"
-    """In the hot tier, and still in warm memory."""
+    """In the hot tier and in warm memory."""
     EVICTING = "evicting"
-    """Leaving warm memory."""
+    """Being removed from warm memory."""
     DAMAGED = "damaged"
-    """Its file does not have the bytes of its manifest."""
+    """The bytes of its file do not match its manifest."""
 
 
 class Reason(enum.Enum):
@@ -38,7 +38,7 @@ class Reason(enum.Enum):
 
 
 class Known(NamedTuple):
-    """An expert of this size exists; a damaged one is tried again."""
+    """An expert of this size exists; if it was damaged, it is loaded again when needed."""
 
     name: str
     bytes: int
@@ -52,30 +52,30 @@ class Wanted(NamedTuple):
 
 
 class Withdrawn(NamedTuple):
-    """A caller no longer waits."""
+    """A caller no longer waits for the expert."""
 
     name: str
 
 
 class Released(NamedTuple):
-    """A caller no longer uses an expert that it was served."""
+    """A caller no longer uses an expert that it got."""
 
     name: str
 
 
 class Hinted(NamedTuple):
-    """The experts that are expected next, in this order; replaces the hint before."""
+    """These experts are expected next, in this order; replaces the previous hint."""
 
     names: tuple[str, ...]
 
 
 class Seen(NamedTuple):
-    """Content of warm memory, which other processes fill and empty, too."""
+    """Current content of warm memory, which other processes change, too."""
 
     images: Mapping[str, int]
     """Time of the last use of each known expert that is in warm memory."""
     foreign_bytes: int
-    """Bytes of all else in there, except for what this process loads."""
+    """Bytes of all other files there, except for the experts that this process loads."""
 
 
 class Loaded(NamedTuple):
@@ -92,7 +92,7 @@ class Failed(NamedTuple):
 
 
 class Again(NamedTuple):
-    """The expert changed while it was read, and has this size now."""
+    """The expert changed while it was read; its new size is `size`."""
 
     name: str
     bytes: int
@@ -105,19 +105,19 @@ class Heated(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """The expert left warm memory before it could be used."""
+    """The expert was removed from warm memory before this process could use it."""
 
     name: str
 
 
 class Evicted(NamedTuple):
-    """The expert left warm memory."""
+    """The expert was removed from warm memory."""
 
     name: str
 
 
 class Kept(NamedTuple):
-    """The expert could not leave warm memory: another process or a tensor uses it."""
+    """The expert could not be removed from warm memory, because a process or tensor uses it."""
 
     name: str
 
@@ -156,13 +156,13 @@ class Load(NamedTuple):
 
 
 class Heat(NamedTuple):
-    """Bring the expert from warm memory to the hot tier; Heated, Lost or Failed follows."""
+    """Copy the expert from warm memory to the hot tier; Heated, Lost or Failed follows."""
 
     name: str
 
 
 class Cool(NamedTuple):
-    """Forget the expert's copy in the hot tier."""
+    """Drop the expert's copy in the hot tier."""
 
     name: str
 
@@ -174,21 +174,21 @@ class Evict(NamedTuple):
 
 
 class Serve(NamedTuple):
-    """Hand the expert to all callers that wait for it; each holds it until Released."""
+    """Return the expert to all callers that wait for it; each uses it until Released."""
 
     name: str
     callers: int
 
 
 class Refuse(NamedTuple):
-    """Tell all callers that wait for the expert, or that removes it, why they do not get it."""
+    """Raise an error, by the reason, in all callers that wait for the expert or remove it."""
 
     name: str
     reason: Reason
 
 
 class Delete(NamedTuple):
-    """Remove the expert from the store's folder; the tiers no longer know it."""
+    """Remove the expert from the store's folder; the tiers have dropped it."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""Folder of experts, the cold tier: adds, packs, checks, reads and removes them.
+"""Folder of experts, the cold tier: functions that add, pack, check, read and remove experts.
 
 A folder is a directory or any other storage (fs3:///experts).
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add(storage: Storage, name: str, source: Any) -> Manifest:
-    """Adds an expert; it exists once this returns.
+    """Adds an expert durably.
 
     Args:
         source: a state (a dict of tensors), or the path of a safetensors file, of a Hugging Face
@@ -27,8 +27,9 @@ def add(storage: Storage, name: str, source: Any) -> Manifest:
 
     Raises:
         ExpertError: an expert of this name exists.
-        ConfigError: the name or the path cannot be used. CheckpointError: the state cannot.
-        StorageError: it cannot be read or written.
+        ConfigError: the name or the path cannot be used.
+            CheckpointError: the state cannot be used.
+            StorageError: a file cannot be read or written.
     """
     from fireflyer.checkpoint.formats import safetensors
 
@@ -49,17 +50,20 @@ def _contents(source: Any) -> "Contents":
         return InMemory(source)
     if os.fspath(source).endswith(FILE_SUFFIX):
         return safetensors.SafetensorsFiles(os.fspath(source))
-    from fireflyer.checkpoint.formats import interchange  # takes seconds: torch's own formats
+    from fireflyer.checkpoint.formats import (
+        interchange,
+    )  # takes seconds
 
     return interchange.open_foreign(source)
 
 
 def pack(storage: Storage) -> Iterator[tuple[str, Manifest]]:
-    """Makes experts of the folder's safetensors files that are none yet; changes no file.
+    """Makes experts of the folder's safetensors files that have no manifest; changes no file.
 
     Raises:
-        Corrupted: a file is no safetensors file. StorageError: it cannot be read.
-        ConfigError: its name cannot be an expert's.
+        Corrupted: a file is no safetensors file.
+        StorageError: a file cannot be read.
+        ConfigError: the name of a file is no valid name of an expert.
     """
     known = set(manifest.names(storage))
     for file in storage.list():
@@ -80,7 +84,7 @@ def check_header(storage: Storage, file: str) -> None:
     """Checks that a file is a safetensors file.
 
     Raises:
-        Corrupted: it is not.
+        Corrupted: the file has another format.
     """
     from fireflyer.checkpoint.formats import safetensors
 
@@ -92,7 +96,7 @@ def check_header(storage: Storage, file: str) -> None:
 
 
 def check(storage: Storage, name: str) -> Manifest:
-    """Reads an expert whole and compares its checksums.
+    """Reads all bytes of an expert and verifies its checksums.
 
     Raises:
         NoSuchExpert, DamagedExpert, StorageError.
@@ -104,15 +108,16 @@ def check(storage: Storage, name: str) -> Manifest:
 
 
 def read_into(storage: Storage, name: str, known: Manifest, memory: memoryview) -> None:
-    """Reads an expert and compares its checksums.
+    """Reads an expert into memory and verifies its checksums.
 
     Args:
-        memory: writable, contiguous, as many bytes as the expert, shared or of a process that does
-            not fork meanwhile. After an error its content is undefined.
+        memory: writable, contiguous memory of the expert's size. It must be shared, or the process
+            must not fork meanwhile. After an error its content is undefined.
 
     Raises:
-        NoSuchExpert: it was removed. DamagedExpert: naming the expert and the place.
-        StorageError: it cannot be read.
+        NoSuchExpert: the expert was removed.
+        DamagedExpert: the bytes do not match; the message has the expert and the place.
+        StorageError: the expert cannot be read.
     """
     whole = np.frombuffer(memory, np.uint8)
     rows = np.zeros((len(known.crc32), 4), np.int64)
@@ -134,7 +139,8 @@ def remove(storage: Storage, name: str) -> None:
     """Removes an expert: first its manifest, then its file.
 
     Raises:
-        NoSuchExpert: there is none. StorageError: it cannot be removed.
+        NoSuchExpert: there is no such expert.
+            StorageError: the expert cannot be removed.
     """
     try:
         file = manifest.read(storage, name).file

@@ -1,10 +1,10 @@
-"""Manifest of an expert: which file has its bytes, and their checksums.
+"""Manifest of an expert: the name of the file with its bytes, and their checksums.
 
     NAME.safetensors     the tensors
     NAME.expert          8 hexadecimal digits: CRC32C of the rest | newline | JSON
 
-The manifest is written after the file, so an expert that has one is complete. The CRC32 of each 4
-MiB of the file are in it, the header's included.
+The manifest is written after the file, so an expert with a manifest is complete. The manifest has
+the CRC32 of each 4 MiB of the file, header included.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from fireflyer.storage import Chunk, Storage
 SUFFIX = ".expert"
 FILE_SUFFIX = ".safetensors"
 PIECE = 4 << 20
-"""Bytes of a file that have one checksum."""
+"""Number of bytes per checksum."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
@@ -32,7 +32,7 @@ class Manifest(msgspec.Struct, frozen=True):
     size: int
     """Bytes of the file."""
     crc32: tuple[int, ...]
-    """Checksum of each PIECE bytes; the last piece may be shorter."""
+    """Checksum of each piece of PIECE bytes; the last piece may be shorter."""
     version: int = 1
 
     def encode(self) -> bytes:
@@ -40,16 +40,16 @@ class Manifest(msgspec.Struct, frozen=True):
         return b"%08x\n" % crc32c(body) + body
 
     def digest(self, name: str) -> str:
-        """Returns a name for these bytes of this expert: 32 hexadecimal digits."""
+        """Returns a digest of the expert's name and checksums: 32 hexadecimal digits."""
         text = name.encode() + b"\n" + self.encode()
         return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
 def checked_name(name: str) -> str:
-    """Returns the name of an expert.
+    """Validates the name of an expert and returns it.
 
     Raises:
-        ConfigError: it is no such name.
+        ConfigError: the name is invalid.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
@@ -69,7 +69,9 @@ def read(storage: Storage, name: str) -> Manifest:
     """Reads a manifest.
 
     Raises:
-        NoSuchExpert: there is none. DamagedExpert: it is damaged. StorageError: it cannot be read.
+        NoSuchExpert: there is no such expert.
+            DamagedExpert: the manifest is damaged.
+            StorageError: the manifest cannot be read.
     """
     file = checked_name(name) + SUFFIX
     if storage.size(file) is None:
@@ -94,7 +96,7 @@ def read(storage: Storage, name: str) -> Manifest:
 
 
 class Summed:
-    """Passes bytes through and computes their checksums."""
+    """Iterator that passes chunks through and computes their checksums."""
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
         self._chunks = chunks
@@ -114,15 +116,16 @@ class Summed:
             yield chunk
 
     def manifest(self, file: str) -> Manifest:
-        """Returns the manifest of what has passed."""
+        """Returns the manifest of the bytes that have passed."""
         return Manifest(file, self._bytes, tuple(self._crcs))
 
 
 def pieces(storage: Storage, file: str) -> Iterator[bytes]:
-    """Yields the bytes of a file.
+    """Yields the bytes of a file in pieces.
 
     Raises:
-        Corrupted: it ended too early. StorageError: it cannot be read.
+        Corrupted: the file ended too early.
+        StorageError: the file cannot be read.
     """
     size = storage.size(file)
     if size is None:

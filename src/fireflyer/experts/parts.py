@@ -1,4 +1,4 @@
-"""Small parts of a store: its numbers, its callers and jobs, and its arguments."""
+"""Small parts of a store: statistics, waiting callers, jobs, and arguments."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ TMPFS = Path("/dev/shm")
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """Numbers of a store since it was opened."""
+    """Statistics of a store since it was opened."""
 
     hot_hits: int
     warm_hits: int
@@ -31,14 +31,14 @@ class Stats(msgspec.Struct, frozen=True):
     read_bytes: int
     """Bytes read from the folder."""
     read_s: float
-    """Seconds that this took."""
+    """Seconds spent on these reads."""
     warm_bytes: int
-    """Bytes of warm memory in use, those of other stores and what is being loaded included."""
+    """Bytes of warm memory in use, including loads in progress and other stores."""
     hot_bytes: int
 
 
 class Ticket:
-    """A caller that waits for an expert."""
+    """Request of a caller that waits for an expert."""
 
     def __init__(self) -> None:
         self.expert: Expert | None = None

@@ -1,8 +1,8 @@
 """Simulation of the tiers: hit rates and switch times of a stream of requests, in virtual time.
 
-The tiers are those of the store (`tiers.py`); only reads and copies are replaced by the time that
-they take. Requests come one after another: the next one begins when the last one has generated. One
-loader reads, and copies to the hot tier, beside the generation.
+The simulation runs the tiers of the store (`tiers.py`); it replaces only reads and copies by the
+time that they take. A request begins when the generation of the previous request has ended. One
+loader reads and copies to the hot tier, in parallel with the generation.
 """
 
 import statistics
@@ -35,21 +35,21 @@ POLICIES = ("lru", "hints", "oracle")
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine, its experts and its requests. Sizes are bytes, rates bytes/s, times seconds."""
+    """Parameters: a machine, its experts and its requests, in bytes, bytes/s and seconds."""
 
     experts: int = 150
     expert_bytes: int = 14 << 30
     hot_bytes: int = 64 << 30
     warm_bytes: int = 512 << 30
     cold_rate: float = 5e9
-    """From the folder to warm memory."""
+    """Rate of reads from the folder to warm memory."""
     warm_rate: float = 50e9
-    """From warm memory to the hot tier; 0: the hot tier is mapped and costs nothing."""
+    """Rate of copies from warm memory to the hot tier; 0: the hot tier is mapped, without copies."""
     use_s: float = 0.5
     """Time of a generation."""
     requests: int = 5000
     lookahead: int = 8
-    """Requests ahead that the router knows."""
+    """Number of next requests that the router knows."""
     seed: int = 1
 
     @property
@@ -62,7 +62,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one stream with one policy. A hit found its expert in memory when it was asked for."""
+    """Result of one stream with one policy. A hit is a request whose expert was in memory."""
 
     stream: str
     policy: str
@@ -71,7 +71,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     hits: float
     """Share of requests whose expert was in the hot tier or in warm memory."""
     late: float
-    """Share of requests whose expert was on its way."""
+    """Share of requests whose expert was being loaded."""
     switch_s: float
     """Mean time from a request to its expert."""
     switch_p99_s: float
@@ -80,7 +80,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(setup: Setup) -> None:
-    """Raises ConfigError for a machine that cannot serve its experts."""
+    """Checks that an expert fits into each tier; raises ConfigError."""
     for tier in ("hot_bytes", "warm_bytes"):
         if setup.expert_bytes > getattr(setup, tier):
             raise ConfigError(
@@ -90,11 +90,11 @@ def check(setup: Setup) -> None:
 
 
 def simulate(setup: Setup, stream: str, policy: str) -> Outcome:
-    """Serves a stream.
+    """Simulates a stream of requests.
 
     Args:
         stream: "zipf" or "bursty".
-        policy: "lru"; "hints", which know the next `lookahead` requests; "oracle", which knows all.
+        policy: "lru"; "hints" (the next `lookahead` requests are known); "oracle" (all are known).
 
     Raises:
         ConfigError: an expert is larger than a tier.
@@ -122,7 +122,7 @@ def simulate(setup: Setup, stream: str, policy: str) -> Outcome:
 
 
 def _hints(requests: Sequence[int], policy: str, lookahead: int) -> Callable[[int], Sequence[int]]:
-    """Returns a function from the number of a request to the experts that are expected from it on."""
+    """Returns a function that maps a request's number to the experts expected from then on."""
     if policy == "lru":
         return lambda _: ()
     if policy == "hints":
@@ -149,7 +149,7 @@ class _Job:
 
 
 class _Run:
-    """The shell of the tiers in virtual time."""
+    """Execution of the tiers' actions in virtual time."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.now = setup, 0.0
@@ -161,7 +161,7 @@ class _Run:
             self.feed(Known(str(number), setup.expert_bytes))
 
     def serve(self, name: str, expected: tuple[str, ...]) -> float:
-        """Serves one request to its end; returns how long it waited."""
+        """Serves one request; returns the time that it waited for its expert."""
         asked = self.now
         self._turn += 1
         self.feed(Wanted(name, self._turn))
@@ -175,7 +175,7 @@ class _Run:
         return waited
 
     def _advance(self, until: float) -> None:
-        """Lets time pass, with what ends meanwhile."""
+        """Advances the time, and completes the actions that end meanwhile."""
         while self._jobs and self._jobs[0].ends <= until:
             job = self._jobs.pop(0)
             self.now = max(self.now, job.ends)
@@ -212,4 +212,4 @@ PAPER = (
     ("requests, over a DGX H100; over a DGX A100", "3.7x; 6.6x"),
     ("machines for 150 experts", "up to 19x fewer"),
 )
-"""Figures of the SN40L paper (arXiv 2405.07518): measured there, on its own hardware."""
+"""Figures of the SN40L paper (arXiv 2405.07518), measured by its authors on their hardware."""

@@ -1,4 +1,4 @@
-"""Store of experts: the tiers of one process, with a thread that loads beside the callers."""
+"""Store of experts: the tiers of one process, and a loader thread."""
 
 import contextlib
 import os
@@ -34,11 +34,11 @@ from fireflyer.experts.warm import Blank, Mapped, WarmFolder
 from fireflyer.storage import open_storage
 
 LOOK_S = 0.05
-"""Seconds after which a caller that waits looks at what other processes did."""
+"""Seconds between a waiting caller's checks for changes by other processes."""
 
 
 class Store:
-    """Experts of a folder, served from tiers. Thread-safe; of the process that made it."""
+    """Experts of a folder, served from tiers. Thread-safe; unusable in a forked child."""
 
     def __init__(
         self,
@@ -50,19 +50,20 @@ class Store:
         warm_folder: str | os.PathLike[str] | None = None,
         ahead: int = 8,
     ) -> None:
-        """Opens a folder, a path or a URL (fs3:///experts), which is made if it is missing.
+        """Opens a folder by its path or URL (fs3:///experts), and creates a missing folder.
 
         Args:
-            warm_bytes: budget of warm memory, e.g. "8G", counted over all stores that share it.
+            warm_bytes: budget of warm memory, e.g. "8G", for all stores that share it together.
             hot_bytes: budget of the hot tier; default: warm_bytes.
-            device: where the tensors are. "cpu": views on warm memory, so the hot tier takes no
-                memory of its own. Else a copy on that device.
-            warm_folder: folder in a tmpfs. Stores with the same one share warm memory; default: one
-                in /dev/shm for each user and place.
-            ahead: how many experts of a hint to load ahead at most.
+            device: device of the tensors. For "cpu" they are views on warm memory, so the hot tier
+                needs no additional memory. For another device they are copies.
+            warm_folder: folder in a tmpfs. Stores with the same folder share warm memory; default:
+                a folder in /dev/shm for each user and place.
+            ahead: maximum number of experts of a hint to load ahead.
 
         Raises:
-            ConfigError: an argument cannot work. DamagedExpert: a manifest is damaged.
+            ConfigError: an argument is invalid.
+                DamagedExpert: a manifest is damaged.
             StorageError: the folder or warm memory cannot be used.
         """
         warm, hot = size_of(warm_bytes), size_of(warm_bytes if hot_bytes is None else hot_bytes)
@@ -100,7 +101,7 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Ends the loader and leaves warm memory. Tensors that were served stay valid."""
+        """Ends the loader and detaches from warm memory. Tensors that callers hold stay valid."""
         if os.getpid() != self._pid or not self._leave.alive:
             return
         with self._changed:
@@ -132,25 +133,26 @@ class Store:
             return sorted(self._known)
 
     def states(self) -> dict[str, Place]:
-        """Returns the place of each expert, as this process sees it."""
+        """Returns the state of each expert in this process."""
         with self._locked():
             return {name: entry.place for name, entry in sorted(self._tiers.entries.items())}
 
     @contextlib.contextmanager
     def get(self, name: str, *, timeout_s: float = 600.0) -> Iterator[Expert]:
-        """Hands out an expert, which stays in the hot tier until the end of the block.
+        """Yields an expert, which stays in the hot tier until the end of the block.
 
-        At its end the expert's dict of tensors is emptied. Tensors that outlive the block stay
-        valid, and keep their bytes in warm memory.
+        The end of the block empties the expert's dict of tensors. Tensors that outlive the block
+        stay valid, and keep their bytes in warm memory.
 
         Raises:
-            NoSuchExpert, ExpertTooLarge, DamagedExpert (it stays so until it is added again).
-            NoSpace: others hold all room until the timeout, or the tmpfs is full.
-            DeadlineExceeded: it was not loaded before the timeout; a read that this caller began
-            itself is not cut short.
-            StorageError: it cannot be read.
+            NoSuchExpert, ExpertTooLarge, DamagedExpert: the expert cannot be served. A damaged
+            expert must be added again.
+            NoSpace: experts in use left no room until the timeout, or the tmpfs is full.
+            DeadlineExceeded: the expert was not loaded before the timeout. A read that this caller
+                runs itself is not interrupted.
+            StorageError: the expert cannot be read.
         """
-        if name not in self._known:  # perhaps another process added it
+        if name not in self._known:  # another process may have added it
             found = manifest.read(self._storage, name)
             with self._open():
                 self._learn({name: found})
@@ -158,26 +160,26 @@ class Store:
         try:
             yield handed
         finally:
-            handed.tensors.clear()  # the caller's variable does not keep the expert
+            handed.tensors.clear()  # so the caller's variable keeps no tensor
             if os.getpid() == self._pid:
                 with self._changed:
                     if not self._closed:
                         self._feed(events.Released(name))
 
     def hint(self, names: Iterable[str]) -> None:
-        """Says which experts are expected next, in this order; replaces the hint before.
+        """Announces the experts that are expected next, in this order; replaces the previous hint.
 
-        They are loaded ahead, one at a time, and leave memory after all others. Each expert that is
-        served leaves the hint once. Unknown names are ignored.
+        The store loads these experts ahead, one at a time, and evicts them last. Each served expert
+        is removed from the hint once. Unknown names are ignored.
         """
         with self._open():
             self._feed(events.Hinted(tuple(names)))
 
     def wait_idle(self, timeout_s: float = 600.0) -> None:
-        """Waits until nothing is being loaded.
+        """Waits until no expert is being loaded.
 
         Raises:
-            DeadlineExceeded: something still is.
+            DeadlineExceeded: an expert is still being loaded.
         """
         with self._open():
             done = self._changed.wait_for(self._rests, timeout_s)
@@ -198,9 +200,10 @@ class Store:
         """Removes an expert from memory and from the folder.
 
         Raises:
-            NoSuchExpert. ExpertInUse: a caller, a tensor or another process of this node uses it, or
-                it is being loaded; nothing has changed then.
-            StorageError: it cannot be removed.
+            NoSuchExpert: there is no such expert.
+                ExpertInUse: a caller, a tensor or another process of this node uses the expert, or
+                    it is being loaded; nothing has changed.
+                StorageError: the expert cannot be removed.
         """
         with self._open():
             for action in self._feed(events.Dropped(name)):
@@ -211,7 +214,7 @@ class Store:
         folder.remove(self._storage, name)
 
     def refresh(self) -> None:
-        """Learns of experts that others added to the folder."""
+        """Finds experts that other processes added to the folder."""
         found = self._manifests()
         with self._open():
             self._learn(found)
@@ -226,11 +229,11 @@ class Store:
                 hot_bytes=hot,
             )  # fmt: skip
 
-    # Under the lock of the condition -------------------------------------------------------------
+    # REQUIRES: the lock of the condition ---------------------------------------------------------
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        if os.getpid() != self._pid:  # the lock may be held for ever there
+        if os.getpid() != self._pid:  # a fork may copy a held lock
             raise ExpertError("a store belongs to the process that made it: open another one")
         with self._changed:
             yield
@@ -251,7 +254,7 @@ class Store:
                 self._tickets.setdefault(name, []).append(ticket)
                 self._feed(events.Wanted(name, time.time_ns()))
                 own = self._take_job(name)
-            if own is not None:  # saves two changes of threads
+            if own is not None:  # saves two thread switches
                 self._run_here(own)
             with self._open():
                 self._wait(ticket, deadline)
@@ -274,7 +277,7 @@ class Store:
                 self._look()
 
     def _give_up(self, name: str, ticket: Ticket) -> None:
-        """Ends the wait of a caller; a caller that was served in vain releases the expert."""
+        """Ends the wait of a caller; releases the expert if it arrived too late."""
         if self._closed or self._broken is not None:
             return
         if ticket in self._tickets.get(name, ()):
@@ -284,7 +287,7 @@ class Store:
             self._feed(events.Released(name))
 
     def _take_job(self, name: str) -> Job | None:
-        """Returns the read of an expert that no thread has begun, and takes it."""
+        """Takes the job that reads an expert, if no thread has begun it."""
         reads = (job for job in self._jobs if job.name == name and job.blank is not None)
         found = next(reads, None)
         if found is not None:
@@ -345,7 +348,7 @@ class Store:
             self._run([self._seen()])
 
     def _feed(self, event: Event) -> list[Action]:
-        """Lets the tiers react to an event; returns what was done."""
+        """Passes an event to the tiers; returns the executed actions."""
         entry = self._tiers.entries.get(getattr(event, "name", ""))
         quick = isinstance(event, events.Released) or (
             isinstance(event, events.Wanted) and entry is not None and entry.place is Place.HOT
@@ -359,7 +362,7 @@ class Store:
             for action in self._tiers.step(queue.popleft()):
                 done.append(action)
                 queue.extend(self._act(action))
-        self._warm.drop_spare()  # of an eviction that made room for nothing
+        self._warm.drop_spare()  # pages of an eviction that no load used
         self._changed.notify_all()
         return done
 
@@ -419,7 +422,7 @@ class Store:
         return NoSuchExpert(f"{self._storage} has no expert {name}", name)
 
     def _start_load(self, name: str, size: int, digest: str) -> list[Event]:
-        if self._warm.has(digest):  # another process loaded it while this one waited
+        if self._warm.has(digest):  # another process loaded it meanwhile
             return [events.Loaded(name)]
         if self._warm.is_loading(digest):
             self._jobs.append(Job(name, lambda: self._await_other(name, digest)))
@@ -442,10 +445,10 @@ class Store:
         self._jobs.append(Job(name, lambda: self._copy(name, digest, mapped)))
         return []
 
-    # By the loader -------------------------------------------------------------------------------
+    # Jobs of the loader --------------------------------------------------------------------------
 
     def _copy(self, name: str, digest: str, mapped: Mapped) -> Event:
-        """Copies an expert to the device; warm memory is then not held."""
+        """Copies an expert to the device, and then releases it in warm memory."""
         event = self._heat(name, digest, mapped)
         with self._changed:
             if (held := self._mapped.pop(name, None)) is not None:
@@ -461,7 +464,7 @@ class Store:
             self._errors[name] = DamagedExpert(f"expert {name} is damaged: {error}", name)
             mapped.close()
             return events.Failed(name, True)
-        except Exception as error:  # noqa: BLE001  # a device's driver raises its own
+        except Exception as error:  # noqa: BLE001  # device drivers raise their own classes
             self._errors[name] = error
             mapped.close()
             return events.Failed(name, False)
@@ -475,10 +478,10 @@ class Store:
                 folder.read_into(self._storage, name, known, memory)
             finally:
                 memory.release()
-        except Exception as error:  # noqa: BLE001  # a caller waits for it
+        except Exception as error:  # noqa: BLE001  # a caller waits for the result
             return self._not_loaded(name, known, blank, error)
         with self._changed:
-            if self._closed:  # a caller's read that outlives the store
+            if self._closed:  # the store was closed during a caller's read
                 self._warm.forget(blank)
                 return events.Failed(name, False)
             self._read_bytes += known.size
@@ -497,7 +500,7 @@ class Store:
             except FireflyerError as other:
                 error = other
             else:
-                if now != known:  # removed and added again meanwhile
+                if now != known:  # the expert was replaced meanwhile
                     with self._changed:
                         self._known[name] = (now, now.digest(name))
                     return events.Again(name, now.size)
@@ -512,14 +515,14 @@ class Store:
                     if not self._warm.is_loading(digest):
                         break
                 self._changed.wait(LOOK_S / 5)
-        # Again asks for it anew; what was published in between is seen first.
+        # Again requests it anew; `_start_load` first checks whether it was published meanwhile.
         return events.Again(name, self._known[name][0].size)
 
     def _next_job(self) -> Job | None:
-        """Returns a job, one that a caller waits for before others; None at the end."""
+        """Waits for a job; jobs for which a caller waits come first. None: the store ends."""
         with self._changed:
             garbage, self._warm.garbage = self._warm.garbage, []
-        garbage.clear()  # beside a caller that reads
+        garbage.clear()  # in parallel with a caller that reads
         with self._changed:
             self._changed.wait_for(self._has_work, LOOK_S * 100)
             if not self._jobs or self._closed:
@@ -535,7 +538,7 @@ class Store:
                 self._feed(event)
 
     def _break(self, error: Exception) -> None:
-        """Refuses all callers, because the loader met an error that it does not know."""
+        """Fails all callers after an unexpected error in the loader."""
         with self._changed:
             self._broken = error
             for name, tickets in self._tickets.items():
@@ -552,7 +555,7 @@ class Store:
 
 
 def _work(reference: "weakref.ref[Store]") -> None:
-    """Runs the jobs of a store until it is closed or forgotten."""
+    """Runs the jobs of a store until it is closed or garbage-collected."""
     while (store := reference()) is not None and not store._closed and store._broken is None:
         if (job := store._next_job()) is not None:
             try:

@@ -6,9 +6,9 @@ import numpy as np
 
 
 def zipf(experts: int, requests: int, seed: int, *, exponent: float = 1.0) -> list[int]:
-    """Returns independent requests; the expert of rank r is asked for in proportion to 1/r^exponent.
+    """Draws independent requests; the expert of rank r has a weight of 1/r^exponent.
 
-    Which expert has which rank is drawn, too.
+    The ranks of the experts are random.
     """
     random = np.random.default_rng(seed)
     weights = 1.0 / np.arange(1, experts + 1) ** exponent
@@ -20,11 +20,11 @@ def zipf(experts: int, requests: int, seed: int, *, exponent: float = 1.0) -> li
 def bursty(
     experts: int, requests: int, seed: int, *, topic: int = 8, length: float = 64.0
 ) -> list[int]:
-    """Returns requests in bursts: each draws from few experts, and ends after a geometric time.
+    """Draws requests in bursts of geometric length; each burst uses few experts.
 
     Args:
-        topic: experts of a burst, drawn uniformly.
-        length: mean requests of a burst.
+        topic: number of experts of a burst, drawn uniformly.
+        length: mean number of requests of a burst.
     """
     random = np.random.default_rng(seed)
     found: list[int] = []

@@ -11,11 +11,11 @@ from fireflyer.errors import CheckpointError
 
 
 class Expert:
-    """An expert in the hot tier.
+    """Expert in the hot tier.
 
     Attributes:
         name: its name.
-        tensors: by name. Read-only by agreement: all that are served this expert share them.
+        tensors: tensors by name. Do not write to them: all users of the expert share them.
     """
 
     def __init__(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -24,8 +24,8 @@ class Expert:
     def load_into(self, module: torch.nn.Module) -> None:
         """Makes these tensors the parameters of a module, without a copy.
 
-        The module may be on the meta device. Its buffers that are not in its state dict, and its
-        mode (`eval`), stay as they are.
+        The module may be on the meta device. Its mode (`eval`), and buffers outside its state dict,
+        are unchanged.
         """
         module.load_state_dict(self.tensors, strict=True, assign=True)
 
@@ -34,7 +34,8 @@ def views(mapping: mmap.mmap, where: str, device: torch.device) -> dict[str, tor
     """Returns the tensors of an image: views on the mapping, or on one copy on another device.
 
     Raises:
-        Corrupted: it is no safetensors file. CheckpointError: torch lacks a dtype.
+        Corrupted: the image is no safetensors file.
+            CheckpointError: torch lacks a dtype.
     """
     size = len(mapping)
     data = memoryview(mapping)
@@ -42,7 +43,7 @@ def views(mapping: mmap.mmap, where: str, device: torch.device) -> dict[str, tor
     _, entries = safetensors.parse_header(where, data[8 : 8 + length], size)
     flat = torch.frombuffer(mapping, dtype=torch.uint8)
     if device.type != "cpu":
-        flat = flat[8 + length :].to(device)  # begins at an aligned address there
+        flat = flat[8 + length :].to(device)  # the copy begins at an aligned address
     begin = 8 + length if device.type == "cpu" else 0
     return {name: _view(flat, begin, name, entry) for name, entry in entries.items()}
 
@@ -56,5 +57,5 @@ def _view(flat: torch.Tensor, begin: int, name: str, entry: safetensors.Entry) -
         return torch.empty(entry.shape, dtype=dtype, device=flat.device)
     part = flat[start:stop]
     if (part.data_ptr()) % dtype.itemsize:
-        part = part.clone()  # a file of another program whose tensors are not aligned
+        part = part.clone()  # the tensors of other programs' files may be unaligned
     return part.view(dtype).view(entry.shape)

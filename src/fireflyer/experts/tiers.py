@@ -1,4 +1,4 @@
-"""Tiers of a store as a function from state and event to actions: no I/O, no clock, no thread.
+"""Tiers of a store, a state machine: events in, actions out; no I/O, no clock, no thread.
 
         Wanted, Hinted          Loaded               Wanted, Hinted       Heated
     COLD --------> LOADING -------------> WARM -----------------> HEATING -----> HOT
@@ -9,10 +9,11 @@
 
 Invariants, after each event:
 
-- The bytes of LOADING, WARM, HEATING, HOT and EVICTING, and foreign ones, exceed `warm_bytes` only
-  if others put them there; those of HEATING and HOT never exceed `hot_bytes`.
-- An expert that a caller holds is HOT. An expert that is held or waited for is not evicted.
-- At most one expert that no caller waits for is on its way, so a caller waits for at most one.
+- The bytes in LOADING, WARM, HEATING, HOT and EVICTING, and of other processes, exceed `warm_bytes`
+  only through other processes. The bytes in HEATING and HOT never exceed `hot_bytes`.
+- An expert that a caller uses is HOT. An expert that a caller uses or waits for is not evicted.
+- At most one expert without a waiting caller is being loaded or copied, so a caller waits for at
+most one such expert.
 """
 
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ UNDER_WAY = frozenset((Place.LOADING, Place.HEATING))
 
 @dataclass(slots=True)
 class Entry:
-    """Knowledge of the tiers about one expert."""
+    """State of one expert in the tiers."""
 
     bytes: int
     place: Place = Place.COLD
@@ -62,44 +63,44 @@ class Entry:
     holders: int = 0
     waiting: int = 0
     stuck: bool = False
-    """Could not be evicted at the last attempt; tried again when warm memory has changed."""
+    """True if the last eviction failed; it is retried after warm memory has changed."""
     dropped: bool = False
-    """Is to be deleted once it has left warm memory."""
+    """True if the expert must be deleted once it is no longer in warm memory."""
 
 
 @dataclass
 class Counts:
-    """Numbers since the store was opened."""
+    """Counters since the store was opened."""
 
     hot_hits: int = 0
-    """Requests for an expert that was hot."""
+    """Number of requests for an expert that was hot."""
     warm_hits: int = 0
-    """Requests for an expert that was in warm memory."""
+    """Number of requests for an expert that was in warm memory."""
     late: int = 0
-    """Requests for an expert that was on its way to warm memory."""
+    """Number of requests for an expert that was being loaded."""
     misses: int = 0
-    """Requests for an expert that was cold."""
+    """Number of requests for an expert that was cold."""
     loads: int = 0
     prefetches: int = 0
-    """Loads that no caller waited for when they began."""
+    """Number of loads that began without a waiting caller."""
     evictions: int = 0
 
 
 @dataclass
 class Tiers:
-    """State of all experts in one process. `step` changes it and returns what is to be done."""
+    """State of all experts in one process. `step` changes it and returns the actions to execute."""
 
     warm_bytes: int
     hot_bytes: int
     ahead: int = 8
-    """Number of expected experts to load ahead; the hint beyond orders evictions only."""
+    """Number of expected experts to load ahead; later ones in the hint only order evictions."""
     entries: dict[str, Entry] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     foreign_bytes: int = 0
     expected: list[str] = field(default_factory=list)
-    """Rest of the hint: a served expert leaves it once."""
+    """Rest of the hint; each served expert is removed from it once."""
     hints: dict[str, int] = field(default_factory=dict)
-    """First place of each expert in `expected`."""
+    """First position of each expert in `expected`."""
     queue: dict[str, None] = field(default_factory=dict)
     """Experts that callers wait for, in the order of arrival."""
 
@@ -110,7 +111,7 @@ class Tiers:
         return actions
 
     def blocking(self) -> list[str]:
-        """Returns the experts that callers hold, which cannot make room."""
+        """Returns the experts that callers use, which cannot be evicted."""
         return [name for name, entry in self.entries.items() if entry.holders]
 
     # Events --------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ class Tiers:
     def _failed(self, event: Failed, actions: list[Action]) -> None:
         entry = self.entries[event.name]
         entry.place = Place.DAMAGED if event.damaged else Place.COLD
-        self._expect_no_more(event.name)  # or it would be tried again at once
+        self._expect_no_more(event.name)  # prevents an immediate retry
         if not event.damaged:
             self._refuse(event.name, Reason.FAILED, actions)
 
@@ -256,7 +257,7 @@ class Tiers:
             self._load(name, self._victims(name), actions)
 
     def _prefetch(self, actions: list[Action]) -> None:
-        """Brings the first hinted expert that is cold to warm memory, and the very first one on."""
+        """Loads the first hinted expert that is cold, and copies the first of all to the hot tier."""
         if any(entry.place in UNDER_WAY for entry in self.entries.values()):
             return
         for name, turn in self.hints.items():
@@ -275,13 +276,14 @@ class Tiers:
                 return
 
     def _victims(self, name: str, last: int | None = None) -> list[str]:
-        """Returns who may make room for an expert, the first one first.
+        """Returns the experts that may be evicted for an expert, in the order of eviction.
 
-        Those that no hint names go first, the least recently used before others; then those that
-        are hinted for the latest.
+        Experts without a hint come first, the least recently used before others. Then come hinted
+        experts, from the last position in the hint to the first.
 
         Args:
-            last: place in the hint; experts hinted up to here stay. None: the expert is waited for.
+            last: position in the hint; experts up to this position are not evicted. None: a caller
+                waits for the expert.
         """
         found = []
         for other, entry in self.entries.items():
@@ -296,7 +298,7 @@ class Tiers:
         return [other for _, other in sorted(found)]
 
     def _heat(self, name: str, victims: list[str], actions: list[Action]) -> bool:
-        """Begins to bring an expert to the hot tier; False without room for it."""
+        """Begins the copy of an expert to the hot tier; False if there is no room."""
         entry = self.entries[name]
         needed = self._bytes(IN_HOT) + entry.bytes - self.hot_bytes
         hot = [other for other in victims if self.entries[other].place is Place.HOT]

@@ -1,19 +1,18 @@
 """Warm memory: verified images of experts in a folder of a tmpfs, shared by the stores of a node.
 
-    lock                     held (flock) around each change of the folder
-    stores                   held shared by each open store; the last one removes the folder
-    DIGEST                   an image: the bytes of an expert's file. Never written to
-    DIGEST.PID-N.loading     bytes that are being read, or pages to be used again
+    lock                     locked (flock) during each change of the folder
+    stores                   locked shared by each open store; the last store removes the folder
+    DIGEST                   an image: the bytes of an expert's file; read-only
+    DIGEST.PID-N.loading     an image that is being read, or pages for reuse
 
-A process that uses an image holds it shared (flock), as long as any view on its mapping lives: a
-mapping duplicates the descriptor. A mapping without views is kept, unheld, until the image leaves:
-its page tables are there when the image is used again. A process that loads holds its file
-exclusively. Locks go with their process, so a file `.loading` without a lock was left by a killed
-process, and is removed. An image gets its name after its checksums matched, so no process ever sees
-an incomplete one.
+A process that uses an image locks it shared (flock) while a view on its mapping lives: a mapping
+duplicates the descriptor. A mapping without views is kept, unlocked, until the image is evicted, so
+its page tables can be reused. A process that loads an image locks its file exclusively. Locks end
+with their process, so a `.loading` file without a lock belongs to a killed process and is removed.
+An image gets its name after its checksums matched, so no process sees an incomplete image.
 
-Thread contract: `locked` by one thread of a process at a time; all else within it, except for the
-methods of a Blank, which belongs to one thread.
+Thread contract: one thread of a process at a time is inside `locked`. All other methods are called
+inside `locked`, except for the methods of a Blank, which belongs to one thread.
 """
 
 import contextlib
@@ -37,35 +36,35 @@ _counter = itertools.count()
 
 
 class Found(NamedTuple):
-    """Content of the folder."""
+    """Current content of the folder."""
 
     images: dict[str, tuple[int, int]]
-    """Bytes, and time of the last use in ns, by digest."""
+    """Images by digest: size in bytes, and time of the last use in ns."""
     loading: dict[str, int]
-    """Bytes that live processes are reading, by file name, without those of this object."""
+    """Sizes of the images that other live processes are reading, by file name."""
 
 
 class Mapped:
     """Private mapping of an image: bytes written to it stay in this process."""
 
     def __init__(self, fd: int) -> None:
-        """Takes over the descriptor, which holds its file shared."""
+        """Takes ownership of the descriptor, whose file is locked shared."""
         self._fd = fd
         self.mapping: mmap.mmap = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
 
     def hold(self, path: Path) -> bool:
-        """Holds the image again; False if it has left its name meanwhile."""
+        """Locks the image again; False if it was evicted meanwhile."""
         return _flock(self._fd, fcntl.LOCK_SH) and is_named(self._fd, path)
 
     def let_go(self) -> bool:
-        """Lets others evict the image; False, and nothing changes, if a view on it lives."""
-        if sys.getrefcount(self.mapping) > 2:  # the attribute's and the argument's
+        """Unlocks the image, so that it can be evicted; False (and no change) if a view lives."""
+        if sys.getrefcount(self.mapping) > 2:  # references of the attribute and the argument
             return False
         fcntl.flock(self._fd, fcntl.LOCK_UN)
         return True
 
     def close(self) -> mmap.mmap:
-        """Closes the descriptor; the lock goes with the mapping, which the caller drops."""
+        """Closes the descriptor and returns the mapping; when the caller drops it, the lock ends."""
         os.close(self._fd)
         mapping = self.mapping
         del self.mapping
@@ -73,20 +72,20 @@ class Mapped:
 
 
 class Blank:
-    """Memory of an image that is being made: writable, shared, and without a name that others look for."""
+    """Writable memory of an image that is being loaded; other processes do not use it yet."""
 
     def __init__(self, path: Path, fd: int, mapping: mmap.mmap | None, present: int) -> None:
-        """Takes over the descriptor, which holds its file exclusively.
+        """Takes ownership of the descriptor, whose file is locked exclusively.
 
         Args:
-            present: bytes whose pages exist.
+            present: number of bytes whose pages are allocated.
         """
         self.path, self._fd, self._present = path, fd, present
         self._mapping = mapping
         self.bytes = 0
 
     def resize(self, size: int) -> None:
-        """Reserves this size for the folder's sum. No page is allocated yet."""
+        """Sets the size, which counts in the folder's total; allocates no page yet."""
         os.ftruncate(self._fd, size)
         self._present = min(self._present, size)
         self.bytes = size
@@ -95,7 +94,8 @@ class Blank:
         """Allocates all pages and returns them.
 
         Raises:
-            NoSpace: the tmpfs is full. StorageError: it cannot be mapped.
+            NoSpace: the tmpfs is full.
+                StorageError: the memory cannot be mapped.
         """
         try:
             if self.bytes > self._present:
@@ -108,25 +108,25 @@ class Blank:
         return memoryview(self._mapping)[: self.bytes]
 
     def discard(self) -> None:
-        """Removes the file and its pages, in unheld mappings of other processes, too."""
+        """Removes the file and its pages, even if other processes keep unlocked mappings."""
         os.ftruncate(self._fd, 0)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
         self.close()
 
     def close(self) -> None:
-        """Lets go of the file; it stays."""
+        """Closes the descriptor; the file remains."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
         self._mapping = None
 
     def hold(self) -> bool:
-        """Holds the file exclusively again; False if a process maps it."""
+        """Locks the file exclusively again; False if a process uses it."""
         return _flock(self._fd, fcntl.LOCK_EX)
 
     def share(self) -> None:
-        """Lets others hold the file."""
+        """Changes the lock to shared."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     @property
@@ -134,33 +134,33 @@ class Blank:
         return self._mapping is not None
 
     def is_at(self, path: Path) -> bool:
-        """Returns whether this is the name of the file."""
+        """Returns whether the path names this file."""
         return is_named(self._fd, path)
 
 
 class WarmFolder:
-    """One store's access to warm memory."""
+    """Access of one store to warm memory."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the folder, and makes it if it is missing.
+        """Opens the folder, or creates a missing folder.
 
         Raises:
-            ConfigError: it belongs to another user, or others may write to it.
-            StorageError: it cannot be made.
+            ConfigError: the folder belongs to another user, or other users may write to it.
+            StorageError: the folder cannot be created.
         """
         self.path = path
         self._pid = os.getpid()
         self._own: dict[str, Blank] = {}
-        """Images that this object made: their mappings are used again after their eviction."""
+        """Images that this object loaded; their pages are reused after their eviction."""
         self._kept: dict[str, Mapped] = {}
-        """Unheld mappings of images."""
+        """Unlocked mappings of images."""
         self.garbage: list[mmap.mmap] = []
-        """Mappings to drop, which takes milliseconds: any thread may, without a lock."""
+        """Mappings to drop. This takes milliseconds, so any thread may do it without a lock."""
         self._spare: Blank | None = None
         self._making: set[str] = set()
         try:
             while not self._opened():
-                pass  # the last store of before removed the folder meanwhile
+                pass  # a closing store removed the folder meanwhile
         except OSError as error:
             raise failure_of("make warm memory", path, error) from error
 
@@ -182,7 +182,7 @@ class WarmFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes from changing the folder."""
+        """Locks the folder against changes by other processes."""
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
             yield
@@ -190,7 +190,7 @@ class WarmFolder:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def found(self) -> Found:
-        """Looks at the folder, and removes what killed processes left."""
+        """Lists the folder; removes the files of killed processes."""
         images: dict[str, tuple[int, int]] = {}
         loading: dict[str, int] = {}
         for entry in os.scandir(self.path):
@@ -208,9 +208,10 @@ class WarmFolder:
         return Found(images, loading)
 
     def _swept(self, name: str) -> bool:
-        """Removes a file that no process holds.
+        """Removes a file that no process has locked.
 
-        Its pages are not used again: a request of the killed process may still write to them.
+        Its pages are not reused, because an I/O request of the killed process may still write to
+        them.
         """
         try:
             fd = os.open(self.path / name, os.O_RDWR | os.O_CLOEXEC)
@@ -225,7 +226,7 @@ class WarmFolder:
             os.close(fd)
 
     def has(self, digest: str) -> bool:
-        """Returns whether an image is there."""
+        """Returns whether an image is in warm memory."""
         return (self.path / digest).exists()
 
     def is_loading(self, digest: str) -> bool:
@@ -233,10 +234,10 @@ class WarmFolder:
         return any(name.startswith(digest + ".") for name in self.found().loading)
 
     def blank(self, digest: str, size: int) -> Blank:
-        """Returns memory for an image; pages of an evicted one, if there are any.
+        """Returns memory for an image; reuses the pages of an evicted image if possible.
 
         Raises:
-            StorageError: the file cannot be made.
+            StorageError: the file cannot be created.
         """
         name = f"{digest}.{os.getpid()}-{next(_counter)}{LOADING}"
         path = self.path / name
@@ -257,8 +258,8 @@ class WarmFolder:
         return made
 
     def publish(self, blank: Blank, digest: str) -> None:
-        """Gives verified memory its name."""
-        if self.has(digest):  # another process was faster
+        """Renames verified memory to its image."""
+        if self.has(digest):  # another process published it first
             self.forget(blank)
             return
         os.rename(blank.path, self.path / digest)
@@ -268,18 +269,18 @@ class WarmFolder:
         self._own[digest] = blank
 
     def forget(self, blank: Blank) -> None:
-        """Removes memory that does not become an image."""
+        """Removes memory whose load failed."""
         self._making.discard(blank.path.name)
         blank.discard()
 
     def drop_spare(self) -> None:
-        """Removes pages of an evicted image that no new one has used."""
+        """Removes the pages of an evicted image that were not reused."""
         if self._spare is not None:
             self.forget(self._spare)
             self._spare = None
 
     def attach(self, digest: str) -> Mapped | None:
-        """Maps an image, which stays as long as a view on the mapping lives; None without it."""
+        """Maps an image, which cannot be evicted while a view lives; None if there is no image."""
         if (kept := self._kept.get(digest)) is not None:
             if kept.hold(self.path / digest):
                 return self._kept.pop(digest)
@@ -296,7 +297,7 @@ class WarmFolder:
             raise
 
     def detach(self, digest: str, mapped: Mapped) -> None:
-        """Keeps a mapping that no view uses; else the image stays until the last view is gone."""
+        """Keeps a mapping without views for reuse; otherwise the image stays until the last view ends."""
         if mapped.let_go():
             self._kept[digest] = mapped
         else:
@@ -307,12 +308,12 @@ class WarmFolder:
             self.garbage.append(kept.close())
 
     def touch(self, digest: str, now: int) -> None:
-        """Notes a use, for all stores."""
+        """Records a use, which all stores see."""
         with contextlib.suppress(FileNotFoundError):
             os.utime(self.path / digest, ns=(now, now))
 
     def evict(self, digest: str) -> bool:
-        """Removes an image; False if a mapping of it lives in some process."""
+        """Removes an image; False if a process uses it."""
         path = self.path / digest
         self._drop(digest)
         blank = self._own.pop(digest, None)
@@ -341,7 +342,7 @@ class WarmFolder:
         return True
 
     def close(self) -> None:
-        """Leaves the folder; the last store removes it. Mappings of images stay valid."""
+        """Detaches from the folder; the last store removes it. Mappings of images stay valid."""
         if os.getpid() != self._pid:  # a forked child shares the locks with its parent
             return
         with self.locked():
@@ -359,7 +360,7 @@ class WarmFolder:
     def _remove(self) -> None:
         for name in (*self.found().images, *_RESERVED):
             os.unlink(self.path / name)
-        with contextlib.suppress(OSError):  # a file of another program
+        with contextlib.suppress(OSError):  # the folder has a file of another program
             os.rmdir(self.path)
 
     def _close(self) -> None:

@@ -1,7 +1,7 @@
 """Chunk cache of remote files on a local disk, bounded, shared by the processes of one user.
 
 Writers and evictions hold `lock`; readers take no lock. A chunk is a file that appears by rename,
-so a dead or failing writer leaves at worst a missing chunk. A chunk carries no checksum: a reader
+so a dead or failing writer at worst leaves a chunk missing. A chunk carries no checksum: a reader
 compares the sample of each piece with the CRC32 of the sample, and discards the chunk if they
 differ. The counter in `used` is raised before a chunk is written, so it is never below the bytes on
 disk.

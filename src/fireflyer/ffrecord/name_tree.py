@@ -1,8 +1,9 @@
-"""Reads the tree of names of a packed folder, a pickle of nested OrderedDicts, without unpickling.
+"""Safe reader of a packed folder's tree of names, which is a pickle of nested OrderedDicts.
 
-It accepts only what pickling such a tree writes, in any protocol: names, numbers, `OrderedDict()`,
-the memo. Time and memory are bounded by the size of the pickle. Python's own unpickler allocates
-memory for any number in the pickle, because its memo is an array, even if it may build nothing.
+The reader accepts only operations that the pickle of such a tree has, in any protocol: names,
+numbers, `OrderedDict()` and the memo. The size of the pickle bounds time and memory. Python's own
+unpickler is not safe even if it may build no objects: its memo is an array, so a large number in
+the pickle allocates memory.
 """
 
 from collections.abc import Callable
@@ -82,7 +83,7 @@ class _Machine:
         self.stack.append(int.from_bytes(self.take(size), "little", signed=True))
 
     def text(self, size: int) -> None:
-        # As pickle does: names that are not UTF-8 have lone surrogates.
+        # Like pickle: invalid UTF-8 in names becomes lone surrogates.
         self.stack.append(str(self.take(self.number(size)), "utf-8", "surrogatepass"))
 
     def remember(self, key: int) -> None:

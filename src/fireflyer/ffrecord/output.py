@@ -218,7 +218,7 @@ class Output:
 
     def discard(self) -> None:
         """Closes the file, and deletes it if it is not published."""
-        # Delete under the lock: afterwards the temporary name may be another writer's.
+        # Delete under the lock: later the temporary name may belong to another writer.
         if self.fd >= 0 and not self.published:
             with suppress(FileNotFoundError):
                 os.unlink(self.path)

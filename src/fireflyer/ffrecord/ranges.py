@@ -22,7 +22,7 @@ class Retry:
 
     attempts: int = 5
     backoff_s: float = 0.1
-    """Pause before the second attempt; doubles each time, with jitter from half of it to all."""
+    """Pause before the second attempt; it doubles each time, and jitter reduces it by up to a half."""
 
     def __post_init__(self) -> None:
         if checked_integer("attempts", self.attempts) < 1 or self.backoff_s < 0:

@@ -1,4 +1,4 @@
-"""Reading record files: a thin wrapper of the native reader, which runs without the GIL."""
+"""Reader of record files: a thin wrapper of the native reader, which runs without the GIL."""
 
 import os
 import struct
@@ -40,9 +40,9 @@ class FileReader:
         strategy: how to read the bytes.
             `auto`: cached pages from the page cache, all others with direct I/O (io_uring with
                 O_DIRECT, or threads if that is barred).
-            `cached`, `threads`: everything through the page cache, with a few threads that copy or
-                many threads that wait.
-            `direct`: everything with direct I/O.
+            `cached`, `threads`: all bytes through the page cache, with few threads that copy, or
+                many threads that wait for the disk.
+            `direct`: all bytes with direct I/O.
             `mmap`: from the mapped files; each sample is checked once.
         threads: maximum number of threads per batch; None: cores up to 4 to copy, 16 to wait.
 

@@ -191,7 +191,7 @@ class Indexes:
 
         Raises:
             Corrupted: a page is damaged, also after a second fetch.
-            What `read_ranges` raises.
+            StorageError: the errors of `read_ranges`.
         """
         found = np.empty(len(numbers), ENTRY)
         if not len(numbers):

@@ -1,4 +1,4 @@
-"""PyTorch interface of record files: batches read in one call, and loaders that resume an epoch.
+"""PyTorch interface of record files: batched reads, and loaders that resume inside an epoch.
 
 `Dataset` serves a whole batch of indices at once (`__getitems__`), which every DataLoader of torch
 uses. Without an override it returns `Samples`: one block of memory, which is also all that a worker
@@ -90,7 +90,7 @@ def collate(batch: Sequence[Any]) -> Any:
 
 
 class ReaderRegistry:
-    """Base of objects with readers of record files among their attributes."""
+    """Base class of objects that have readers of record files as attributes."""
 
     def ffreaders(self) -> list[Reader]:
         """Returns the readers among the attributes and among registries in the attributes."""
@@ -104,7 +104,7 @@ class ReaderRegistry:
 
 
 class _Batched(ReaderRegistry, td.Dataset[Any]):
-    """Base of datasets that serve a batch of indices in one call, `_batch`."""
+    """Base class of datasets that serve a batch of indices in one call, `_batch`."""
 
     def _batch(self, indices: Indices) -> Sequence[Any]:
         raise NotImplementedError
@@ -244,7 +244,7 @@ class DataLoader(td.DataLoader[Any]):
 
     The order of samples is that of torch's DataLoader with the same generator. With `shuffle` and
     no generator it creates its own generator from torch's default generator, so that it can save
-    the order. With your own sampler, restoring that sampler's order (seed, epoch) is your task.
+    the order. If you pass your own sampler, you must restore its order (seed, epoch) yourself.
 
     Takes the arguments of `torch.utils.data.DataLoader` for map-style datasets with automatic
     batching, and:

@@ -1,4 +1,4 @@
-"""Writing record files: a file appears under its name complete and on disk, or not at all.
+"""Writer of record files: a file appears under its name complete and durable, or not at all.
 
 Samples go to a temporary file in the directory of the target. `close` writes the metadata, syncs
 the file, renames it into place and syncs the directory. A v2 file (writer_v2.py) can be committed
@@ -119,7 +119,7 @@ class FileWriter:
         align: samples start at multiples of it, a power of 2 from 8 (the default) to 1 MiB.
 
     Attributes:
-        n: as given.
+        n: number of samples as given to the constructor.
         count: number of samples in the file so far.
         columns: columns of the file, or None.
 

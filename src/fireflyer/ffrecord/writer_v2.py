@@ -1,4 +1,4 @@
-"""Writing v2 files (docs/internals/ffrecord-v2.md): a sequence of commits, each complete or absent.
+"""Writer of v2 files (docs/internals/ffrecord-v2.md): a sequence of atomic commits.
 
 A commit appends its samples, its index pages and its footer, and syncs. Then it writes the slot of
 its parity, and syncs. The first commit goes to a temporary file that is then renamed.
@@ -144,7 +144,7 @@ class Version2:
         self._entries += _ENTRY.pack(place, size, raw, checksum, codec)
 
     def commit(self) -> None:
-        """Returns when all samples are on disk; without new samples it only creates a new file."""
+        """Makes all samples durable; without new samples, only creates a new file."""
         if self._entries or self._commit < 0:
             self._write_commit()
 
@@ -157,7 +157,7 @@ class Version2:
             if file.fd >= 0 and file.published and os.fstat(file.fd).st_size > self._keep:
                 os.ftruncate(file.fd, self._keep)
         except OSError:
-            # No reader sees bytes behind the last commit, and the next writer cuts them off.
+            # No reader sees bytes after the last commit, and the next writer removes them.
             pass
         finally:
             file.discard()
@@ -204,7 +204,7 @@ class Version2:
             return runs, place
         runs.append((first, place, self.count - first))
         fresh = np.frombuffer(bytes(self._entries), ENTRY)
-        # Read by their places in the last commit, so their checksums are verified again.
+        # This reads the last commit, so it verifies the checksums again.
         before = Reader([self._file.path], True) if first < self._committed else None
         step = _PAGES_AT_ONCE * _PAGE_ENTRIES
         for start in range(first, self.count, step):
