@@ -9,15 +9,17 @@ WIDTH, HEIGHT = 720, 320
 LEFT, RIGHT, TOP, BOTTOM = 76, 16, 36, 48
 
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "1 4", "12 4")
-"""Dash pattern of each series in turn."""
+"""Dash patterns of the series, in order."""
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Series:
-    """A named line; `marks` draws a marker at each point, and `line` joins the points. A point
-    whose y is NaN is a gap in the line."""
+    """Named line; `marks` draws a marker at each point, and `line` connects the points.
+
+    A point whose y is NaN is a gap in the line.
+    """
 
     name: str
     points: Sequence[Point]
@@ -36,7 +38,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps values from `low` to `high` onto drawing coordinates from `start` to `end`."""
+    """Mapping of values from `low` to `high` to drawing coordinates from `start` to `end`."""
 
     low: float
     high: float
@@ -71,7 +73,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def decades(low: float, high: float) -> list[float]:
-    """Returns the powers of ten in [low, high]; with 2 and 5 times each if there are at most two."""
+    """Returns the powers of ten in [low, high]; if at most two, also their multiples by 2 and 5."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1,) if high / low > 100 else (1, 2, 5)
     marks = [factor * 10.0**power for power in powers for factor in factors]
@@ -91,13 +93,13 @@ def line_chart(
 ) -> str:  # fmt: skip
     """Draws series over one pair of axes, with a legend below the title.
 
-    Points that a logarithmic axis cannot show (0 and below) are left out.
+    Points that a logarithmic axis cannot show (0 and below) are omitted.
 
     Args:
         title: text above the drawing.
         across: horizontal axis.
         up: vertical axis.
-        series: lines, each with a dash pattern of its own.
+        series: lines; each gets its own dash pattern.
         size: width and height in units of the drawing.
 
     Returns:

@@ -6,7 +6,7 @@ from html import escape
 from fireflyer.charts.axes import number
 
 MOST = 80
-"""Rows and columns at most; more are averaged in groups."""
+"""Maximum rows and columns; larger tables are averaged in groups."""
 
 WIDTH = 720
 LEFT, TOP = 110, 30
@@ -28,12 +28,12 @@ def heat_map(
         title: text above the cells.
         rows: name of each row.
         columns: name of each column.
-        values: one list a row.
+        values: values, one list per row.
         unit: text after a value.
         high: value of the darkest cell; default: the largest one.
-        marks: a character in each cell, so that it is seen without colour; "": none.
+        marks: character in each cell, which is visible without colour; "": none.
         tips: tooltip of each cell; default: its names and value.
-        links: address behind the cells of each column.
+        links: URL to which the cells of each column link.
 
     Returns:
         An `<svg>` element.

@@ -1,4 +1,4 @@
-"""An HTML page of sections: text, tables and charts. It loads nothing from anywhere."""
+"""HTML page of sections with text, tables and charts. The page loads no other files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ svg .over{pointer-events:none}svg text.over{fill:var(--ink);font-size:11px}
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: a heading, plain paragraphs, and finished HTML or SVG below them."""
+    """Section of a page: a heading, plain paragraphs, and finished HTML or SVG parts."""
 
     heading: str
     text: Sequence[str] = ()
@@ -38,7 +38,7 @@ class Section:
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
-    """Returns a whole HTML document. Headings and text are escaped, parts are not."""
+    """Returns an HTML document. Headings and text are escaped; parts are not."""
     body = [f"<h1>{escape(title)}</h1>"]
     for section in sections:
         body.append(f"<h2>{escape(section.heading)}</h2>")

@@ -1,6 +1,6 @@
 """Timelines: boxes on lanes, in panels that share one axis of time.
 
-A box's letters and pattern tell its kind, so a timeline needs no colour.
+Letters and pattern of a box show its kind, so a timeline needs no colour.
 """
 
 import zlib
@@ -23,14 +23,14 @@ _PATTERNS = (
 
 @dataclass(frozen=True)
 class Box:
-    """A box on a lane.
+    """Box on a lane.
 
     Attributes:
         lane: number of the lane, from 0.
         begin, end: seconds.
         kind: name of its kind, a key of the timeline's `kinds`.
-        label: letters in the box, left out where they do not fit.
-        told: tooltip, to which the times are added.
+        label: letters in the box; omitted if they do not fit.
+        told: text of the tooltip, before the times.
     """
 
     lane: int
@@ -51,8 +51,8 @@ def timeline(
         title: text above the panels.
         panels: boxes by the text above them; at least one box.
         lanes: name of each lane.
-        kinds: legend: what each kind of box means. The first kind has no pattern.
-        note: text behind the legend.
+        kinds: legend: the meaning of each kind of box. The first kind has no pattern.
+        note: text after the legend.
 
     Returns:
         An `<svg>` element.
@@ -63,7 +63,7 @@ def timeline(
     end = max((box.end for boxes in panels.values() for box in boxes), default=0.0)
     if end <= 0:
         raise ValueError(f"the timeline {title!r} has no box to show")
-    key = f"p{zlib.crc32(title.encode()):x}"  # patterns of several timelines share a page
+    key = f"p{zlib.crc32(title.encode()):x}"  # a page may have patterns of several timelines
     styles = {kind: _Style(index, key) for index, kind in enumerate(kinds)}
     panel = GAP + len(lanes) * LANE
     top, foot = 26, 26 + panel * len(panels)

@@ -1,7 +1,7 @@
 """Pool of native environments with the interface of gymnasium's vector environments.
 
 EnvPool (arXiv 2206.10558) is the model: `step` takes and returns all environments; with a smaller
-`batch_size`, `send` and `recv` let the fast ones go on while slow ones are stepped.
+`batch_size`, `send` and `recv` let fast environments continue while slow ones are stepped.
 """
 
 from typing import Any
@@ -24,16 +24,16 @@ Batch = tuple[Floats, Doubles, Bools, Bools, dict[str, Any]]
 class Pool(VectorEnv[Floats, Any, Any]):
     """Environments of one task, stepped together.
 
-    The step after one that ended an episode begins the next one, as gymnasium's NEXT_STEP does: its
-    action is not used, its reward is 0. Arrays that are returned belong to the caller. One thread
-    at a time may use a pool, and no child of a fork.
+    A step after the end of an episode begins the next episode, as gymnasium's NEXT_STEP does: its
+    action is not used, and its reward is 0. The caller owns returned arrays. Only one thread at a
+    time may use a pool; a forked child must not use it.
 
     Args:
         task: name in gymnasium's registry.
-        num_envs: environments.
-        batch_size: environments that `recv` returns.
-        num_threads: threads that step environments, the caller of `recv` among them.
-        seed: of all random numbers.
+        num_envs: number of environments.
+        batch_size: number of environments that `recv` returns.
+        num_threads: number of threads that step environments, including the caller of `recv`.
+        seed: seed of all random numbers.
     """
 
     def __init__(
@@ -55,17 +55,17 @@ class Pool(VectorEnv[Floats, Any, Any]):
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[Floats, dict[str, Any]]:
-        """Begins an episode in every environment; those under way are finished first.
+        """Begins an episode in every environment, after all pending steps have ended.
 
         Args:
-            seed: of all random numbers from now on; default: they go on.
-            options: none are known.
+            seed: new seed of all random numbers; default: the generators continue.
+            options: must be empty.
 
         Returns:
             Observations (num_envs, ...) float32, and an empty dictionary.
 
         Raises:
-            ValueError: an option, or a list of seeds.
+            ValueError: an option or a list of seeds is given.
         """
         if options or not (seed is None or isinstance(seed, int | np.integer)):
             raise ValueError("reset takes one seed for all environments, and no options")
@@ -80,14 +80,14 @@ class Pool(VectorEnv[Floats, Any, Any]):
         """Steps every environment.
 
         Args:
-            actions: (num_envs,) numbers of discrete actions, or (num_envs, 1) real ones.
+            actions: (num_envs,) numbers of discrete actions, or (num_envs, 1) real values.
 
         Returns:
-            Observations (num_envs, ...) float32, rewards (num_envs,) float64, whether each episode
-            has terminated and whether its time is over (num_envs,) bool, and an empty dictionary.
+            Observations (num_envs, ...) float32, rewards (num_envs,) float64, terminated and
+            truncated (num_envs,) bool, and an empty dictionary.
 
         Raises:
-            ValueError: an action that the task does not have, or environments are under way.
+            ValueError: an action is invalid, or steps are pending.
         """
         self.send(actions)
         _, seen, rewards, terminated, truncated = self._receive(self.num_envs)
@@ -97,7 +97,7 @@ class Pool(VectorEnv[Floats, Any, Any]):
         """Begins an episode in every environment; `recv` returns their observations.
 
         Raises:
-            ValueError: environments are under way.
+            ValueError: steps are pending.
         """
         self._native.send(self._every, np.empty(0))
         self._under_way += self.num_envs
@@ -106,12 +106,12 @@ class Pool(VectorEnv[Floats, Any, Any]):
         """Begins a step of some environments.
 
         Args:
-            actions: one for each.
-            env_id: (n,) their numbers; default: all.
+            actions: an action for each environment.
+            env_id: (n,) numbers of the environments; default: all.
 
         Raises:
-            ValueError: an action that the task does not have; an environment that does not exist
-                or is under way. None has begun a step then.
+            ValueError: an action is invalid; an environment does not exist
+                or has a pending step. No environment has begun a step.
         """
         ids = self._every if env_id is None else self._numbers(env_id)
         self._native.send(ids, np.ascontiguousarray(actions, np.float64).reshape(-1))
@@ -129,11 +129,11 @@ class Pool(VectorEnv[Floats, Any, Any]):
         """Waits for the first `batch_size` environments that are ready.
 
         Returns:
-            As `step`, with `batch_size` rows; the dictionary's `env_id` (batch_size,) int32 says
-            which environment each row is.
+            The values of `step` in `batch_size` rows; the dictionary's `env_id` (batch_size,) int32
+            has the environment of each row.
 
         Raises:
-            ValueError: fewer environments are under way.
+            ValueError: fewer than `batch_size` environments have pending steps.
         """
         ids, seen, rewards, terminated, truncated = self._receive(self.batch_size)
         return seen, rewards, terminated, truncated, {"env_id": ids}
@@ -142,17 +142,17 @@ class Pool(VectorEnv[Floats, Any, Any]):
         """Returns the physical state of each environment, (num_envs, n).
 
         Raises:
-            ValueError: environments are under way.
+            ValueError: steps are pending.
         """
         found = np.empty((self.num_envs, self._native.state))
         self._native.states(found)
         return found
 
     def set_states(self, states: ArrayLike) -> None:
-        """Begins an episode of each environment in a state, as `states` returns them.
+        """Begins an episode of each environment in a given state, in the form of `states`.
 
         Raises:
-            ValueError: environments are under way, a state is not finite, or the shape is another one.
+            ValueError: steps are pending, a state is not finite, or the shape is wrong.
         """
         given = np.ascontiguousarray(states, np.float64)
         if not np.isfinite(given).all():

@@ -1,1 +1,1 @@
-"""The network of a cluster: plan, route, verify, price (docs/guide/fabric.md)."""
+"""Networks of clusters: plan, route, verify, price (docs/guide/fabric.md)."""

@@ -1,4 +1,4 @@
-"""Catalogue of parts and clusters: every value with its source, "unknown" where no source states it."""
+"""Catalogue of parts and clusters. Each value has its source, or is "unknown"."""
 
 import tomllib
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Value:
-    """A figure and its source; `amount` is None if no source states the figure."""
+    """Figure with its source; `amount` is None if no source states the figure."""
 
     amount: float | None
     source: str
@@ -30,7 +30,7 @@ class Catalogue:
         """Reads a TOML file; default: the catalogue of the paper's parts.
 
         Raises:
-            FabricError: the file cannot be read, or is no TOML.
+            FabricError: the file cannot be read, or is not TOML.
         """
         source = path if path is not None else files("fireflyer.fabric") / "catalogue.toml"
         try:
@@ -85,10 +85,10 @@ class Catalogue:
         return Value(float(amount), source)
 
     def known(self, kind: str, name: str, key: str) -> float:
-        """Returns a figure that a result depends on.
+        """Returns a figure that must be known, because a result depends on it.
 
         Raises:
-            FabricError: the figure is unknown, so nothing may be computed from it.
+            FabricError: the figure is unknown.
         """
         found = self.value(kind, name, key)
         if found.amount is None:

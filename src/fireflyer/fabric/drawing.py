@@ -1,4 +1,4 @@
-"""A drawing of a network: switches of one level and zone as one box."""
+"""Drawing of a network, with one box for all switches of a level and zone."""
 
 from html import escape
 

@@ -1,4 +1,4 @@
-"""Findings of a check as plain figures, over all planes of a network."""
+"""Summary of checks over all planes of a network, as plain values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,17 +8,18 @@ from fireflyer.fabric.routing import Routes
 from fireflyer.fabric.verify import Check, random_load, shift_load
 
 MOST_SHIFTS = 1_000_000
-"""Cable uses that the tried shifts of one plane may add up to, at least."""
+"""Budget of a plane's shift test: about this many flows in all shifts together."""
 
 
 def checked(planes: Sequence[tuple[Net, Routes]]) -> dict[str, Any]:
     """Checks each plane with its tables.
 
     Returns:
-        `switches`, `endpoints`, `pairs` (of one plane each), `unreachable`, `credit_loops`,
-        `max_link_load` (flows on the fullest cable under shifts inside zones), `shifts` (tried),
-        `random_link_load`, `routes_per_link` (least and most) and, with zones, the ratios of most
-        to mean routes `cross_link_spread` and `gateway_link_spread`; `loops` shows a cycle each.
+        `switches`, `endpoints`, `pairs` (inside planes), `unreachable`, `credit_loops`,
+        `max_link_load` (flows on the fullest cable under shifts inside zones), `shifts` (number of
+        tested shifts), `random_link_load` and `routes_per_link` (minimum and maximum). With zones,
+        also `cross_link_spread` and `gateway_link_spread`, which are ratios of maximum to mean
+        routes. `loops` shows one cycle of each loop.
     """
     result: dict[str, Any] = {"switches": 0, "endpoints": 0, "pairs": 0, "unreachable": 0}
     result |= {"unreachable_though_connected": 0, "credit_loops": 0, "max_link_load": 0}

@@ -1,6 +1,6 @@
 """Max-min fair rates of flows over static routes, and the time at which each flow ends.
 
-The model knows no queues: it is right where lanes isolate the kinds of traffic, and blind to
+The model has no queues. It is valid if lanes isolate the kinds of traffic, because it does not show
 congestion that spreads from one kind to another.
 """
 
@@ -21,10 +21,10 @@ from fireflyer.fabric.verify import Check
 
 @dataclass(frozen=True)
 class Paths:
-    """Links that flows use.
+    """Links that each flow uses.
 
     Links are the cables (switch * (P + 1) + port), the ports out of the endpoints, the ports into
-    them, and a last one without capacity, for flows without a route.
+    the endpoints, and a last link without capacity, for flows without a route.
 
     Attributes:
         begin: int64 (F + 1,); flow i uses `links[begin[i]:begin[i + 1]]`.
@@ -36,7 +36,7 @@ class Paths:
 
     @classmethod
     def over(cls, check: Check, of: Traffic) -> "Paths":
-        """Follows the routes of flows."""
+        """Determines the links of flows from their routes."""
         net = check.net
         size, ends, (at, _) = net.peers.size, len(net.endpoints), net.attached
         cabled = (at[of.senders] >= 0) & (at[of.receivers] >= 0)
@@ -54,7 +54,7 @@ class Paths:
 def fair_rates(paths: Paths, capacities: Floats) -> Floats:
     """Computes the max-min fair rate of each flow, in bytes a second.
 
-    No rate can grow without a smaller or equal one shrinking.
+    A rate could grow only if a smaller or equal rate shrank.
 
     Raises:
         ValueError: a flow uses no link, so its rate has no bound, or an index is out of range.
@@ -65,13 +65,13 @@ def fair_rates(paths: Paths, capacities: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Failure:
-    """Cables that fail together, and when.
+    """Failure of a group of cables.
 
     Attributes:
         at_s: seconds from the start.
         switches: switches whose cables fail.
-        links: cables that fail, each as (switch, port) of one of its ends.
-        until_s: time at which they work again; infinity: never.
+        links: cables that fail, each as (switch, port) of one end.
+        until_s: time of the repair; infinity: never.
     """
 
     at_s: float
@@ -82,7 +82,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Run:
-    """Times at which flows ended, infinity for those that never do, and computations of rates."""
+    """Result of a run: the end of each flow (infinity: never), and the number of rate computations."""
 
     ends_s: Floats
     events: int
@@ -92,18 +92,19 @@ def run_flows(
     net: Net, of: Traffic, size: float, failures: Sequence[Failure] = (), *,
     reroute_s: float = 1.0, merge: float = 0.0,
 ) -> Run:  # fmt: skip
-    """Runs flows to their ends, through failures.
+    """Simulates flows to their ends, with failures.
 
-    Flows over a failed cable wait. New tables are in force `reroute_s` after each change; entries
-    whose route survives stay as they were.
+    Flows over a failed cable wait. New tables take effect `reroute_s` after each change; entries
+    whose route still works are unchanged.
 
     Args:
         net: the network without failures.
         of: the flows.
-        size: bytes that the user asks for (see `traffic.KINDS`).
-        failures: what fails, and when.
+        size: bytes that the user requests (see `traffic.KINDS`).
+        failures: failures of cables and switches.
         reroute_s: seconds from a change of the network to its new tables.
-        merge: flows that end within this share of the time after another one end with it.
+        merge: share of the time; flows that end within it after another flow end together with that
+            flow.
     """
     left, ends, events = of.weights * size, np.full(len(of.senders), math.inf), 0
     marks = _marks(failures, reroute_s)
@@ -127,7 +128,7 @@ def run_flows(
 
 
 def _marks(failures: Sequence[Failure], reroute_s: float) -> list[tuple[float, float | None]]:
-    """Times at which cables or tables change: each with the time of the state that new tables see."""
+    """Returns the times of changes of cables or tables; new tables use the cables of the second time."""
     marks: dict[float, float | None] = {0.0: None}
     changes = sorted({t for one in failures for t in (one.at_s, one.until_s) if math.isfinite(t)})
     for at in changes:
@@ -138,7 +139,7 @@ def _marks(failures: Sequence[Failure], reroute_s: float) -> list[tuple[float, f
 
 
 def _at(net: Net, failures: Sequence[Failure], now: float) -> Net:
-    """Returns the network with the cables that work at a time."""
+    """Returns the network with the cables that work at time `now`."""
     down = [one for one in failures if one.at_s <= now < one.until_s]
     if not down:
         return net
@@ -153,11 +154,12 @@ def link_capacities(net: Net) -> Floats:
 
 
 def flow_figures(net: Net, of: Traffic) -> dict[str, Any]:
-    """Computes the rates of flows over the own routes of a network and sums them up.
+    """Computes statistics of the rates of flows over a network's routes.
 
     Returns:
-        `flows`, `total_bytes_s`, `ceiling_bytes_s` (the ports of the senders, or of the receivers
-        if they carry less), `of_ceiling`, and the least and mean rate of a flow.
+        `flows`, `total_bytes_s`, `ceiling_bytes_s` (total capacity of the senders' or the
+        receivers' ports, whichever is lower), `of_ceiling`, and the minimum and mean rate of a
+        flow.
     """
     paths = Paths.over(Check(net, route(net).tables), of)
     rates = fair_rates(paths, link_capacities(net))

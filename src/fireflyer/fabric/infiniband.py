@@ -1,7 +1,7 @@
-"""Text of InfiniBand's tools: `ibnetdiscover` output and opensm's dumps of forwarding tables.
+"""Reader and writer of InfiniBand's tools' text: `ibnetdiscover` output and opensm's table dumps.
 
-Both are read and written. Cables, names and tables survive a round trip; GUIDs and LIDs of a
-written network are made from the indices of its switches and endpoints.
+Cables, names and tables survive a round trip. GUIDs and LIDs of a written network are derived from
+the indices of its switches and endpoints.
 """
 
 import re
@@ -23,12 +23,12 @@ LANE_BYTES_S = {
     "SDR": 0.25e9, "DDR": 0.5e9, "QDR": 1e9, "FDR10": 1.25e9, "FDR": 1.7e9, "EDR": 3.125e9,
     "HDR": 6.25e9, "NDR": 12.5e9, "XDR": 25e9,
 }  # fmt: skip
-"""Bytes a second of one lane by the name of its speed (InfiniBand Architecture, volume 2)."""
+"""Bytes per second of one lane, by the name of its speed (InfiniBand Architecture, volume 2)."""
 
 HEAD = re.compile(r'(Switch|Ca|Rt)\s+(\d+)\s+"([^"]+)"(?:\s*#\s*"([^"]*)")?')
 CABLE = re.compile(r'\[(\d+)\](?:\([0-9a-fA-F]+\))?\s+"([^"]+)"\[(\d+)\](?:\([0-9a-fA-F]+\))?(.*)')
 LAST_LID = 0xBFFF
-"""Highest LID of a port; those above it name groups."""
+"""Highest LID of a port; higher LIDs are multicast groups."""
 
 WIDTHS = ("1", "2", "4", "8", "12")
 SPEED = re.compile(r"\b(\d+)x(\w+)\s*$")
@@ -41,12 +41,12 @@ END = re.compile(r"(\d+) (?:valid )?lids dumped")
 
 @dataclass(frozen=True)
 class Site:
-    """A network as the tools see it.
+    """Network with the identifiers that the tools use.
 
     Attributes:
         net: the network.
         guids: GUID of each switch.
-        lids: LID of each endpoint; 0 if the text names none.
+        lids: LID of each endpoint; 0 if the text has none.
     """
 
     net: Net
@@ -55,13 +55,13 @@ class Site:
 
 
 def site(net: Net) -> Site:
-    """Gives GUIDs and LIDs to a planned network."""
+    """Assigns GUIDs and LIDs to a planned network."""
     guids = tuple(SWITCH_GUID + number for number in range(len(net.switches)))
     return Site(net, guids, np.arange(1, len(net.endpoints) + 1, dtype=np.int32))
 
 
 def write_net(whole: Site) -> str:
-    """Returns the network as `ibnetdiscover` prints it; ibsim reads this text, too."""
+    """Returns the network in the format of `ibnetdiscover`, which ibsim reads, too."""
     net, lines = whole.net, ["# Topology file"]
     first = len(net.endpoints) + 1
     hosts = _hosts(net)
@@ -102,22 +102,22 @@ def write_net(whole: Site) -> str:
 
 
 def _speed(rate: float) -> str:
-    """Names the speed of four lanes that is nearest to a rate."""
+    """Returns the name of the four-lane speed that is nearest to a rate."""
     return "4x" + min(LANE_BYTES_S, key=lambda name: abs(4 * LANE_BYTES_S[name] - rate))
 
 
 def _unicast(text: str) -> int:
-    """Raises FabricError if a port cannot have this LID."""
+    """Parses a LID; raises FabricError if a port cannot have it."""
     if len(text) > 5 or int(text) > LAST_LID:
         raise FabricError(f"invalid lid {text[:20]}: expected at most {LAST_LID}")
     return int(text)
 
 
 def _rate(text: str) -> float:
-    """Bytes a second of a cable whose line ends in such a name; without one, those of 4xHDR.
+    """Parses the speed at the end of a cable's line, in bytes per second; default: 4xHDR.
 
     Raises:
-        FabricError: no cable has so many lanes, or such a speed.
+        FabricError: the number of lanes or the speed is invalid.
     """
     found = SPEED.search(text.rpartition('"')[2])
     if found is None:
@@ -128,7 +128,7 @@ def _rate(text: str) -> float:
 
 
 def _hosts(net: Net) -> dict[str, dict[int, int]]:
-    """Endpoints of each host by port, from names such as "n0/1"."""
+    """Returns the endpoints of each host by port, from names such as "n0/1"."""
     hosts: dict[str, dict[int, int]] = {}
     for end, name in enumerate(net.endpoints):
         host, _, port = name.rpartition("/")
@@ -137,7 +137,7 @@ def _hosts(net: Net) -> dict[str, dict[int, int]]:
 
 
 def write_tables(whole: Site, tables: Table) -> str:
-    """Returns the tables as opensm dumps them; `opensm -R file -U FILE` loads this text."""
+    """Returns the tables in opensm's dump format; `opensm -R file -U FILE` loads this text."""
     net, lines = whole.net, []
     hosts, first = _hosts(net), len(net.endpoints) + 1
     words = [""] * len(net.endpoints)
@@ -163,11 +163,11 @@ def write_tables(whole: Site, tables: Table) -> str:
 def read_net(text: str, origin: str) -> Site:
     """Reads the output of `ibnetdiscover`.
 
-    All switches become one zone. A switch with endpoints has level 0; another switch has its
-    distance from the nearest of them.
+    All switches are in one zone. The level of a switch is its distance from the nearest switch with
+    endpoints.
 
     Raises:
-        FabricError: a line is damaged, a cable has one end only, a GUID appears twice, or a port
+        FabricError: a line is damaged, a cable has only one end, a GUID appears twice, or a port
             does not exist. The message has the line number.
     """
     builder, cables = Builder(), list(_sections(text, origin))
@@ -178,7 +178,7 @@ def read_net(text: str, origin: str) -> Site:
     for kind, radix, key, name, guid, place in cables:
         if key in names:
             raise FabricError(f"{place}: {key} appears twice; GUIDs of a network must differ")
-        # Hosts and switches that share a description are told apart by their keys.
+        # If hosts or switches share a description, their keys distinguish them.
         shown = names[key] = name if described[name] == 1 else f"{name} {key}"
         if kind == "Switch":
             try:
@@ -195,7 +195,7 @@ def read_net(text: str, origin: str) -> Site:
 
 
 def _sections(text: str, origin: str) -> Iterator[tuple[str, int, str, str, int, str]]:
-    """Kind, ports, key, name, GUID and place of each node."""
+    """Yields kind, ports, key, name, GUID and line of each node."""
     announced = None
     for number, line in enumerate(text.splitlines(), 1):
         place = f"{origin}, line {number}"
@@ -215,7 +215,7 @@ def _join(
     text: str, origin: str, indices: dict[str, int], names: dict[str, str], builder: Builder,
     lids: list[int],
 ) -> int:  # fmt: skip
-    """Lays the cables and returns the number of endpoints; each cable must have both ends."""
+    """Adds the cables; returns the number of endpoints. Each cable must have both ends."""
     owner, count, where = "", 0, {}
     taken: dict[tuple[str, int], tuple[str, int]] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -272,7 +272,7 @@ def read_tables(text: str, whole: Site, origin: str) -> NDArray[np.uint8]:
     """Reads a dump of opensm.
 
     Returns:
-        (S, E) tables in the order of `whole.net`; entries for LIDs of switches are left out.
+        (S, E) tables in the order of `whole.net`, without entries for LIDs of switches.
 
     Raises:
         FabricError: a line is damaged, a switch is unknown, appears twice or is missing, or the

@@ -1,7 +1,7 @@
 """Networks as arrays: switches, endpoints, and the cable in every port.
 
-Ports of a switch are numbered from 1, as InfiniBand does; column 0 of a port table stays empty.
-An endpoint is one network port of a host. A host with two adapters has two endpoints.
+Ports of a switch are numbered from 1, as in InfiniBand, so column 0 of a port table is empty. An
+endpoint is one network port of a host. A host with two adapters has two endpoints.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
 NOWHERE = -1
-"""Peer of a port without a cable; zone of a switch between zones."""
+"""Index that means "none": peer of a port without a cable, zone of a switch between zones."""
 
 HDR_BYTES_S = 25e9
-"""Bytes a second of a cable of 200 Gb/s, in each direction."""
+"""Bytes per second of a 200 Gb/s cable, in each direction."""
 
 MOST_PORTS = 254
-"""Ports of a switch at most: forwarding tables hold a byte, and 255 means no route."""
+"""Maximum ports of a switch: forwarding tables hold a byte, and 255 means no route."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Net:
         peers: int32 (S, P + 1), the switch at the other end of a port's cable, or NOWHERE.
         peer_ports: int32 (S, P + 1), the port at the other end of the cable, or 0.
         radix: int32 (S,), number of ports of each switch; at most P.
-        rates: float64 (S, P + 1), bytes a second of the cable in a port, in each direction; 0 if a
-            port never had one.
+        rates: float64 (S, P + 1), bytes per second of the cable in a port, in each direction; 0 if
+            the port never had a cable.
     """
 
     switches: tuple[str, ...]
@@ -65,13 +65,13 @@ class Net:
 
     @cached_property
     def endpoint_zones(self) -> Ints:
-        """Zone of each endpoint: that of its switch."""
+        """Zone of each endpoint, which is the zone of its switch."""
         at, _ = self.attached
         return np.where(at >= 0, self.zones[at], NOWHERE).astype(np.int32)
 
     @cached_property
     def endpoint_rates(self) -> Floats:
-        """Bytes a second of each endpoint's cable; 0 if it is missing."""
+        """Bytes per second of each endpoint's cable; 0 if the cable is missing."""
         at, port = self.attached
         return np.where(at >= 0, self.rates[at, port], 0.0)
 
@@ -81,11 +81,12 @@ class Net:
         return int(np.count_nonzero(self.peers >= 0)) // 2
 
     def without(self, switches: Sequence[int] = (), links: Sequence[tuple[int, int]] = ()) -> "Net":
-        """Returns the network after failures. Indices and names stay; cables disappear.
+        """Returns the network after failures: without the failed cables, with the same indices and
+        names.
 
         Args:
-            switches: switches that failed; their endpoints lose their cable, too.
-            links: cables that failed, each as (switch, port) of one of its ends.
+            switches: switches that failed; all their cables fail, too.
+            links: cables that failed, each as (switch, port) of one end.
         """
         hosts, peers, ports = self.hosts.copy(), self.peers.copy(), self.peer_ports.copy()
         ends = [(one, port) for one in switches for port in range(1, peers.shape[1])]
@@ -98,7 +99,7 @@ class Net:
         return replace(self, hosts=hosts, peers=peers, peer_ports=ports)
 
     def components(self) -> Ints:
-        """Labels the switches: two have the same label if cables connect them."""
+        """Returns a label of each switch; connected switches have equal labels."""
         labels = np.arange(len(self.switches), dtype=np.int32)
         rows, columns = np.nonzero(self.peers >= 0)
         others = self.peers[rows, columns]
@@ -112,7 +113,7 @@ class Net:
 
 
 class Builder:
-    """Collects switches, endpoints and cables, takes the lowest free ports, and checks them."""
+    """Builder of a network; checks switches, endpoints and cables, and assigns free ports."""
 
     def __init__(self) -> None:
         self._switches: dict[str, tuple[int, int, int]] = {}
@@ -142,16 +143,16 @@ class Builder:
     def endpoint(
         self, name: str, switch: int, port: int | None = None, rate: float = HDR_BYTES_S
     ) -> None:
-        """Puts the cable of an endpoint into a port of a switch; default: the lowest free port.
+        """Connects an endpoint to a port of a switch.
 
         Args:
             name: "host/port".
             switch: index of the switch.
-            port: port of the switch.
-            rate: bytes a second of the cable.
+            port: port of the switch; default: the lowest free port.
+            rate: bytes per second of the cable.
 
         Raises:
-            FabricError: the endpoint has a cable already, or no such port is free.
+            FabricError: the endpoint already has a cable, or the port is not free.
         """
         if name in self._endpoints:
             raise FabricError(f"endpoint {name!r} appears twice; each port has one cable")
@@ -162,7 +163,7 @@ class Builder:
         self, one: int, other: int, port: int | None = None, other_port: int | None = None,
         rate: float = HDR_BYTES_S,
     ) -> None:  # fmt: skip
-        """Joins two switches by a cable of a rate in bytes a second.
+        """Connects two switches by a cable; `rate` is in bytes per second.
 
         Raises:
             FabricError: a port is taken, or does not exist.
@@ -180,7 +181,7 @@ class Builder:
         """Returns the network.
 
         Raises:
-            FabricError: it has no switch.
+            FabricError: the network has no switch.
         """
         if not self._names:
             raise FabricError("the network has no switch; expected at least one")

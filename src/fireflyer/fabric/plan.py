@@ -35,8 +35,8 @@ def planned(name: str, catalogue: Catalogue) -> dict[str, Any]:
     """Plans a network of `PRESETS`.
 
     Returns:
-        `switches`, `gpus`, `host_ports`, `relative_price`, `power_w` and the parts they consist of.
-        A figure is None if it depends on an unknown; `notes` says which.
+        `switches`, `gpus`, `host_ports`, `relative_price`, `power_w` and their components. A figure
+        is None if it depends on an unknown figure, which `notes` names.
 
     Raises:
         FabricError: no network has the name.
@@ -79,7 +79,7 @@ def planned_zones(nodes: int, storage: int, cross: int, catalogue: Catalogue) ->
     """Plans two zones for a number of nodes, with the node of Fire-Flyer 2.
 
     Raises:
-        FabricError: the nodes do not fit; the message says what does.
+        FabricError: the nodes do not fit; the message has the possible sizes.
     """
     budget = zone_budget(nodes, storage, cross=cross)
     net = two_zone(nodes, storage, cross=cross)
@@ -110,8 +110,8 @@ def _fit() -> str:
 def table_two(catalogue: Catalogue) -> dict[str, float]:
     """Computes the ratios of Table II: the PCIe node relative to the DGX node.
 
-    The relative performance is the mean of the TF32 and the FP16 ratio: the paper states no rule,
-    and this one gives its printed 83 %.
+    The relative performance is the mean of the TF32 and the FP16 ratio. The paper does not state
+    the rule; this one results in its printed 83 %.
     """
     pcie, dgx = (
         {

@@ -1,4 +1,4 @@
-"""Pages with drawings of a network, its load, its flows, and cost against scale."""
+"""HTML pages with drawings of a network, its load, its flows, and its cost by size."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -60,7 +60,7 @@ def verify_page(planes: Sequence[tuple[Net, Routes]], result: Mapping[str, Any])
 def flows_page(
     preset: str, net: Net, of: Traffic, result: Mapping[str, Any], runs: Mapping[str, Floats]
 ) -> str:
-    """Draws the load of the cables at the first moment of a traffic, and the ends of its flows."""
+    """Draws the load of the cables at the start of the traffic, and the ends of its flows."""
     check = Check(net, route(net).tables)
     paths = Paths.over(check, of)
     rates = fair_rates(paths, link_capacities(net))
@@ -108,7 +108,7 @@ def cost_against_scale(parts: Catalogue) -> Section:
 
 
 def allreduce_model() -> dict[int, float]:
-    """Computes GB/s of an allreduce by two trees over the nodes of one zone: the network's ceiling."""
+    """Computes the network's upper bound of an allreduce by two trees in one zone, in GB/s by nodes."""
     net = two_zone(360, 0)
     check = Check(net, route(net).tables)
     capacities, found = link_capacities(net), {}
@@ -158,7 +158,7 @@ def _ended(ends: Floats) -> list[tuple[float, float]]:
 
 
 def _maps(net: Net, values: Floats, unit: str, high: float | None = None) -> list[str]:
-    """Heat maps of the cables upwards, a map for each zone and pair of neighbouring levels."""
+    """Draws a heat map of the upward cables for each zone and pair of neighbouring levels."""
     parts = []
     rows, ports = np.nonzero(net.peers >= 0)
     peers = net.peers[rows, ports]

@@ -1,8 +1,8 @@
 """Static routes as forwarding tables: shift-optimal in a zone, balanced between zones.
 
-Inside a zone a route climbs towards higher levels and then descends, never the reverse, so no
-credit loop can form. The port upwards depends on the destination's number alone: neighbours in the
-order of leaves and ports take different spines, and any shift permutation loads each link once.
+Inside a zone a route first climbs to higher levels and then descends, so no credit loop can form.
+The upward port depends only on the destination's number. Neighbours in the order of leaves and
+ports use different spines, and any shift permutation loads each link once.
 
 A route to another zone leaves through the gateway of its destination. Routes to a zone of a higher
 number and routes inside a zone share lane 0; routes to a lower zone use lane 1. On each lane all
@@ -27,7 +27,7 @@ NO_PORT = 255
 """Entry of a table for a destination without a route, as opensm writes it."""
 
 FAR = 30_000
-"""Distance of what cannot be reached; one more still fits int16."""
+"""Distance of unreachable switches; the next larger number still fits int16."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def route(net: Net, previous: Routes | None = None) -> Routes:
 
     Args:
         net: the network, perhaps after failures.
-        previous: tables from before the failures. Every entry of them that still leads to its
-            destination stays, so only entries that failed change.
+        previous: tables from before the failures. Entries that still lead to their destination are
+            kept, so only failed entries change.
 
     Raises:
         FabricError: the previous tables belong to another network.
@@ -101,7 +101,7 @@ def _where(mask: NDArray[np.bool_]) -> Ints:
 
 
 def _ranks(net: Net) -> Ints:
-    """Numbers the endpoints of each zone in the order of switches and ports."""
+    """Returns the number of each endpoint in its zone, in the order of switches and ports."""
     at, ports = net.attached
     order = np.lexsort((ports, at, net.endpoint_zones))
     ranks = np.empty(len(order), np.int32)
@@ -116,13 +116,14 @@ def _climb(
     net: Net, levels: Ints, members: Ints, targets: tuple[Ints, Ints, Ints, Ints], tables: Table,
     old: Table | None,
 ) -> None:  # fmt: skip
-    """Fills the entries of `members` by routes that climb first and descend then.
+    """Fills the entries of `members` with routes that first climb and then descend.
 
     Args:
         net: the network.
-        levels: (S,) level by which a cable leads up or down; cables inside a level are unused.
+        levels: (S,) level of each switch, which determines if a cable leads up or down; cables
+            inside a level are unused.
         members: switches that may be used.
-        targets: destinations, the switch where each leaves, the port there, and its number.
+        targets: destinations; the last switch, the port there, and the number of each destination.
         tables: the tables to fill.
         old: tables whose entries stay if they still lead to the destination.
     """
@@ -172,15 +173,16 @@ def _climb(
 def _choose(
     ways: Ints, cost: NDArray[np.int16], column: Ints, digits: Ints, fan: int, old: Table | None
 ) -> Table:
-    """Picks a port for each destination among those of least cost, by its digit.
+    """Picks a port for each destination among the ports of lowest cost, by its digit.
 
     Args:
         ways: (n,) ports.
         cost: (n, leaves) distance to each leaf behind a port.
         column: leaf of each destination.
         digits: digit of each destination.
-        fan: 0 to take the digit modulo the ports; else its range, of which each port gets a part.
-        old: earlier port of each destination, kept if it leads there at any distance.
+        fan: 0: the digit modulo the number of ports selects the port; otherwise the range of
+            digits, of which each port gets a part.
+        old: previous port of each destination, which is kept if it leads to the destination.
     """
     least = cost.min(axis=0)
     ready = (cost == least) & (least < FAR)
@@ -199,7 +201,7 @@ def _choose(
 
 
 def _ways(net: Net, levels: Ints, inside: NDArray[np.bool_], one: int, *, up: bool) -> Ints:
-    """Ports of a switch whose cables lead up, or down, to switches inside."""
+    """Returns the ports of a switch whose cables lead up, or down, to switches in `inside`."""
     ports = _where(net.peers[one] >= 0)
     peers = net.peers[one, ports]
     right = levels[peers] > levels[one] if up else levels[peers] < levels[one]
@@ -210,7 +212,7 @@ def _ways(net: Net, levels: Ints, inside: NDArray[np.bool_], one: int, *, up: bo
 def _digits(
     levels: Ints, members: Ints, ups: dict[int, Ints]
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """Divisor of a destination's number at each level, and the most ports up of a level."""
+    """Returns the divisor of a destination's number, and the maximum of upward ports, by level."""
     fan = {int(level): 1 for level in np.unique(levels[members])}
     for one in members.tolist():
         fan[int(levels[one])] = max(fan[int(levels[one])], len(ups[one]))
@@ -222,7 +224,7 @@ def _digits(
 
 
 def _links_between(net: Net, join: int, zone: int) -> Ints:
-    """Ports of a switch between zones whose cables lead into a zone."""
+    """Returns the ports of a switch between zones whose cables lead into a zone."""
     ports = _where(net.peers[join] >= 0)
     kept: Ints = ports[net.zones[net.peers[join, ports]] == zone]
     return kept
@@ -231,8 +233,8 @@ def _links_between(net: Net, join: int, zone: int) -> Ints:
 def _exits(net: Net, zones: int, ranks: Ints, old: Ints | None) -> Ints:
     """Chooses the cable through which each zone sends to each endpoint of another zone.
 
-    Destinations are divided in blocks of consecutive numbers over the cables into their zone, and
-    each block leaves the sender's zone by a cable of the same gateway switch.
+    The cables into a zone divide its destinations into blocks of consecutive numbers. Routes to a
+    block leave the sender's zone by a cable of the same gateway switch.
     """
     width = net.peers.shape[1]
     exits = np.full((max(zones, 1), len(net.endpoints)), NOWHERE, np.int32)
@@ -278,7 +280,7 @@ def _joins(net: Net, zones: int, ranks: Ints, tables: Table, old: Table | None) 
             ways = into[join]
             if not len(ways):
                 continue
-            # A block of another gateway's cables takes the same place among this gateway's cables.
+            # A block of another gateway uses the same position among this gateway's cables.
             entries = ways[(block - first) % len(ways)].astype(np.uint8)
             if old is not None:
                 stays = np.isin(old[join, ends], ways)
@@ -288,7 +290,7 @@ def _joins(net: Net, zones: int, ranks: Ints, tables: Table, old: Table | None) 
 
 
 def _complete(net: Net, tables: Table) -> bool:
-    """Tests that each endpoint is reached from every switch with endpoints that cables connect."""
+    """Returns whether the tables reach each endpoint from every connected switch with endpoints."""
     at, _ = net.attached
     labels = net.components()
     sources = np.unique(at[at >= 0])
@@ -298,7 +300,7 @@ def _complete(net: Net, tables: Table) -> bool:
 
 
 def _from_one_root(net: Net, ranks: Ints, old: Table | None) -> Table:
-    """Routes all pairs over levels that count down from one root in each component."""
+    """Routes all pairs by levels that descend from one root in each component."""
     tables = np.full((len(net.switches), len(net.endpoints)), NO_PORT, np.uint8)
     levels = np.full(len(net.switches), NOWHERE, np.int32)
     degree = np.count_nonzero(net.peers >= 0, axis=1)

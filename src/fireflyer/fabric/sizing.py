@@ -1,4 +1,4 @@
-"""Sizes of networks for any number of hosts, by arithmetic: no network is wired."""
+"""Sizes of networks for any number of hosts, computed without building a network."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Size:
     Attributes:
         topology: a key of `TOPOLOGIES`.
         switches: number of switches.
-        host_ports: ports for hosts that its leaves have.
+        host_ports: number of its leaves' ports for hosts.
         cables: number of cables by length class: "host" (host to leaf), "leaf" (leaf to spine),
             "core" (spine to core) and "zone" (between zones).
     """
@@ -35,7 +35,7 @@ def sized(topology: str, nodes: int, storage: int = 0, radix: int = 40, cross: i
     Args:
         topology: a key of `TOPOLOGIES`.
         nodes: compute nodes, one port each.
-        storage: storage nodes, one port each, in a two-zone network one in each zone.
+        storage: storage nodes, one port each; in a two-zone network, one port in each zone.
         radix: ports of a switch.
         cross: links from each zone of a two-zone network to the switches between the zones.
 
@@ -62,7 +62,7 @@ def _two_layers(hosts: int, radix: int, topology: str) -> Size:
     leaves = -(-hosts // half)
     if leaves == 1:
         return Size(topology, 1, radix, {"host": hosts})
-    # Each leaf has equally many links to each spine, so the spines are a divisor of its links up.
+    # Each leaf has equally many links to each spine, so the number of spines divides its links up.
     spines = next(n for n in range(1, half + 1) if half % n == 0 and n * radix >= leaves * half)
     return Size(topology, leaves + spines, leaves * half, {"host": hosts, "leaf": leaves * half})
 
@@ -113,8 +113,8 @@ _SWITCHES = {"fire-flyer2": 122, "fat-tree3": 200}
 def network_price(size: Size, catalogue: Catalogue) -> float | None:
     """Estimates the price of a network in the units of Table III.
 
-    Table III prices three networks. Their price per switch, cables included, differs by 5 %; a
-    network is priced like the one of its number of layers. None where the table has no such one.
+    Table III prices three networks, whose prices per switch, cables included, differ by 5 %. The
+    estimate uses the network with the same number of layers; None if the table has none.
     """
     like = _PRICED_LIKE.get(size.topology)
     total = None if like is None else catalogue.value("cluster", like, "network_price").amount

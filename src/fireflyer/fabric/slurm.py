@@ -1,7 +1,7 @@
-"""Slurm's topology files: leaves with their compute hosts, a switch a zone, one switch above.
+"""Slurm's topology files: leaves with their compute hosts, a switch per zone, and a root.
 
-Slurm knows a tree, so the spines of a zone count as one switch. Hosts with endpoints at several
-leaves (the storage nodes of two zones) have no place in a tree and are left out.
+Slurm's topology is a tree, so all spines of a zone count as one switch. Hosts with endpoints at
+several leaves (the storage nodes of two zones) do not fit into a tree and are omitted.
 """
 
 import re
@@ -13,7 +13,7 @@ from fireflyer.fabric.net import NOWHERE, Net
 
 
 def _tree(net: Net) -> list[tuple[str, str, list[str]]]:
-    """Name, "nodes" or "children", and members of each switch of the tree, leaves first."""
+    """Returns name, "nodes" or "children", and members of each switch of the tree, leaves first."""
     at, _ = net.attached
     leaves: dict[int, list[str]] = {}
     homes: dict[str, set[int]] = {}
@@ -38,7 +38,7 @@ def topology_conf(net: Net) -> str:
     """Returns `topology.conf` for the plugin topology/tree.
 
     Raises:
-        FabricError: no host has a place in a tree.
+        FabricError: no host fits into a tree.
     """
     words = {"nodes": "Nodes", "children": "Switches"}
     lines = [f"SwitchName={name} {words[kind]}={hostlist(of)}" for name, kind, of in _tree(net)]
@@ -49,7 +49,7 @@ def topology_yaml(net: Net) -> str:
     """Returns `topology.yaml`, which Slurm reads from version 25.05 on.
 
     Raises:
-        FabricError: no host has a place in a tree.
+        FabricError: no host fits into a tree.
     """
     lines = ["---", "- topology: fabric", "  cluster_default: true", "  tree:", "    switches:"]
     for name, kind, members in _tree(net):
@@ -58,7 +58,7 @@ def topology_yaml(net: Net) -> str:
 
 
 def hostlist(names: list[str]) -> str:
-    """Abbreviates names as Slurm does: "n[0-3,7],login"."""
+    """Abbreviates names in Slurm's form: "n[0-3,7],login"."""
     groups: dict[str, list[int]] = {}
     single = []
     for name in names:

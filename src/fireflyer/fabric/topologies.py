@@ -1,7 +1,7 @@
 """Builders of networks, and the networks of the paper by name.
 
-Endpoints are spread evenly over the leaves, host kind by host kind, so that the traffic of each
-kind spreads over the links above the leaves.
+The builders spread endpoints evenly over the leaves, separately for each kind of host. So the
+traffic of each kind spreads over the links above the leaves.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from fireflyer.errors import FabricError
 from fireflyer.fabric.net import HDR_BYTES_S, NOWHERE, Builder, Net
 
 GATEWAYS = 2
-"""Switches that join the zones. The paper counts them but does not print their cables."""
+"""Number of switches between the zones. The paper has the number, but not their cables."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Zones:
 
     Attributes:
         host_ports: ports of one zone for endpoints and links to the other zone.
-        endpoints: endpoints of one zone, compute and storage together.
+        endpoints: endpoints of one zone, including storage.
         cross: links from one zone to the gateway switches.
         spare: ports of one zone that remain.
     """
@@ -34,12 +34,12 @@ class Zones:
 
 @dataclass(frozen=True)
 class Subtree:
-    """Hosts that need less than the rest: leaves of their own with fewer and slower links.
+    """Hosts with lower needs, on separate leaves with fewer and slower links.
 
     Attributes:
-        hosts: endpoints.
+        hosts: number of endpoints.
         up: links from each leaf to the spines; the other ports of the leaf are for hosts.
-        rate: bytes a second of each of its cables.
+        rate: bytes per second of each cable.
     """
 
     hosts: int
@@ -57,7 +57,7 @@ def zone_budget(nodes: int, storage: int, radix: int = 40, cross: int = 20) -> Z
         cross: links from each zone to the gateway switches.
 
     Raises:
-        FabricError: the endpoints do not fit; the message says what does.
+        FabricError: the endpoints do not fit; the message has the possible sizes.
     """
     _check(radix, nodes)
     ports = radix * radix // 2
@@ -89,7 +89,7 @@ def zone_budget(nodes: int, storage: int, radix: int = 40, cross: int = 20) -> Z
 
 
 def two_zone(nodes: int, storage: int = 0, radix: int = 40, cross: int = 20) -> Net:
-    """Builds two 2-layer fat-trees that gateway switches join at their leaves.
+    """Builds two 2-layer fat-trees, whose leaves are connected by gateway switches.
 
     Each zone has `radix` leaves and `radix` / 2 spines. A leaf has at most one gateway link unless
     `cross` exceeds the number of leaves; gateway leaves are every second, fourth, ... leaf.
@@ -123,8 +123,8 @@ def two_zone(nodes: int, storage: int = 0, radix: int = 40, cross: int = 20) -> 
 def fat_tree2(hosts: int, radix: int = 40, prefix: str = "", subtree: Subtree | None = None) -> Net:
     """Builds a full 2-layer fat-tree: `radix` leaves, `radix` / 2 spines.
 
-    Each leaf of a subtree takes the place of a full one and has its links to the same first spines,
-    because two leaves reach each other through a spine that both have.
+    Each leaf of a subtree replaces a full leaf. All these leaves connect to the same first spines,
+    because two leaves reach each other through a common spine.
 
     Args:
         hosts: endpoints, at most `radix`**2 / 2.
@@ -153,7 +153,7 @@ def fat_tree2(hosts: int, radix: int = 40, prefix: str = "", subtree: Subtree | 
 
 
 def _narrow_leaves(subtree: Subtree, radix: int) -> list[int]:
-    """Hosts of each leaf of a subtree."""
+    """Returns the number of hosts of each leaf of a subtree."""
     if not 1 <= subtree.up <= radix // 2 or subtree.hosts < 1 or not subtree.rate > 0:
         raise FabricError(
             f"invalid subtree of {subtree.hosts} hosts, {subtree.up} links up and "
@@ -179,7 +179,7 @@ def _hang(
 
 
 def fat_tree3(hosts: int, radix: int = 40, cores: int | None = None) -> Net:
-    """Builds a 3-layer fat-tree of as few pods as hold the hosts.
+    """Builds a 3-layer fat-tree with the smallest sufficient number of pods.
 
     A pod has `radix` / 2 leaves and as many spines. The spines of one position share a group of
     cores. Each spine has `radix` / 2 links up, spread evenly over the cores of its group.
@@ -187,7 +187,8 @@ def fat_tree3(hosts: int, radix: int = 40, cores: int | None = None) -> Net:
     Args:
         hosts: endpoints, at most `radix`**3 / 4.
         radix: ports of a switch.
-        cores: core switches, a multiple of `radix` / 2; default: as few as have enough ports.
+        cores: number of core switches, a multiple of `radix` / 2; default: the smallest number with
+            enough ports.
 
     Raises:
         FabricError: the hosts do not fit, or the cores have too few ports.
@@ -227,7 +228,7 @@ def _hosts(count: int, prefix: str) -> list[str]:
 def _spread(
     builder: Builder, leaves: list[int], free: dict[int, int], kinds: list[list[str]]
 ) -> None:
-    """Deals out endpoints of each kind in equal shares; full leaves are skipped.
+    """Distributes the endpoints of each kind evenly over the leaves that have free ports.
 
     Consecutive endpoints of a kind share a leaf, so that neighbours in a job's order are near.
     """
@@ -237,7 +238,7 @@ def _spread(
         shares = dict.fromkeys(leaves, 0)
         rest = len(kind)
         while rest:
-            # The leaves with most room come first, so that later kinds find equal room, too.
+            # Leaves with the most free ports come first, so the free ports stay balanced.
             ready = sorted((leaf for leaf in leaves if left[leaf]), key=lambda leaf: -left[leaf])
             room = [leaf for leaf in ready if last or left[leaf] == left[ready[0]]]
             deal = min(rest, len(room))

@@ -1,4 +1,4 @@
-"""Kinds of traffic: the flows that programs put on a network, by their ends and sizes."""
+"""Kinds of traffic: the flows of typical programs, by their ends and sizes."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -11,10 +11,10 @@ from fireflyer.fabric.net import Floats, Ints, Net
 from fireflyer.fabric.verify import zone_orders
 
 READS = 12
-"""Stores that each client reads from, or writes to, at once."""
+"""Number of stores that each client uses in parallel."""
 
 REPLICAS = 2
-"""Copies of each chunk of a checkpoint; the paper mirrors its storage."""
+"""Number of copies of each chunk of a checkpoint; the paper mirrors its storage."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Traffic:
 
     Attributes:
         senders: endpoint that sends each flow.
-        receivers: endpoint that receives it.
-        weights: bytes of each flow, per byte that the user asks for (see `KINDS`).
+        receivers: endpoint that receives each flow.
+        weights: bytes of each flow per byte that the user requests (see `KINDS`).
     """
 
     senders: Ints
@@ -83,7 +83,7 @@ def _equal(senders: Ints, receivers: Ints, weight: float = 1.0) -> Traffic:
 
 
 def _dealt(zones: Sequence[Zone]) -> list[tuple[Zone, Ints, Ints]]:
-    """Deals the stores of each zone out to its clients: zone, client and store of each use."""
+    """Assigns the stores of each zone to its clients; returns (zone, clients, stores)."""
     found = []
     for zone in zones:
         if len(zone.compute) and not len(zone.stores):
@@ -99,7 +99,7 @@ def _storage(zones: Sequence[Zone], _: int) -> Traffic:
 
 
 def _checkpoint(zones: Sequence[Zone], _: int) -> Traffic:
-    """Writes to the first store of a chain, and from each store of a chain to the next."""
+    """Returns flows to the first store of a chain, and from each store of a chain to the next."""
     parts = []
     for zone, clients, stores in _dealt(zones):
         parts.append(_equal(clients, stores, 1 / READS))
@@ -138,7 +138,7 @@ def _all_to_all(zones: Sequence[Zone], _: int) -> Traffic:
 
 
 def _tree(zones: Sequence[Zone], _: int) -> Traffic:
-    """Both directions of each edge of two trees, which carry half of the data each."""
+    """Returns flows in both directions of each edge of two trees; each tree has half of the data."""
     parts = []
     for second in (False, True):
         roots: list[int] = []
@@ -158,9 +158,9 @@ def _tree(zones: Sequence[Zone], _: int) -> Traffic:
 def tree_parents(count: int, *, second: bool = False) -> Ints:
     """Returns the parent of each rank in one of two binary trees, or -1 for the root.
 
-    The trees are those of a double binary tree: in the first all odd ranks are leaves. The second
-    is the first with the ranks in reverse order (even `count`) or shifted by one (odd `count`), so
-    a rank is an inner node of one tree at most.
+    The two trees form a double binary tree. In the first tree all odd ranks are leaves. The second
+    tree is the first one with reversed ranks (even `count`) or with ranks shifted by one (odd
+    `count`), so a rank is an inner node of at most one tree.
 
     Raises:
         ValueError: `count` is negative.
@@ -189,4 +189,4 @@ KINDS: dict[str, tuple[str, Callable[[Sequence[Zone], int], Traffic]]] = {
     "all-to-all": ("each node sends the bytes in equal parts to all nodes", _all_to_all),
     "random": ("each endpoint of a zone sends the bytes to a random one", _random),
 }
-"""Kinds of traffic: what the bytes of a user are, and a maker of the flows."""
+"""Kinds of traffic: the meaning of the user's bytes, and a function that makes the flows."""

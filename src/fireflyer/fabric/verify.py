@@ -1,7 +1,7 @@
 """Checks of forwarding tables: reachability of all pairs, credit loops, load of links.
 
-All pairs are walked at once: a route is a chain of (switch, destination) states, and arrays over
-all S x E states step along the tables.
+The checks follow all routes together: a route is a chain of (switch, destination) states, and array
+operations advance all S x E states along the tables.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Counts = NDArray[np.int64]
 
 
 def _next(net: Net, tables: NDArray[np.uint8]) -> Ints:
-    """State after (switch, destination): a switch, S once delivered, or S + 1 if lost."""
+    """Returns the next state of each (switch, destination): a switch, S if delivered, S + 1 if lost."""
     switches, width = net.peers.shape
     port = np.where(tables < width, tables, 0).astype(np.int32)
     rows = np.arange(switches, dtype=np.int32)[:, None] * width
@@ -28,7 +28,7 @@ def _next(net: Net, tables: NDArray[np.uint8]) -> Ints:
 
 
 def _absorbed(following: Ints) -> Ints:
-    """Final state of each (switch, destination); a switch if the route never ends."""
+    """Returns the final state of each (switch, destination); a switch if the route never ends."""
     switches, ends = following.shape
     column = np.arange(ends, dtype=np.int64)[None, :]
     final = np.tile(np.arange(switches + 2, dtype=np.int32)[:, None], (1, ends))
@@ -48,7 +48,7 @@ def reaching(net: Net, tables: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Loop:
-    """Cables that can wait for each other for ever: (switch, port) of each, in order."""
+    """Cycle of cables that can deadlock: (switch, port) of each, in order."""
 
     lane: int
     channels: tuple[tuple[int, int], ...]
@@ -59,7 +59,7 @@ class Check:
 
     Args:
         net: the network.
-        tables: (S, E) ports; a port that the switch lacks loses the packet.
+        tables: (S, E) ports; a port that does not exist loses the packet.
         lanes: (Z, Z) lane of the routes from one zone to another; None: one lane for all.
     """
 
@@ -73,19 +73,19 @@ class Check:
 
     @property
     def pairs(self) -> int:
-        """Ordered pairs of endpoints."""
+        """Number of ordered pairs of endpoints."""
         count = len(self.net.endpoints)
         return count * (count - 1)
 
     @cached_property
     def unreachable(self) -> int:
-        """Ordered pairs of endpoints without a route that arrives."""
+        """Number of ordered pairs of endpoints without a working route."""
         loose = int(np.count_nonzero(self.net.attached[0] < 0))
         return int(self._missed.sum()) + loose * (len(self.net.endpoints) - 1)
 
     @cached_property
     def unreachable_though_connected(self) -> int:
-        """Unreachable pairs whose switches cables connect."""
+        """Number of unreachable pairs whose switches are connected."""
         at, _ = self.net.attached
         labels = self.net.components()
         joined = (labels[:, None] == labels[at][None, :]) & (at >= 0)[None, :]
@@ -99,7 +99,7 @@ class Check:
 
     @cached_property
     def _missed(self) -> Counts:
-        """(S, E): pairs from endpoints of the switch that miss the endpoint."""
+        """(S, E): number of endpoints of the switch that cannot reach the endpoint."""
         net, arrives = self.net, self.arrives
         at, _ = net.attached
         missed = np.where(arrives, 0, self._weights[:, None]).astype(np.int64)
@@ -109,10 +109,10 @@ class Check:
 
     @cached_property
     def _steps(self) -> list[tuple[int, Counts, Counts]]:
-        """Lane, states (switch * E + endpoint) and routes through each, hop by hop.
+        """Steps of all routes, hop by hop: lane, states (switch * E + endpoint), routes per state.
 
-        A route is a pair of a switch with endpoints and an endpoint elsewhere. Only routes that
-        arrive or get lost end; those in a loop are followed for S hops.
+        A route is a pair of a switch with endpoints and an endpoint of another switch. Routes that
+        arrive or get lost end; routes in a loop are followed for S hops.
         """
         net, ends = self.net, len(self.net.endpoints)
         switches = len(net.switches)
@@ -138,7 +138,7 @@ class Check:
 
     @cached_property
     def routes_per_port(self) -> Counts:
-        """(S, P + 1): routes that leave through each cable to a switch."""
+        """(S, P + 1): number of routes through each cable to a switch."""
         width = self.net.peers.shape[1]
         total = np.zeros(self.net.peers.size, np.int64)
         for _, states, routes in self._steps:
@@ -147,14 +147,14 @@ class Check:
         return total.reshape(-1, width)
 
     def _channels(self, states: Counts) -> Counts:
-        """Number of the cable (switch * (P + 1) + port) that each state leaves through."""
+        """Returns the cable (switch * (P + 1) + port) of the next hop of each state."""
         width = self.net.peers.shape[1]
         channels: Counts = states // len(self.net.endpoints) * width + self.tables.ravel()[states]
         return channels
 
     @cached_property
     def credit_loops(self) -> list[Loop]:
-        """Sets of cables of a lane that can wait for each other, as one cycle of each set."""
+        """Deadlocks that are possible: one cycle for each set of cables that can wait for each other."""
         ends, (switches, width) = len(self.net.endpoints), self.net.peers.shape
         found: list[Loop] = []
         for lane in sorted({lane for lane, _, _ in self._steps}):
@@ -177,7 +177,7 @@ class Check:
         return found
 
     def cross_spread(self) -> float | None:
-        """Most over mean routes on the cables between zones; None without such cables."""
+        """Returns the ratio of maximum to mean routes on cables between zones; None without such cables."""
         net = self.net
         rows, columns = np.nonzero(net.peers >= 0)
         across = (net.zones[rows] < 0) | (net.zones[net.peers[rows, columns]] < 0)
@@ -185,7 +185,7 @@ class Check:
         return float(routes.max() / routes.mean()) if len(routes) and routes.sum() else None
 
     def gateway_spread(self) -> float | None:
-        """Most over mean routes on the cables between spines and leaves with a gateway's cable."""
+        """Returns the ratio of maximum to mean routes on cables between spines and gateway leaves."""
         net = self.net
         rows, columns = np.nonzero((net.peers >= 0) & (net.zones >= 0)[:, None])
         peers = net.peers[rows, columns]
@@ -214,25 +214,25 @@ class Check:
         return np.array(paths, np.int32).reshape(-1, switches, ends)
 
     def cables(self, senders: Ints, receivers: Ints) -> Ints:
-        """Returns (hops, flows): the cable that each hop of each flow leaves through.
+        """Returns (hops, flows): the cable of each hop of each flow.
 
         A cable is switch * (P + 1) + port; S * (P + 1) stands for no further hop.
         """
         return self._paths[:, self.net.attached[0][senders], receivers]
 
     def load(self, senders: Ints, receivers: Ints) -> int:
-        """Returns the flows on the fullest cable between switches.
+        """Returns the number of flows on the fullest cable between switches.
 
         Args:
             senders: endpoints that send.
-            receivers: endpoint that receives from each of them.
+            receivers: endpoint that receives from each sender.
         """
         used = self.cables(senders, receivers)
         return int(np.bincount(used.ravel(), minlength=2)[: self.net.peers.size].max(initial=0))
 
 
 def zone_orders(net: Net) -> list[Ints]:
-    """Endpoints of each zone that have a cable, in the order of switches and ports."""
+    """Returns the connected endpoints of each zone, in the order of switches and ports."""
     at, ports = net.attached
     order = np.lexsort((ports, at)).astype(np.int32)
     order = order[at[order] >= 0]
@@ -241,10 +241,10 @@ def zone_orders(net: Net) -> list[Ints]:
 
 
 def shift_load(check: Check, most: int = 1000) -> tuple[int, int]:
-    """Returns the highest load under shifts inside zones, and the number of shifts tried.
+    """Returns the highest load under shifts inside zones, and the number of tested shifts.
 
-    In shift k endpoint i of each zone sends to endpoint i + k of it. If a zone has more than
-    `most` shifts, equally spaced ones are tried.
+    In shift k, endpoint i of each zone sends to endpoint i + k of that zone. If a zone has more
+    than `most` shifts, equally spaced shifts are tested.
     """
     orders = zone_orders(check.net)
     count = max((len(order) for order in orders), default=1) - 1
@@ -258,7 +258,7 @@ def shift_load(check: Check, most: int = 1000) -> tuple[int, int]:
 
 
 def random_load(check: Check, seed: int = 0, draws: int = 20) -> float:
-    """Returns the mean over random permutations inside zones of the highest load."""
+    """Returns the highest load under a random permutation inside zones, averaged over `draws`."""
     orders, random = zone_orders(check.net), np.random.default_rng(seed)
     senders = np.concatenate(orders) if orders else np.zeros(0, np.int32)
     loads = []
@@ -269,7 +269,7 @@ def random_load(check: Check, seed: int = 0, draws: int = 20) -> float:
 
 
 def cycles(first: Counts, second: Counts, count: int) -> list[list[int]]:
-    """Returns one cycle of each strongly connected part of a graph that has one.
+    """Returns one cycle of each strongly connected component that has a cycle.
 
     Args:
         first: origin of each edge.
@@ -291,7 +291,7 @@ def cycles(first: Counts, second: Counts, count: int) -> list[list[int]]:
 
 
 def _parts(graph: dict[int, list[int]]) -> list[set[int]]:
-    """Strongly connected parts with a cycle (Tarjan's algorithm, without recursion)."""
+    """Returns the strongly connected components with a cycle (Tarjan's algorithm, iterative)."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []
@@ -330,7 +330,7 @@ def _parts(graph: dict[int, list[int]]) -> list[set[int]]:
 
 
 def _cycle(graph: dict[int, list[int]], part: set[int]) -> list[int]:
-    """A cycle of a strongly connected part: a walk inside it until a vertex repeats."""
+    """Returns a cycle of a component: walks inside it until a vertex repeats."""
     walk, place = [min(part)], {min(part): 0}
     while True:
         following = next(other for other in graph[walk[-1]] if other in part)

@@ -85,7 +85,7 @@ class Samples(Sequence[Sample]):
 
 
 def collate(batch: Sequence[Any]) -> Any:
-    """Default collation of `DataLoader`: keeps `Samples`, all else goes to `default_collate`."""
+    """Collates by default: keeps `Samples`, and calls torch's `default_collate` for anything else."""
     return batch if isinstance(batch, Samples) else td.default_collate(cast(list[Any], batch))
 
 

@@ -1,4 +1,4 @@
-"""Several hosts on one machine: network namespaces joined by shaped links, with byte counters."""
+"""Lab: several hosts on one machine, as network namespaces with shaped links and byte counters."""
 
 from fireflyer.lab.hosts import Host, Lab, remove_stale
 

@@ -50,7 +50,7 @@ class Host:
 
     @property
     def prefix(self) -> list[str]:
-        """Words before a command that run it on the host."""
+        """Prefix of a command that runs it on the host."""
         return [] if self.namespace is None else ["ip", "netns", "exec", self.namespace]
 
     @property
@@ -193,7 +193,7 @@ class Lab:
         """Starts a command on a host, in its own session.
 
         Args:
-            env: added to this process's environment.
+            env: variables that are added to this process's environment.
 
         Raises:
             LabError: if the command does not exist.
@@ -258,7 +258,7 @@ class Lab:
             "FIREFLYER_LAB_HOSTS": str(len(self.hosts)),
             "FIREFLYER_NODE": place.name,
             "FIREFLYER_IFNAME": place.interface,
-            # gloo would choose the address of the host name, which only the real machine has.
+            # gloo would use the address of the host name, which is the real machine's.
             "GLOO_SOCKET_IFNAME": place.interface,
             "MASTER_ADDR": self.hosts[0].address,
             "MASTER_PORT": str(port),
@@ -267,9 +267,9 @@ class Lab:
         }
 
     def kill(self, host: int) -> None:
-        """Kills every process of a host with SIGKILL; returns when none is left.
+        """Kills every process of a host with SIGKILL, and waits until all have ended.
 
-        No process sees the end of another, because all are stopped first.
+        All processes are stopped first, so no process can react to the end of another.
         """
         self._end(self.hosts[host])
 
@@ -318,14 +318,14 @@ class Lab:
         )
 
     def _end(self, host: Host) -> None:
-        # A new process that has not entered its namespace yet is found by its session.
+        # A new process may not be in its namespace yet; its session identifies it.
         processes = self._processes.get(host.index, [])
         sessions = {process.pid for process in processes}
 
         def alive() -> set[int]:
             return namespaces.in_sessions(sessions) | self._members(host)
 
-        namespaces.stop_all(alive)  # like a power loss: no process sees another one's end
+        namespaces.stop_all(alive)  # like a power loss: no process can react to another's end
         namespaces.end_all(alive)
         for process in processes:
             process.wait()
@@ -356,8 +356,7 @@ class Lab:
     def _shape(self, namespace: str, device: str) -> None:
         if self._bits is None:
             return
-        # The bucket must hold the bytes between two wake-ups of the shaper, or the rate is not
-        # reached.
+        # The bucket must hold the bytes between two wake-ups of the shaper to reach the rate.
         burst = max(256 << 10, self._bits // 8 // 500)
         namespaces.tool(
             *("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf"),

@@ -1,7 +1,7 @@
-"""Network namespaces: creating, entering, listing by owner, and removing with all processes inside.
+"""Network namespaces of labs: functions that create, enter, list and remove them.
 
-A lab's namespaces are named `fflab-<pid>-<start>-<n>-<role>` after the process that owns them, so
-that any process can tell which belong to a dead owner. The machine's own namespace never changes:
+The name of a namespace, `fflab-<pid>-<start>-<n>-<role>`, identifies the process that owns it, so
+any process can find the namespaces of dead owners. The machine's own namespace never changes:
 bridge and links live in a separate namespace, the "switch".
 """
 
@@ -51,7 +51,7 @@ def namespace_name(number: int, role: str) -> str:
 
 
 def why_not() -> str | None:
-    """Returns the reason that prevents this process from creating namespaces; None if it can."""
+    """Returns the reason why this process cannot create namespaces; None if it can."""
     if os.geteuid() != 0:
         return "namespaces need root"
     for program in ("ip", "tc"):
@@ -166,7 +166,7 @@ def _network_of(pid: int) -> tuple[int, int] | None:
     try:
         status = os.stat(f"/proc/{pid}/ns/net")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None  # gone; or protected even from root, so not started by a lab
+        return None  # ended; or protected even from root, so no lab started it
     return status.st_dev, status.st_ino
 
 

@@ -16,7 +16,7 @@ class Batcher(Generic[T]):
     """Queue with its own threads, which start when they are first needed."""
 
     def __init__(self, handle: Callable[[Sequence[T]], None], threads: int, name: str) -> None:
-        """`handle` takes the queued items, in order, and must not raise."""
+        """Makes an empty queue. `handle` gets the queued items, in order, and must not raise."""
         self._handle, self._threads, self._name = handle, threads, name
         self._lock = threading.Lock()  # guards the attributes below
         self._waiting: list[T] = []

@@ -206,7 +206,7 @@ class _Line:
         unexpected_roles: Mapping[int, str],
         limit_s: float,
     ) -> None:
-        """Connects. Raises PeerLost, DeadlineExceeded, ProtocolMismatch."""
+        """Connects and authenticates. Raises PeerLost, DeadlineExceeded, ProtocolMismatch."""
         self.address = address
         self.broken: FireflyerError | None = None
         self.exchange = Exchange(pushes)

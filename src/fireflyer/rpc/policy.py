@@ -32,7 +32,7 @@ class Attempts:
     def __init__(
         self, policy: Policy, what: str, now: float, deadline_s: float, chance: random.Random
     ) -> None:
-        """`what` names the call in messages; the deadline is `deadline_s` after `now`."""
+        """Starts at `now`, with a deadline `deadline_s` later; `what` names the call in messages."""
         self._policy = policy
         self._what = what
         self._limit_s = deadline_s

@@ -17,7 +17,7 @@ from fireflyer.ffrecord.output import new_file, reserve, sweep, sync_directory
 from fireflyer.storage import targets
 
 _URL = re.compile("[a-z][a-z0-9+.-]+:/")
-"""Begin of a URL; `Path` makes one slash of two."""
+"""Start of a URL, of which `Path` keeps only one slash."""
 PART = re.compile(r"PART_\d{5,}\.ffr")
 
 _AT_FDCWD = -100
@@ -48,9 +48,9 @@ def refuse_existing(out: Path, *, force: bool) -> None:
 class NewFolder:
     """Folder that is filled at `path` beside its place, and finally renamed to its name or deleted.
 
-    It replaces only an empty folder, or with `force` a folder of which `own` accepts every entry,
-    all of them files. The exchange is atomic if the file system supports it (RENAME_EXCHANGE).
-    Otherwise it takes two renames. A kill between them leaves the name unused, and the next
+    It replaces only an empty folder, or with `force` a folder that has only files, all of which
+    `own` accepts. The exchange is atomic if the file system supports it (RENAME_EXCHANGE).
+    Otherwise it takes two renames. A kill between the two leaves the name unused, and the next
     NewFolder of that name restores the old folder.
 
     Args:
@@ -58,7 +58,7 @@ class NewFolder:
             is not replaced.
 
     Raises:
-        ConfigError: other data is in the place. Checked on entry, and again at the end.
+        ConfigError: the target has other data. This is checked on entry, and again at the end.
         NoSpace, StorageError: the folder cannot be written.
     """
 
@@ -195,10 +195,11 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def write_atomically(out: Path, fill: Callable[[Path], None]) -> int:
-    """Lets `fill` write a file beside `out`, then syncs it and renames it to `out`; or deletes it.
+    """Writes a file atomically: `fill` writes a file beside `out`, which is renamed to `out`.
 
-    A link stays: the file behind it is replaced. If `out` is a pipe or a device, `fill` writes a
-    temporary file, whose bytes then go there.
+    The file is synced before the rename, and deleted after an error. If `out` is a symlink, the
+    file behind it is replaced. If `out` is a pipe or a device, `fill` writes a temporary file,
+    whose bytes are then copied.
 
     Returns:
         The number of bytes.
@@ -226,7 +227,7 @@ def write_atomically(out: Path, fill: Callable[[Path], None]) -> int:
             os.close(lock)
     except FireflyerError:  # some are OSErrors
         raise
-    except BrokenPipeError:  # the reader has seen enough
+    except BrokenPipeError:  # the reader closed the pipe
         raise
     except OSError as error:
         raise _cannot_write(out, error) from error
@@ -255,7 +256,7 @@ def _new_folder(path: str) -> int:
     os.mkdir(path)
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError as error:  # swept before it was locked
+    except FileNotFoundError as error:  # removed by a sweep before it was locked
         raise FileExistsError(path) from error
 
 

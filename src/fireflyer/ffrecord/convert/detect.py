@@ -19,7 +19,7 @@ from fireflyer.ffrecord.convert.source import Chain, Selected, Source
 from fireflyer.ffrecord.paths import is_url
 
 _Opener = Callable[[str, Sequence[str] | None], Source]
-"""Opens a path; formats that may hold a column that cannot be read look only at those asked for."""
+"""Function that opens a path; some formats read only the requested columns."""
 
 KINDS: dict[str, _Opener] = {
     "folder": lambda path, _: FolderSource(path),
@@ -58,7 +58,7 @@ def open_source(
 ) -> Source:
     """Opens `paths` as one source; without `kind`, detects the format by suffix and folder content.
 
-    With `columns` the source has only these, in this order; the other columns are not looked at.
+    With `columns` the source has only these, in this order; the other columns are not read.
 
     Raises:
         ConfigError: an unknown kind, a path that is missing or neither file nor folder, or

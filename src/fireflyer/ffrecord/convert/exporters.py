@@ -1,6 +1,6 @@
 """Export of rows: to a tar, JSON lines, Parquet, or an `.npy` for each column.
 
-An export is read back before it gets its name.
+An export is verified by reading it back before it gets its name.
 """
 
 import os
@@ -135,7 +135,7 @@ class _ArrayFile:
         self._rows, self._crc = self._rows + 1, zlib.crc32(data, self._crc)
 
     def check_read(self, source: Source) -> None:
-        """Reads the closed file back; raises StorageError if it does not hold what was added."""
+        """Reads the closed file back; raises StorageError if it has other values than were added."""
         crc = 0
         try:
             found = np.load(self._path, mmap_mode="r", allow_pickle=False)

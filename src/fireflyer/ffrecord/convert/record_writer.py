@@ -1,4 +1,4 @@
-"""Writing rows to one record file, or to a folder of parts that appears completely or never."""
+"""Writer of rows to one record file, or to a folder of parts that appears atomically."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -145,7 +145,7 @@ class Written:
 def write_rows(
     rows: Iterable[Row], columns: Sequence[Column], plan: Plan, advance: Advance
 ) -> Written:
-    """Writes all rows; after any error or an interrupt none of them is left.
+    """Writes all rows atomically: after an error or an interrupt no row is left.
 
     Raises:
         ConfigError: the target exists, or its name is invalid.

@@ -1,4 +1,4 @@
-"""Packing, merging and splitting: rows of a source into record files."""
+"""Functions that pack, merge and split: they write the rows of a source to record files."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing

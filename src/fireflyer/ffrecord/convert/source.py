@@ -13,13 +13,15 @@ import numpy as np
 from fireflyer.errors import ConfigError, StorageError
 
 Row = dict[str, Any]
-"""Column -> bytes, str or a numpy array (a scalar has shape ()); None, or plain nested values."""
+"""Mapping from column to value: bytes, str, a numpy array (a scalar has shape ()), None, or plain
+nested values.
+"""
 
 NESTED = "msgpack"
 """Dtype of columns of nested values."""
 
 READ_AHEAD = 4
-"""Rows that each reading thread may be ahead of the writer."""
+"""Number of rows that each reading thread may be ahead of the writer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +164,9 @@ class Selected:
 
 
 def chosen(names: Iterable[str], wanted: Sequence[str] | None, where: str) -> tuple[str, ...]:
-    """Returns the names that `wanted` selects; all names without it.
+    """Returns the names that `wanted` selects; None selects all.
 
-    Sources call this before they look at types, so a column that no caller asks for cannot fail.
+    Sources call this before they read types, so an unselected column cannot cause an error.
 
     Raises:
         ConfigError: a wanted name is missing.

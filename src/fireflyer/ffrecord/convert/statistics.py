@@ -14,7 +14,7 @@ SAMPLED = 1 << 20
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """Statistics of sample lengths in bytes; for larger files of SAMPLED evenly spread samples."""
+    """Statistics of sample lengths in bytes; large files use SAMPLED evenly spread samples."""
 
     min: int
     median: int

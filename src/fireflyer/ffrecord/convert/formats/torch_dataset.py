@@ -15,11 +15,11 @@ from fireflyer.ffrecord.convert.source import Column, Row, ahead, checked, chose
 class DatasetSource:
     """Items of a user's object.
 
-    Mappings stay as they are, tuples become columns item0, item1 ..., any other value the column
-    `data`. Arrays and tensors may differ in size, not in the number of axes.
+    Mappings are rows; tuples become columns item0, item1 ...; any other value becomes the column
+    `data`. Arrays and tensors may differ in size, but not in the number of axes.
 
-    The module is imported, also from the current folder, which runs its code. A class or function
-    is called without arguments.
+    The module may be in the current folder; the import runs its code. A class or function is called
+    without arguments.
     """
 
     def __init__(self, spec: str, columns: Sequence[str] | None = None) -> None:
