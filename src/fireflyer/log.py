@@ -45,7 +45,7 @@ class _Text(logging.Formatter):
         super().__init__("%(asctime)s %(levelname).1s %(name)s%(who)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        said = _said(record)
+        said = _role_fields(record)
         record.who = f" {' '.join(said.values())}" if said else ""
         return super().format(record)
 
@@ -62,7 +62,7 @@ class _Json(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             **self._context,
-            **_said(record),
+            **_role_fields(record),
             "message": record.getMessage(),
             "pid": record.process,
         }
@@ -71,5 +71,5 @@ class _Json(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def _said(record: logging.LogRecord) -> dict[str, str]:
+def _role_fields(record: logging.LogRecord) -> dict[str, str]:
     return {key: value for key in ("role", "node") if (value := getattr(record, key, ""))}

@@ -59,7 +59,7 @@ def in_one_line(act: Callable[[], int]) -> int:
         return report(described(error), 1)
     finally:
         for stream in (sys.stdout, sys.stderr):
-            _settle(stream)
+            _flush_or_discard(stream)
 
 
 def open_standard_streams() -> None:
@@ -100,7 +100,7 @@ def encodable(text: str) -> bool:
     return True
 
 
-def _settle(stream: TextIO) -> None:
+def _flush_or_discard(stream: TextIO) -> None:
     """Flushes a stream, or discards its text: a failure at exit would print a traceback."""
     try:
         stream.flush()

@@ -226,8 +226,8 @@ def test_a_snapshot_of_a_store_is_no_removal(nodes: Nodes) -> None:
     before = (folder / "identity").stat().st_ino
     assert node._service.scrub(target, 0, 0, 1) == (0, 0)  # nothing there: a snapshot ends it
     assert (folder / "identity").stat().st_ino != before
-    node._looked = 0.0
-    node._look_at_folders()
+    node._folders_checked = 0.0
+    node._check_folders()
     assert list(node.targets()) == [target]
     assert node.faults == {}
 
@@ -313,10 +313,10 @@ def test_a_target_that_turns_faulty_says_why(
     (target,) = node.targets()
     nodes.stop("n0")
     for _ in range(2):
-        node._look_at_local(target, LocalState.FAULTY, 0)
+        node._check_state(target, LocalState.FAULTY, 0)
     assert node.faults == {target: FAULTY}
     assert caplog.messages.count(f"target {target} is {FAULTY}") == 1
-    node._look_at_local(target, LocalState.ONLINE, 0)
+    node._check_state(target, LocalState.ONLINE, 0)
     assert node.faults == {}
 
 

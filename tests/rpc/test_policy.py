@@ -44,7 +44,7 @@ def test_only_until_the_deadline() -> None:
     def all_of_them() -> None:
         nonlocal made
         while True:
-            clock.advance(of.time_for_one(clock.monotonic()) / 1000)
+            clock.advance(of.attempt_timeout(clock.monotonic()) / 1000)
             clock.advance(of.pause_after(error, clock.monotonic()))
             made += 1
 
@@ -60,11 +60,11 @@ def test_an_attempt_takes_no_more_than_its_own_limit_and_what_is_left() -> None:
     of = attempts(clock, 12, Policy(attempt_s=5))
     limits = []
     for _ in range(3):
-        limits.append(of.time_for_one(clock.monotonic()))
+        limits.append(of.attempt_timeout(clock.monotonic()))
         clock.advance(limits[-1])
     assert limits == [5, 5, 2]
     with pytest.raises(DeadlineExceeded, match="stat: no answer within 12 s"):
-        of.time_for_one(clock.monotonic())
+        of.attempt_timeout(clock.monotonic())
 
 
 def test_times_that_cannot_be() -> None:

@@ -159,7 +159,7 @@ def test_a_slow_handshake_is_cut_off(serve: Serve) -> None:
 
 
 def test_a_flood_of_strangers_does_not_keep_members_out(serve: Serve, connect: Connect) -> None:
-    address = serve(make(Limits(unproved=8, handshake_s=60)))
+    address = serve(make(Limits(unauthenticated=8, handshake_s=60)))
     strangers = [dial(address) for _ in range(50)]
     assert connect(address).call("echo", 2, int) == 2
     assert all_of(strangers[0]) == b""  # the oldest went

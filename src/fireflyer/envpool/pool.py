@@ -50,7 +50,7 @@ class Pool(VectorEnv[Floats, Any, Any]):
         self._native = native.make(task, num_envs, num_threads, int(seed) & (2**64 - 1))
         self._width = self._native.observation
         self._every = np.arange(num_envs, dtype=np.int32)
-        self._under_way = 0
+        self._pending = 0
 
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
@@ -69,8 +69,8 @@ class Pool(VectorEnv[Floats, Any, Any]):
         """
         if options or not (seed is None or isinstance(seed, int | np.integer)):
             raise ValueError("reset takes one seed for all environments, and no options")
-        if self._under_way:
-            self._receive(self._under_way)
+        if self._pending:
+            self._receive(self._pending)
         if seed is not None:
             self._native.seed(int(seed) & (2**64 - 1))
         self.async_reset()
@@ -100,7 +100,7 @@ class Pool(VectorEnv[Floats, Any, Any]):
             ValueError: steps are pending.
         """
         self._native.send(self._every, np.empty(0))
-        self._under_way += self.num_envs
+        self._pending += self.num_envs
 
     def send(self, actions: ArrayLike, env_id: ArrayLike | None = None) -> None:
         """Begins a step of some environments.
@@ -115,7 +115,7 @@ class Pool(VectorEnv[Floats, Any, Any]):
         """
         ids = self._every if env_id is None else self._numbers(env_id)
         self._native.send(ids, np.ascontiguousarray(actions, np.float64).reshape(-1))
-        self._under_way += len(ids)
+        self._pending += len(ids)
 
     def _numbers(self, env_id: ArrayLike) -> Ints:
         given = np.asarray(env_id)
@@ -165,5 +165,5 @@ class Pool(VectorEnv[Floats, Any, Any]):
         rewards = np.empty(count)
         terminated, truncated = np.empty(count, np.bool_), np.empty(count, np.bool_)
         self._native.receive(ids, seen, rewards, terminated, truncated)
-        self._under_way -= count
+        self._pending -= count
         return ids, seen, rewards, terminated, truncated

@@ -88,7 +88,7 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
             for share in self._shares:
                 self._workers.append(self._start(share))
             failed: dict[int, dict[str, Any]] = {}
-            self._await(range(count), failed, max(STARTING_S, deadline_s))
+            self._wait_for_workers(range(count), failed, max(STARTING_S, deadline_s))
             if failed:
                 number = min(failed)
                 raise ConfigError(f"environment {number} cannot be made: {failed[number]['error']}")
@@ -135,7 +135,7 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
         shared = self._shared
         if given.shape != shared.actions.shape:
             raise ValueError(f"actions have shape {given.shape}, expected {shared.actions.shape}")
-        if not self._known(given):
+        if not self._in_space(given):
             raise ValueError(f"an action lies outside {self.single_action_space}")
         shared.actions[:] = given
         info = self._round(STEP)
@@ -144,7 +144,7 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
             shared.truncated.copy(), info,
         )  # fmt: skip
 
-    def _known(self, actions: NDArray[Any]) -> bool:
+    def _in_space(self, actions: NDArray[Any]) -> bool:
         """Returns whether the space contains each action; discrete spaces need whole numbers."""
         dtype = self._shared.actions.dtype
         if actions.dtype.kind not in "biuf" or (dtype.kind != "f" and not np.all(actions % 1 == 0)):
@@ -177,15 +177,17 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
     def _round(self, what: int) -> dict[str, Any]:
         infos: dict[int, dict[str, Any]] = {}
         for _, pipe in self._workers:
-            with contextlib.suppress(OSError):  # `_await` replaces a dead worker
+            with contextlib.suppress(OSError):  # `_wait_for_workers` replaces a dead worker
                 pipe.send_bytes(bytes([what]))
-        self._await(range(len(self._workers)), infos, self._deadline_s)
+        self._wait_for_workers(range(len(self._workers)), infos, self._deadline_s)
         whole: dict[str, Any] = {}
         for number in sorted(infos):
             whole = self._add_info(whole, infos[number], number)
         return whole
 
-    def _await(self, told: Sequence[int], infos: dict[int, dict[str, Any]], limit_s: float) -> None:
+    def _wait_for_workers(
+        self, told: Sequence[int], infos: dict[int, dict[str, Any]], limit_s: float
+    ) -> None:
         """Waits until each worker has answered; replaces workers that time out or die."""
         end = time.monotonic() + limit_s
         waiting = set(told)

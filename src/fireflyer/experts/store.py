@@ -82,7 +82,7 @@ class Store:
         self._closed = False
         self._pid = os.getpid()
         self._read_bytes, self._read_s = 0, 0.0
-        self._learn(self._manifests())
+        self._add_known(self._manifests())
         where = Path(warm_folder) if warm_folder is not None else default_folder(place)
         self._warm = WarmFolder(where)
         self._leave = weakref.finalize(self, self._warm.close)
@@ -155,7 +155,7 @@ class Store:
         if name not in self._known:  # another process may have added it
             found = manifest.read(self._storage, name)
             with self._open():
-                self._learn({name: found})
+                self._add_known({name: found})
         handed = Expert(name, self._served(name, time.monotonic() + timeout_s).tensors)
         try:
             yield handed
@@ -164,7 +164,7 @@ class Store:
             if os.getpid() == self._pid:
                 with self._changed:
                     if not self._closed:
-                        self._feed(events.Released(name))
+                        self._handle(events.Released(name))
 
     def hint(self, names: Iterable[str]) -> None:
         """Announces the experts that are expected next, in this order; replaces the previous hint.
@@ -173,7 +173,7 @@ class Store:
         is removed from the hint once. Unknown names are ignored.
         """
         with self._open():
-            self._feed(events.Hinted(tuple(names)))
+            self._handle(events.Hinted(tuple(names)))
 
     def wait_idle(self, timeout_s: float = 600.0) -> None:
         """Waits until no expert is being loaded.
@@ -194,7 +194,7 @@ class Store:
             pass
         found = folder.add(self._storage, name, source)
         with self._open():
-            self._learn({name: found})
+            self._add_known({name: found})
 
     def remove(self, name: str) -> None:
         """Removes an expert from memory and from the folder.
@@ -206,7 +206,7 @@ class Store:
                 StorageError: the expert cannot be removed.
         """
         with self._open():
-            for action in self._feed(events.Dropped(name)):
+            for action in self._handle(events.Dropped(name)):
                 if isinstance(action, events.Refuse) and action.name == name:
                     if action.reason is Reason.UNKNOWN:
                         raise NoSuchExpert(f"{self._storage} has no expert {name}", name)
@@ -217,7 +217,7 @@ class Store:
         """Finds experts that other processes added to the folder."""
         found = self._manifests()
         with self._open():
-            self._learn(found)
+            self._add_known(found)
 
     def stats(self) -> Stats:
         with self._locked():
@@ -252,7 +252,7 @@ class Store:
         try:
             with self._open():
                 self._tickets.setdefault(name, []).append(ticket)
-                self._feed(events.Wanted(name, time.time_ns()))
+                self._handle(events.Wanted(name, time.time_ns()))
                 own = self._take_job(name)
             if own is not None:  # saves two thread switches
                 self._run_here(own)
@@ -266,7 +266,7 @@ class Store:
         except BaseException:
             if os.getpid() == self._pid:
                 with self._changed:
-                    self._give_up(name, ticket)
+                    self._withdraw(name, ticket)
             raise
 
     def _wait(self, ticket: Ticket, deadline: float) -> None:
@@ -274,17 +274,17 @@ class Store:
             self._changed.wait(min(left, LOOK_S))
             waits = not ticket.done and not self._closed and self._broken is None
             if waits and self._idle():
-                self._look()
+                self._check_folder()
 
-    def _give_up(self, name: str, ticket: Ticket) -> None:
+    def _withdraw(self, name: str, ticket: Ticket) -> None:
         """Ends the wait of a caller; releases the expert if it arrived too late."""
         if self._closed or self._broken is not None:
             return
         if ticket in self._tickets.get(name, ()):
             self._tickets[name].remove(ticket)
-            self._feed(events.Withdrawn(name))
+            self._handle(events.Withdrawn(name))
         elif ticket.expert is not None:
-            self._feed(events.Released(name))
+            self._handle(events.Released(name))
 
     def _take_job(self, name: str) -> Job | None:
         """Takes the job that reads an expert, if no thread has begun it."""
@@ -337,17 +337,17 @@ class Store:
     def _manifests(self) -> dict[str, Manifest]:
         return {name: manifest.read(self._storage, name) for name in manifest.names(self._storage)}
 
-    def _learn(self, found: dict[str, Manifest]) -> None:
+    def _add_known(self, found: dict[str, Manifest]) -> None:
         for name, each in found.items():
             self._tiers.step(events.Known(name, each.size))
             if self._tiers.entries[name].place is Place.COLD:
                 self._known[name] = (each, each.digest(name))
 
-    def _look(self) -> None:
+    def _check_folder(self) -> None:
         with self._warm.locked():
             self._run([self._seen()])
 
-    def _feed(self, event: Event) -> list[Action]:
+    def _handle(self, event: Event) -> list[Action]:
         """Passes an event to the tiers; returns the executed actions."""
         entry = self._tiers.entries.get(getattr(event, "name", ""))
         quick = isinstance(event, events.Released) or (
@@ -535,9 +535,9 @@ class Store:
     def _finish(self, event: Event) -> None:
         with self._changed:
             if not self._closed:
-                self._feed(event)
+                self._handle(event)
 
-    def _break(self, error: Exception) -> None:
+    def _fail_all(self, error: Exception) -> None:
         """Fails all callers after an unexpected error in the loader."""
         with self._changed:
             self._broken = error
@@ -561,5 +561,5 @@ def _work(reference: "weakref.ref[Store]") -> None:
             try:
                 store._finish(job.run())
             except Exception as error:  # noqa: BLE001  # callers wait for this thread
-                store._break(error)
+                store._fail_all(error)
         del store, job

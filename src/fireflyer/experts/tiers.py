@@ -160,7 +160,7 @@ class Tiers:
         for name in self.expected:
             self.hints.setdefault(name, len(self.hints))
 
-    def _expect_no_more(self, name: str) -> None:
+    def _drop_hint(self, name: str) -> None:
         if name in self.hints:
             self.expected = [other for other in self.expected if other != name]
             self._number_hints()
@@ -182,7 +182,7 @@ class Tiers:
     def _failed(self, event: Failed, actions: list[Action]) -> None:
         entry = self.entries[event.name]
         entry.place = Place.DAMAGED if event.damaged else Place.COLD
-        self._expect_no_more(event.name)  # prevents an immediate retry
+        self._drop_hint(event.name)  # prevents an immediate retry
         if not event.damaged:
             self._refuse(event.name, Reason.FAILED, actions)
 
@@ -226,7 +226,7 @@ class Tiers:
 
     def _delete(self, name: str, actions: list[Action]) -> None:
         del self.entries[name]
-        self._expect_no_more(name)
+        self._drop_hint(name)
         actions.append(Delete(name))
 
     # Plan ----------------------------------------------------------------------------------------

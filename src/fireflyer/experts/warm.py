@@ -52,11 +52,11 @@ class Mapped:
         self._fd = fd
         self.mapping: mmap.mmap = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
 
-    def hold(self, path: Path) -> bool:
+    def lock(self, path: Path) -> bool:
         """Locks the image again; False if it was evicted meanwhile."""
         return _flock(self._fd, fcntl.LOCK_SH) and is_named(self._fd, path)
 
-    def let_go(self) -> bool:
+    def unlock(self) -> bool:
         """Unlocks the image, so that it can be evicted; False (and no change) if a view lives."""
         if sys.getrefcount(self.mapping) > 2:  # references of the attribute and the argument
             return False
@@ -121,7 +121,7 @@ class Blank:
             self._fd = -1
         self._mapping = None
 
-    def hold(self) -> bool:
+    def lock(self) -> bool:
         """Locks the file exclusively again; False if a process uses it."""
         return _flock(self._fd, fcntl.LOCK_EX)
 
@@ -282,7 +282,7 @@ class WarmFolder:
     def attach(self, digest: str) -> Mapped | None:
         """Maps an image, which cannot be evicted while a view lives; None if there is no image."""
         if (kept := self._kept.get(digest)) is not None:
-            if kept.hold(self.path / digest):
+            if kept.lock(self.path / digest):
                 return self._kept.pop(digest)
             self._drop(digest)
         try:
@@ -298,7 +298,7 @@ class WarmFolder:
 
     def detach(self, digest: str, mapped: Mapped) -> None:
         """Keeps a mapping without views for reuse; otherwise the image stays until the last view ends."""
-        if mapped.let_go():
+        if mapped.unlock():
             self._kept[digest] = mapped
         else:
             mapped.close()
@@ -325,7 +325,7 @@ class WarmFolder:
             except FileNotFoundError:
                 return True
             blank = Blank(path, fd, None, os.fstat(fd).st_size)
-        if not blank.hold():
+        if not blank.lock():
             if blank.mapped:
                 self._own[digest] = blank
             else:

@@ -34,7 +34,7 @@ def checked(planes: Sequence[tuple[Net, Routes]]) -> dict[str, Any]:
         result["unreachable"] += check.unreachable
         result["unreachable_though_connected"] += check.unreachable_though_connected
         result["credit_loops"] += len(check.credit_loops)
-        loops += [_words(net, loop.lane, loop.channels) for loop in check.credit_loops]
+        loops += [_describe(net, loop.lane, loop.channels) for loop in check.credit_loops]
         load, tried = shift_load(check, max(20, MOST_SHIFTS // max(len(net.endpoints), 1)))
         result["max_link_load"] = max(result["max_link_load"], load)
         shifts = max(shifts, tried)
@@ -53,7 +53,7 @@ def checked(planes: Sequence[tuple[Net, Routes]]) -> dict[str, Any]:
     return {**result, "lanes": max(int(one.lanes.max()) for _, one in planes) + 1, "loops": loops}
 
 
-def _words(net: Net, lane: int, channels: Sequence[tuple[int, int]]) -> str:
+def _describe(net: Net, lane: int, channels: Sequence[tuple[int, int]]) -> str:
     """Names the switches of a cycle."""
     names = [net.switches[one] for one, _ in channels]
     return f"lane {lane}: {' -> '.join([*names, names[0]])}"

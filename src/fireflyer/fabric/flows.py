@@ -107,7 +107,7 @@ def run_flows(
             flow.
     """
     left, ends, events = of.weights * size, np.full(len(of.senders), math.inf), 0
-    marks = _marks(failures, reroute_s)
+    marks = _change_times(failures, reroute_s)
     routes, routed = route(net), net
     for number, (now, seen_at) in enumerate(marks):
         if seen_at is not None:
@@ -127,7 +127,9 @@ def run_flows(
     return Run(ends, events)
 
 
-def _marks(failures: Sequence[Failure], reroute_s: float) -> list[tuple[float, float | None]]:
+def _change_times(
+    failures: Sequence[Failure], reroute_s: float
+) -> list[tuple[float, float | None]]:
     """Returns the times of changes of cables or tables; new tables use the cables of the second time."""
     marks: dict[float, float | None] = {0.0: None}
     changes = sorted({t for one in failures for t in (one.at_s, one.until_s) if math.isfinite(t)})

@@ -245,18 +245,20 @@ def _exits(net: Net, zones: int, ranks: Ints, old: Ints | None) -> Ints:
         for here in range(zones):
             if here == there or not len(ends):
                 continue
-            doors: list[int] = []
+            gateways: list[int] = []
             usable: list[int] = []
             for join in joins.tolist():
                 into = len(_links_between(net, join, there))
                 out = _links_between(net, join, here)
                 cables = net.peers[join, out] * width + net.peer_ports[join, out]
-                doors += [int(cables[n * len(cables) // into]) for n in range(into) if len(cables)]
+                gateways += [
+                    int(cables[n * len(cables) // into]) for n in range(into) if len(cables)
+                ]
                 usable += cables.tolist() if into else []
-            if not doors:
+            if not gateways:
                 continue
-            blocks = np.arange(len(ends)) * len(doors) // len(ends)
-            exits[here, ends] = np.array(doors)[blocks]
+            blocks = np.arange(len(ends)) * len(gateways) // len(ends)
+            exits[here, ends] = np.array(gateways)[blocks]
             if old is not None:
                 stays = np.isin(old[here, ends], usable)
                 exits[here, ends[stays]] = old[here, ends[stays]]

@@ -148,7 +148,7 @@ def fat_tree2(hosts: int, radix: int = 40, prefix: str = "", subtree: Subtree | 
         for port, spine in enumerate(spines, half + 1):
             builder.link(leaf, spine, port)
     if subtree is not None:
-        _hang(builder, subtree, shares, spines, prefix)
+        _add_subtree(builder, subtree, shares, spines, prefix)
     return builder.build()
 
 
@@ -164,7 +164,7 @@ def _narrow_leaves(subtree: Subtree, radix: int) -> list[int]:
     return [subtree.hosts * (n + 1) // leaves - subtree.hosts * n // leaves for n in range(leaves)]
 
 
-def _hang(
+def _add_subtree(
     builder: Builder, subtree: Subtree, shares: list[int], spines: list[int], prefix: str
 ) -> None:
     """Adds the leaves of a subtree."""

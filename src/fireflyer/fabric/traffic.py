@@ -82,7 +82,7 @@ def _equal(senders: Ints, receivers: Ints, weight: float = 1.0) -> Traffic:
     return Traffic(senders, receivers, np.full(len(senders), weight))
 
 
-def _dealt(zones: Sequence[Zone]) -> list[tuple[Zone, Ints, Ints]]:
+def _assigned_stores(zones: Sequence[Zone]) -> list[tuple[Zone, Ints, Ints]]:
     """Assigns the stores of each zone to its clients; returns (zone, clients, stores)."""
     found = []
     for zone in zones:
@@ -95,13 +95,15 @@ def _dealt(zones: Sequence[Zone]) -> list[tuple[Zone, Ints, Ints]]:
 
 
 def _storage(zones: Sequence[Zone], _: int) -> Traffic:
-    return _joined([_equal(stores, clients, 1 / READS) for _, clients, stores in _dealt(zones)])
+    return _joined(
+        [_equal(stores, clients, 1 / READS) for _, clients, stores in _assigned_stores(zones)]
+    )
 
 
 def _checkpoint(zones: Sequence[Zone], _: int) -> Traffic:
     """Returns flows to the first store of a chain, and from each store of a chain to the next."""
     parts = []
-    for zone, clients, stores in _dealt(zones):
+    for zone, clients, stores in _assigned_stores(zones):
         parts.append(_equal(clients, stores, 1 / READS))
         heads, uses = np.unique(stores, return_counts=True)
         following = dict(zip(zone.stores.tolist(), np.roll(zone.stores, -1).tolist(), strict=True))

@@ -65,7 +65,7 @@ class Cleanup:
         self._settle_from = time.monotonic() + session_ns / 1e9
         settings = Settings(deadline_s=DEADLINE_S)
         self._execute = execute
-        self._ill = ConditionLog(log, "space of removed files is freed again")
+        self._fault_log = ConditionLog(log, "space of removed files is freed again")
         self._cluster = Cluster(randbits(62) + 1, manager, secret, settings)
         self._data = Data(self._cluster, settings)
         self._stopping = threading.Event()
@@ -84,9 +84,9 @@ class Cleanup:
             more = False
             try:
                 more = self.round()
-                self._ill.look("")
+                self._fault_log.update("")
             except FireflyerError as error:
-                self._ill.look(f"cannot free the space of removed files: {error}")
+                self._fault_log.update(f"cannot free the space of removed files: {error}")
 
     def round(self) -> bool:
         """Settles and frees files; a file whose chains do not answer waits for the next round.

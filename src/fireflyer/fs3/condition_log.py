@@ -12,7 +12,7 @@ class ConditionLog:
         self.why = ""
         """Current fault; "" if there is none."""
 
-    def look(self, why: str) -> None:
+    def update(self, why: str) -> None:
         """Records the current fault; logs a line if it differs from the previous fault."""
         if why == self.why:
             return

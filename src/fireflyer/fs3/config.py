@@ -214,9 +214,9 @@ def embed(directory: Path, replicas: int | None, targets: int | None) -> Cluster
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.exists():
-            _refuse_lost_store(directory)
+            _reject_lost_store(directory)
         else:
-            _refuse_remains(directory)
+            _reject_orphaned_targets(directory)
         if not (directory / SECRET).exists():
             replace(directory / SECRET, secrets.token_hex(32) + "\n")
         if not path.exists():
@@ -240,7 +240,7 @@ def embed(directory: Path, replicas: int | None, targets: int | None) -> Cluster
     return config
 
 
-def _refuse_remains(directory: Path) -> None:
+def _reject_orphaned_targets(directory: Path) -> None:
     """Rejects a directory whose targets lost their configuration: new settings would not fit."""
     held = len(list(directory.glob(f"{EMBEDDED}/target-*")))
     if not held and not (directory / STORE).exists():
@@ -253,7 +253,7 @@ def _refuse_remains(directory: Path) -> None:
     )
 
 
-def _refuse_lost_store(directory: Path) -> None:
+def _reject_lost_store(directory: Path) -> None:
     """Rejects a lost metadata store: with an empty store, new files would get old chunks."""
     if (directory / STORE).exists() or not any(directory.glob(f"{EMBEDDED}/target-*")):
         return

@@ -97,7 +97,7 @@ class Control:
         """
         self._config, self._url = config, url
         self.session_ns = int(config.session_s * 1e9)
-        self._news = threading.Condition()  # guards the five attributes below
+        self._routing_changed = threading.Condition()  # guards the five attributes below
         self._nodes: dict[int, Node] = {}
         self._chains: dict[int, Chain] = {}
         self._tables: dict[int, Table] = {}  # versions of the table TABLE
@@ -112,7 +112,7 @@ class Control:
             self._server = Server(secret, Role.MANAGER)
             self.address = self._loop.run(self._start())
             started.callback(lambda: self._loop.run(self._stop()))
-            self._link = ManagerLink(self.address, secret, Role.META, on_routing=self._told)
+            self._link = ManagerLink(self.address, secret, Role.META, on_routing=self._on_routing)
             started.callback(self._link.close)
             self._end = started.pop_all()
 
@@ -122,7 +122,7 @@ class Control:
         On a later start some chains may not serve yet; files on the other chains can be used. Only
         one thread may call this. An exception of a signal handler ends the wait.
         """
-        self._reach()
+        self._wait_until_primary()
         wanted = set(self._config.nodes)
         if not self._tables:
             self._wait(lambda: wanted <= {node.name for node in self._nodes.values()})
@@ -133,17 +133,17 @@ class Control:
         self._wait(lambda: bool(self._tables))
         with self._store.use() as engine:
             before = run(engine, is_made)
-        table = self._wait(self._any if before else self._usable)
+        table = self._wait(self._usable_or_first if before else self._usable)
         assert table is not None
         layout = Layout(table.id, table.version, self._config.chunk_kib << 10, self._config.stripe)
         with self._store.use() as engine:
             service = MetaService(engine, layout=layout, session_ns=self.session_ns)
-        with self._news:
+        with self._routing_changed:
             self._use(service, table)  # before requests can arrive
             self._adopt(service)
             self._service = service
 
-    def _reach(self) -> None:
+    def _wait_until_primary(self) -> None:
         """Waits without a limit until this process is the primary manager."""
         while True:
             try:
@@ -190,7 +190,7 @@ class Control:
         self.manager = manager = Manager(
             *(self._server, self._transact, address, self._config.times),
             alone=True,
-            ill=self._ill,
+            ill=self._store_fault,
         )
         manager.url = self._url
         self._server.on_many(METHOD, Request, self._answer, is_reading)
@@ -203,7 +203,7 @@ class Control:
             await self._task
         await self._server.close()
 
-    def _ill(self) -> str:
+    def _store_fault(self) -> str:
         return self._store.trouble() or trouble_of_disk(Path(self._config.metadata))
 
     def _transact(self, body: Callable[[Transaction], T]) -> T:
@@ -232,14 +232,14 @@ class Control:
 
     # Routing
 
-    def _told(self, part: Routing) -> None:
-        with self._news:
+    def _on_routing(self, part: Routing) -> None:
+        with self._routing_changed:
             self._nodes.update((node.id, node) for node in part.nodes)
             self._chains.update((chain.id, chain) for chain in part.chains)
             self._tables.update((t.version, t) for t in part.tables if t.id == TABLE)
             if self._service is not None:
                 self._adopt(self._service)
-            self._news.notify_all()
+            self._routing_changed.notify_all()
 
     def _usable(self) -> Table | None:
         """Returns the newest table whose chains all serve or served; a newer one may lack nodes."""
@@ -248,7 +248,7 @@ class Control:
                 return self._tables[version]
         return None
 
-    def _any(self) -> Table:
+    def _usable_or_first(self) -> Table:
         """Returns the usable table; if there is none, the first version of the table."""
         return self._usable() or self._tables[min(self._tables)]
 
@@ -274,8 +274,8 @@ class Control:
 
     def _wait(self, ready: Callable[[], T]) -> T:
         """Waits until `ready()` is true and returns its result."""
-        with self._news:
-            return self._news.wait_for(ready)
+        with self._routing_changed:
+            return self._routing_changed.wait_for(ready)
 
 
 def _open_store(folder: Path, wait: bool) -> SqliteEngine:

@@ -33,7 +33,7 @@ def dial(address: str, secret: Secret, role: int, timeout_s: float = PATIENCE_S)
     try:
         line = wanted.connect(timeout_s)
     except OSError as error:
-        if not _of_socket(error):
+        if not _is_socket_error(error):
             raise
         if isinstance(error, TimeoutError):
             raise DeadlineExceeded(f"{address} does not answer") from error
@@ -50,7 +50,7 @@ def dial(address: str, secret: Secret, role: int, timeout_s: float = PATIENCE_S)
 _SOCKETS = {__file__, socket.__file__, sys.modules[Address.__module__].__file__}
 
 
-def _of_socket(error: OSError) -> bool:
+def _is_socket_error(error: OSError) -> bool:
     """Returns True if a socket call raised the error, False if a signal handler did."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
@@ -68,7 +68,7 @@ def _prove(line: socket.socket, handshake: Handshake, deadline: float, address: 
                 raise PeerLost(f"{address} closed the connection during the handshake")
             line.sendall(handshake.feed(data))
     except OSError as error:
-        if not _of_socket(error):
+        if not _is_socket_error(error):
             raise
         if isinstance(error, TimeoutError):
             raise DeadlineExceeded(f"{address} did not complete the handshake in time") from error
@@ -112,11 +112,11 @@ class Acceptor:
             wanted if wanted.path else Address(wanted.host, self._listener.getsockname()[1])
         )
         self._selector = selectors.DefaultSelector()
-        self._bell, self._button = socket.socketpair()
+        self._wake_receiver, self._wake_sender = socket.socketpair()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._bell, selectors.EVENT_READ)
-        self._callers: dict[socket.socket, tuple[Handshake, float]] = {}  # oldest first
-        self._deaf_until: float | None = None  # end of the pause; None: not paused
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
+        self._handshakes: dict[socket.socket, tuple[Handshake, float]] = {}  # oldest first
+        self._paused_until: float | None = None  # end of the pause; None: not paused
         self._refusals = RefusalLog()
         self._thread = threading.Thread(target=self._serve, name="fs3-acceptor", daemon=True)
         self._thread.start()
@@ -124,33 +124,33 @@ class Acceptor:
     def close(self) -> None:
         """Ends the listener. In a forked child, closes only the child's copies of the sockets."""
         if self._thread.is_alive():
-            self._button.send(b".")  # not `close`: a forked child may hold a copy
+            self._wake_sender.send(b".")  # not `close`: a forked child may hold a copy
             self._thread.join()
-        self._button.close()
+        self._wake_sender.close()
 
     def _serve(self) -> None:
         while True:
-            oldest = next(iter(self._callers.values()), None)
+            oldest = next(iter(self._handshakes.values()), None)
             dues = [oldest[1]] if oldest is not None else []
-            dues += [due for due in (self._refusals.due, self._deaf_until) if due is not None]
+            dues += [due for due in (self._refusals.due, self._paused_until) if due is not None]
             left = max(0.0, min(dues) - time.monotonic()) if dues else None
             for key, _ in self._selector.select(left):
                 sock = key.fileobj
                 assert isinstance(sock, socket.socket)
-                if sock is self._bell:
+                if sock is self._wake_receiver:
                     self._end()
                     return
                 if sock is self._listener:
                     self._accept()
                 else:
-                    self._hear(sock)
+                    self._receive(sock)
             self._refusals.tell()
             now = time.monotonic()
-            if self._deaf_until is not None and self._deaf_until <= now:
-                self._deaf_until = None
+            if self._paused_until is not None and self._paused_until <= now:
+                self._paused_until = None
                 self._selector.register(self._listener, selectors.EVENT_READ)
-            while self._callers and next(iter(self._callers.values()))[1] <= now:
-                self._drop(next(iter(self._callers)))
+            while self._handshakes and next(iter(self._handshakes.values()))[1] <= now:
+                self._drop(next(iter(self._handshakes)))
 
     def _accept(self) -> None:
         try:
@@ -159,20 +159,20 @@ class Acceptor:
             if not isinstance(error, BlockingIOError | ConnectionAbortedError):
                 self._refusals.note("somebody", error.strerror or error)
                 self._selector.unregister(self._listener)  # new connections wait in the backlog
-                self._deaf_until = time.monotonic() + DEAF_S
-                if self._callers:
-                    self._drop(next(iter(self._callers)))
+                self._paused_until = time.monotonic() + DEAF_S
+                if self._handshakes:
+                    self._drop(next(iter(self._handshakes)))
             return
         sock.setblocking(False)
         tune(sock)
-        if len(self._callers) >= UNPROVED:
-            self._drop(next(iter(self._callers)))
+        if len(self._handshakes) >= UNPROVED:
+            self._drop(next(iter(self._handshakes)))
         handshake = Handshake("server", self._secret, self._role)
-        self._callers[sock] = (handshake, time.monotonic() + PATIENCE_S)
+        self._handshakes[sock] = (handshake, time.monotonic() + PATIENCE_S)
         self._selector.register(sock, selectors.EVENT_READ)
 
-    def _hear(self, sock: socket.socket) -> None:
-        handshake = self._callers[sock][0]
+    def _receive(self, sock: socket.socket) -> None:
+        handshake = self._handshakes[sock][0]
         try:
             data = sock.recv(4096)
             answer = handshake.feed(data) if data else b""
@@ -190,21 +190,21 @@ class Acceptor:
         else:
             if handshake.done:
                 self._selector.unregister(sock)
-                del self._callers[sock]
+                del self._handshakes[sock]
                 self._admit(sock.detach())
 
     def _drop(self, sock: socket.socket) -> None:
         self._selector.unregister(sock)
-        del self._callers[sock]
+        del self._handshakes[sock]
         sock.close()
 
     def _end(self) -> None:
-        for sock in list(self._callers):
+        for sock in list(self._handshakes):
             self._drop(sock)
         self._selector.close()
         self._listener.shutdown(socket.SHUT_RDWR)  # also for the copies in forked children
         self._listener.close()
-        self._bell.close()
+        self._wake_receiver.close()
 
 
 def _listen(address: Address) -> socket.socket:

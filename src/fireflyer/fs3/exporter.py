@@ -161,16 +161,16 @@ class Exporter:
         method, path, _ = words
         if method not in ("GET", "HEAD"):
             return _response(405, "only GET\n", "Allow: GET, HEAD\r\n")
-        if self._token and not self._proved(lines[1:]):
+        if self._token and not self._is_authorized(lines[1:]):
             return _response(
                 401,
                 "a bearer token is needed: metrics_token_file\n",
                 "WWW-Authenticate: Bearer\r\n",
             )
-        answer = self._look(path.partition("?")[0])
+        answer = self._get(path.partition("?")[0])
         return answer if method == "GET" else answer[: answer.index(b"\r\n\r\n") + 4]
 
-    def _proved(self, lines: list[str]) -> bool:
+    def _is_authorized(self, lines: list[str]) -> bool:
         for line in lines:
             name, _, value = line.partition(":")
             if name.lower() == "authorization":
@@ -178,7 +178,7 @@ class Exporter:
                 return kind.lower() == "bearer" and self._token.is_same(given.strip().encode())
         return False
 
-    def _look(self, path: str) -> bytes:
+    def _get(self, path: str) -> bytes:
         if path == "/metrics":
             try:
                 text = generate_latest(self._registry).decode()

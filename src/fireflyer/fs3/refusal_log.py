@@ -18,7 +18,7 @@ class RefusalLog:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ends = 0.0  # end of the current span; the next two count within it
-        self._said = 0
+        self._logged = 0
         self._more = 0
 
     @property
@@ -30,9 +30,9 @@ class RefusalLog:
         """Logs or counts a refused connection."""
         self.tell()
         if self._clock() >= self._ends:
-            self._ends, self._said = self._clock() + SPAN_S, 0
-        if self._said < LINES:
-            self._said += 1
+            self._ends, self._logged = self._clock() + SPAN_S, 0
+        if self._logged < LINES:
+            self._logged += 1
             get_logger("fs3").warning("a connection from %s was refused: %s", peer, why)
         else:
             self._more += 1

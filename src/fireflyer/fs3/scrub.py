@@ -58,7 +58,7 @@ def scrub(place: Place, advance: Callable[[int], None]) -> Scrubbed:
             for target in done - told:
                 advance(known[target].bytes)
             told |= done
-            if not (_able(status, wanted) - done):
+            if not (_readable(status, wanted) - done):
                 deadline = deadline or time.monotonic() + REPAIR_S
                 if (
                     not any(its.unrepaired for its in known.values())
@@ -88,7 +88,7 @@ def _known(status: Status, wanted: set[int]) -> dict[int, TargetVitals]:
     }
 
 
-def _able(status: Status, wanted: set[int]) -> set[int]:
+def _readable(status: Status, wanted: set[int]) -> set[int]:
     """Returns the open targets of nodes that answer."""
     faulty = {
         target

@@ -238,22 +238,22 @@ class Watch:
         self.nodes: dict[int, Node] = {}
         self.chains: dict[int, Chain] = {}
         self.table = Table(TABLE, 0, ())
-        self._news = threading.Condition()
+        self._routing_changed = threading.Condition()
         secret = find_secret(place.secret_file)
-        self.link = ManagerLink(place.addresses, secret, Role.CLIENT, on_routing=self._told)
+        self.link = ManagerLink(place.addresses, secret, Role.CLIENT, on_routing=self._on_routing)
 
-    def _told(self, part: Routing) -> None:
-        with self._news:
+    def _on_routing(self, part: Routing) -> None:
+        with self._routing_changed:
             self.nodes.update((node.id, node) for node in part.nodes)
             self.chains.update((chain.id, chain) for chain in part.chains)
             for table in part.tables:
                 if table.id == TABLE and table.version > self.table.version:
                     self.table = table
-            self._news.notify_all()
+            self._routing_changed.notify_all()
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> bool:
-        with self._news:
-            return self._news.wait_for(ready, seconds)
+        with self._routing_changed:
+            return self._routing_changed.wait_for(ready, seconds)
 
     def __enter__(self) -> "Watch":
         try:

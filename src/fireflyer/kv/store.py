@@ -63,7 +63,10 @@ class Store(Readable):
                 target=self._loop, args=(self._flush_all, None), name="kv-flush", daemon=True
             ),
             threading.Thread(
-                target=self._loop, args=(self._tidy, _COLLECT_S), name="kv-merge", daemon=True
+                target=self._loop,
+                args=(self._compact_and_collect, _COLLECT_S),
+                name="kv-merge",
+                daemon=True,
             ),
         ]
         for thread in self._threads:
@@ -186,7 +189,7 @@ class Store(Readable):
             with self._room:
                 self._room.notify_all()
 
-    def _tidy(self) -> None:
+    def _compact_and_collect(self) -> None:
         try:
             while not self._ending and self.compact():
                 self.collect()
@@ -354,7 +357,7 @@ class ReadOnlyStore(Readable):
                 core = fixed(manifest, view, sequence, Reader(BlockCache(0)))
                 return Snapshot(self._storage, core, identity, False, seconds)
             self.refresh()
-        raise tables.unlucky("take a snapshot")
+        raise tables.collected_too_fast("take a snapshot")
 
     def put(self, key: bytes, value: bytes) -> None:
         """Raises KvError, because the store is read-only."""

@@ -39,7 +39,7 @@ class AsyncClient:
         self._pushes = dict(pushes or {})
         self._chance = random.Random()
         self._connecting = asyncio.Lock()
-        self._line: _Line | None = None
+        self._connection: _Connection | None = None
         self._closed = False
 
     async def call(
@@ -54,7 +54,7 @@ class AsyncClient:
         now = asyncio.get_running_loop().time
         attempts = Attempts(self._policy, method, now(), deadline_s, self._chance)
         while True:
-            limit_s = attempts.time_for_one(now())
+            limit_s = attempts.attempt_timeout(now())
             try:
                 answer = await self._attempt(method, body, limit_s)
                 return parse_body(answer, result or type(None))  # type: ignore[return-value]
@@ -67,11 +67,11 @@ class AsyncClient:
     async def close(self) -> None:
         """Closes the client. Calls in flight raise PeerLost."""
         self._closed = True
-        if self._line:
-            self._line.end(PeerLost("this client was closed"))
+        if self._connection:
+            self._connection.end(PeerLost("this client was closed"))
 
     async def _attempt(self, method: str, body: Any, limit_s: float) -> msgspec.Raw:
-        line: _Line | None = None
+        line: _Connection | None = None
         before = 0
         try:
             async with asyncio.timeout(limit_s):
@@ -79,47 +79,47 @@ class AsyncClient:
                 before = line.exchange.received
                 return await line.ask(method, body, limit_s)
         except NotPrimary as error:
-            self._leave(line, error)
+            self._drop(line, error)
             raise
         except TimeoutError:
             address = line.address if line else self._servers.current
             late = DeadlineExceeded(f"{method}: {address} did not answer within {limit_s:.3g} s")
             if line is None:
-                self._servers.leave(address, late)
+                self._servers.fail_over(address, late)
             elif line.exchange.received == before:  # the server is silent, not slow
-                self._leave(line, late)
+                self._drop(line, late)
             raise late from None
 
-    async def _connected(self) -> "_Line":
+    async def _connected(self) -> "_Connection":
         async with self._connecting:
             if self._closed:
                 raise PeerLost("this client was closed")
-            if self._line and not self._line.broken:
-                return self._line
+            if self._connection and not self._connection.broken:
+                return self._connection
             address = self._servers.current
             try:
-                self._line = await _connect(address, self._secret, self._role, self._pushes)
+                self._connection = await _connect(address, self._secret, self._role, self._pushes)
             except FireflyerError as error:
-                self._servers.leave(address, error)
+                self._servers.fail_over(address, error)
                 raise
-            return self._line
+            return self._connection
 
-    def _leave(self, line: "_Line | None", error: FireflyerError) -> None:
+    def _drop(self, line: "_Connection | None", error: FireflyerError) -> None:
         if line is None:
             return
-        self._servers.leave(line.address, error)
+        self._servers.fail_over(line.address, error)
         line.end(PeerLost(f"dropped the connection to {line.address}: {error}"))
 
 
 async def _connect(
     address: Address, secret: Secret, role: int, pushes: Mapping[str, Push]
-) -> "_Line":
+) -> "_Connection":
     """Returns an authenticated connection. Raises PeerLost, ProtocolMismatch."""
     loop = asyncio.get_running_loop()
     handshake = Handshake("client", secret, role)
 
-    def make() -> _Line:
-        return _Line(address, handshake, pushes)
+    def make() -> _Connection:
+        return _Connection(address, handshake, pushes)
 
     try:
         if address.path:
@@ -136,7 +136,7 @@ async def _connect(
     return line
 
 
-class _Line(asyncio.Protocol):
+class _Connection(asyncio.Protocol):
     """Connection to a server.
 
     Attributes:

@@ -71,7 +71,7 @@ class Client:
         self._clock = clock or SystemClock()
         self._chance = random.Random()
         self._lock = threading.Lock()
-        self._line: _Line | None = None
+        self._connection: _Connection | None = None
         self._closed = threading.Event()
 
     def call(
@@ -101,7 +101,7 @@ class Client:
         now = self._clock.monotonic
         attempts = Attempts(self._policy, method, now(), deadline_s, self._chance)
         while True:
-            limit_s = attempts.time_for_one(now())
+            limit_s = attempts.attempt_timeout(now())
             try:
                 answer = self._attempt(method, body, limit_s)
                 return parse_body(answer, result or type(None))  # type: ignore[return-value]
@@ -114,12 +114,12 @@ class Client:
     def close(self) -> None:
         """Closes the client. Calls in flight raise PeerLost."""
         if not self.here:  # no thread here can release a lock held at the fork
-            if self._line:
-                self._line.let_go()
+            if self._connection:
+                self._connection.release_copy()
             return
         self._closed.set()
         with self._lock:
-            line, self._line = self._line, None
+            line, self._connection = self._connection, None
         if line:
             line.close(PeerLost("this client was closed"))
 
@@ -148,23 +148,23 @@ class Client:
         try:
             return line.ask(method, body, max(until - self._clock.monotonic(), 0.001))
         except NotPrimary as error:
-            self._leave(line, error)
+            self._drop(line, error)
             raise
         except DeadlineExceeded as error:
             if line.exchange.received == before:  # the server is silent, not slow
-                self._leave(line, error)
+                self._drop(line, error)
             raise
 
-    def _connected(self, limit_s: float) -> "_Line":
+    def _connected(self, limit_s: float) -> "_Connection":
         """Returns the connection; other threads wait while it is being made."""
         with self._lock:
             if self._closed.is_set():
                 raise _final(PeerLost("this client was closed"))
-            if self._line and not self._line.broken:
-                return self._line
+            if self._connection and not self._connection.broken:
+                return self._connection
             address = self._servers.current
             try:
-                self._line = _Line(
+                self._connection = _Connection(
                     *(
                         address,
                         self._secret,
@@ -175,20 +175,20 @@ class Client:
                     )
                 )
             except FireflyerError as error:
-                self._line = None
-                self._servers.leave(address, error)
+                self._connection = None
+                self._servers.fail_over(address, error)
                 raise
-            return self._line
+            return self._connection
 
-    def _leave(self, line: "_Line", error: FireflyerError) -> None:
+    def _drop(self, line: "_Connection", error: FireflyerError) -> None:
         with self._lock:
-            self._servers.leave(line.address, error)
-            if self._line is line:
-                self._line = None
+            self._servers.fail_over(line.address, error)
+            if self._connection is line:
+                self._connection = None
         line.close(PeerLost(f"dropped the connection to {line.address}: {error}"))
 
 
-class _Line:
+class _Connection:
     """Authenticated connection.
 
     One waiting caller at a time reads the connection, so its own answer wakes no other thread. The
@@ -212,10 +212,10 @@ class _Line:
         self.exchange = Exchange(pushes)
         self._only_thread = bool(pushes)
         self._lock = threading.Lock()  # guards the exchange and the attributes below
-        self._asked = 0  # requests begun
+        self._begun = 0  # requests begun
         self._sent = 0  # requests whose frames were sent
-        self._read_by_one = True  # a thread reads, or was told to
-        self._following: dict[_Waiting, None] = {}  # callers that wait while another thread reads
+        self._has_reader = True  # a thread reads, or was told to
+        self._waiters: dict[_Waiting, None] = {}  # callers that wait while another thread reads
         self._sending = threading.Lock()
         self._ended = threading.Event()
         try:
@@ -242,7 +242,7 @@ class _Line:
             if self.broken:
                 raise type(self.broken)(str(self.broken))
             number, out = self.exchange.request(method, body, limit_s, waiting.take)
-            self._asked += 1
+            self._begun += 1
         try:
             self._send(out, limit_s)
         finally:
@@ -272,7 +272,7 @@ class _Line:
         _call_all(calls)
         self._close_socket()
 
-    def let_go(self) -> None:
+    def release_copy(self) -> None:
         """Closes the copy of a forked child; the parent keeps its connection."""
         self._socket.close()
 
@@ -317,27 +317,27 @@ class _Line:
     def _wait(self, waiting: "_Waiting", until: float) -> bool:
         """Waits for an answer, and reads if no other thread does; returns False after a timeout."""
         with self._lock:
-            reads = not self._read_by_one and waiting.outcome is None
+            reads = not self._has_reader and waiting.outcome is None
             if reads:
-                self._read_by_one = True
+                self._has_reader = True
             else:
-                self._following[waiting] = None
+                self._waiters[waiting] = None
         if not reads:
             try:
                 waiting.sleep(until)
             except BaseException:
-                if self._stopped_following(waiting):
-                    self._hand_over()
+                if self._stop_waiting(waiting):
+                    self._pass_reading()
                 raise
-            reads = self._stopped_following(waiting)
+            reads = self._stop_waiting(waiting)
         if reads:
             self._read(waiting, until)
         return waiting.outcome is not None
 
-    def _stopped_following(self, waiting: "_Waiting") -> bool:
+    def _stop_waiting(self, waiting: "_Waiting") -> bool:
         """Removes a caller from the waiting ones; returns True if it must become the reader."""
         with self._lock:
-            self._following.pop(waiting, None)
+            self._waiters.pop(waiting, None)
             return waiting.reads
 
     def _read(self, waiting: "_Waiting", until: float) -> None:
@@ -348,7 +348,7 @@ class _Line:
                     if self._readable.poll(left_s * 1000):
                         self._take(self._receive())
         finally:
-            self._hand_over()
+            self._pass_reading()
 
     def _read_idle(self, data: bytes) -> None:
         """Reads while there are no callers: immediately at the start, later after `IDLE_S`."""
@@ -359,14 +359,14 @@ class _Line:
                     while not self._take(data) or self._only_thread:
                         data = self._receive()
                 data = b""
-                self._hand_over()
+                self._pass_reading()
             self._ended.wait(IDLE_S)
             with self._lock:
                 if self.broken:
                     break
-                reads = not self._read_by_one and self._asked == before
-                self._read_by_one |= reads
-                before = self._asked
+                reads = not self._has_reader and self._begun == before
+                self._has_reader |= reads
+                before = self._begun
         self._close_socket()
 
     def _receive(self) -> bytes:
@@ -397,14 +397,14 @@ class _Line:
             self.close(PeerLost(f"a call to {self.address} was interrupted"))
             raise
 
-    def _hand_over(self) -> None:
+    def _pass_reading(self) -> None:
         """Ends this thread's role as the reader; a waiting caller takes it."""
         with self._lock:
-            waiting = [each for each in self._following if each.outcome is None]
+            waiting = [each for each in self._waiters if each.outcome is None]
             following = waiting[0] if waiting else None
-            self._read_by_one = following is not None
+            self._has_reader = following is not None
             if following is not None:
-                del self._following[following]
+                del self._waiters[following]
                 following.reads = True
         if following is not None:
             following.wake()
@@ -415,7 +415,7 @@ class _Line:
         if self.broken is None:
             return
         with self._lock:
-            used = self._read_by_one or self._sent < self._asked
+            used = self._has_reader or self._sent < self._begun
         if not used:
             self._socket.close()
 

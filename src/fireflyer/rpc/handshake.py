@@ -75,9 +75,9 @@ class Handshake:
                 raise ProtocolMismatch("the other side does not speak this protocol")
             if len(self._data) < HELLO_BYTES:
                 return b""
-            answer = self._unsent = self._greeted()
+            answer = self._unsent = self._on_hello()
         if not self.done and len(self._data) >= PROOF_BYTES:
-            answer += self._judge()
+            answer += self._verify()
         self._unsent = b""
         return answer
 
@@ -89,7 +89,7 @@ class Handshake:
             return self._hello
         return self._unsent + REFUSAL
 
-    def _greeted(self) -> bytes:
+    def _on_hello(self) -> bytes:
         self._peer_hello, self._data = self._data[:HELLO_BYTES], self._data[HELLO_BYTES:]
         _, self.peer_version, self.peer_role, _ = _HELLO.unpack(self._peer_hello)
         if self.peer_version >> 8 != self._version >> 8:
@@ -101,7 +101,7 @@ class Handshake:
             return self._hello
         return self._secret.prove(b"client", self._hello, self._peer_hello)
 
-    def _judge(self) -> bytes:
+    def _verify(self) -> bytes:
         given, self.rest = self._data[:PROOF_BYTES], self._data[PROOF_BYTES:]
         self._data = b""
         peer = b"server" if self._side == "client" else b"client"

@@ -19,7 +19,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(_Complaints())
+        self._loop.set_exception_handler(_AcceptErrorHandler())
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -55,7 +55,7 @@ async def _cancel_others() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-class _Complaints:
+class _AcceptErrorHandler:
     """Exception handler of the loop; limits the log lines about missing descriptors.
 
     If the process has no descriptor left, asyncio retries `accept` hundreds of times a second, and

@@ -40,7 +40,7 @@ class Attempts:
         self._pause = policy.pause_s
         self._chance = chance
 
-    def time_for_one(self, now: float) -> float:
+    def attempt_timeout(self, now: float) -> float:
         """Returns the timeout of the next attempt, in seconds.
 
         Raises:

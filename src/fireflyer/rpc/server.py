@@ -31,7 +31,7 @@ T = TypeVar("T")
 class Limits:
     """Limits of what one server accepts."""
 
-    unproved: int = 128
+    unauthenticated: int = 128
     """Maximum number of unauthenticated connections; one more closes the oldest."""
     handshake_s: float = 5.0
     """Timeout of a handshake, in seconds."""
@@ -64,7 +64,7 @@ class _Method:
 
 
 @dataclass(slots=True, eq=False)
-class _Gathered:
+class _BatchedRequest:
     """Request that waits for a batch handler."""
 
     call: Call
@@ -84,10 +84,10 @@ class Server:
         self.limits = limits or Limits()
         self._methods: dict[str, _Method] = {}
         self._listeners: list[asyncio.Server] = []
-        self._unproved: dict[Connection, None] = {}  # in the order of arrival
-        self._proved: set[Connection] = set()
+        self._unauthenticated: dict[Connection, None] = {}  # in the order of arrival
+        self._authenticated: set[Connection] = set()
         self._pool: ThreadPoolExecutor | None = None
-        self._gatherers: dict[tuple[str, Hashable], Batcher[_Gathered]] = {}
+        self._batchers: dict[tuple[str, Hashable], Batcher[_BatchedRequest]] = {}
         self._paths: list[str] = []
         self.on_close: Callable[[Connection], None] | None = None
 
@@ -158,14 +158,14 @@ class Server:
         """Stops listening and closes all connections; handlers in flight are cancelled."""
         for listener in self._listeners:
             listener.close()
-        for connection in [*self._unproved, *self._proved]:
+        for connection in [*self._unauthenticated, *self._authenticated]:
             connection.abort()
         for listener in self._listeners:
             await listener.wait_closed()
         for path in self._paths:
             if os.path.exists(path):
                 os.unlink(path)
-        for gatherer in self._gatherers.values():
+        for gatherer in self._batchers.values():
             gatherer.close()
         if self._pool:
             self._pool.shutdown(wait=False, cancel_futures=True)
@@ -173,13 +173,13 @@ class Server:
     def push(self, topic: str, body: Any) -> None:
         """Sends a push to every authenticated connection."""
         out = framed((0, topic, body))
-        for connection in list(self._proved):
+        for connection in list(self._authenticated):
             connection.send(out)
 
     @property
     def connections(self) -> "frozenset[Connection]":
         """Authenticated connections."""
-        return frozenset(self._proved)
+        return frozenset(self._authenticated)
 
     # Connections call these methods.
 
@@ -197,31 +197,31 @@ class Server:
             self._pool = ThreadPoolExecutor(self.limits.threads, "rpc")
         return self._pool
 
-    def gather(self, item: _Gathered) -> None:
+    def enqueue(self, item: _BatchedRequest) -> None:
         """Passes a request to a lane of its method."""
         assert item.method.lane is not None
         key = (item.call.method, item.method.lane(item.body))
-        gatherer = self._gatherers.get(key)
+        gatherer = self._batchers.get(key)
         if gatherer is None:
             loop = asyncio.get_running_loop()
-            gatherer = self._gatherers[key] = Batcher(
+            gatherer = self._batchers[key] = Batcher(
                 lambda items: _handle_many(loop, items), self.limits.lane_threads, f"rpc {key[0]}"
             )
         gatherer.add(item)
 
     def opened(self, connection: "Connection") -> None:
-        self._unproved[connection] = None
-        if len(self._unproved) > self.limits.unproved:
-            next(iter(self._unproved)).abort()
+        self._unauthenticated[connection] = None
+        if len(self._unauthenticated) > self.limits.unauthenticated:
+            next(iter(self._unauthenticated)).abort()
 
     def proved(self, connection: "Connection") -> None:
-        self._unproved.pop(connection, None)
-        self._proved.add(connection)
+        self._unauthenticated.pop(connection, None)
+        self._authenticated.add(connection)
 
     def closed(self, connection: "Connection") -> None:
-        self._unproved.pop(connection, None)
-        if connection in self._proved:
-            self._proved.discard(connection)
+        self._unauthenticated.pop(connection, None)
+        if connection in self._authenticated:
+            self._authenticated.discard(connection)
             if self.on_close:
                 self.on_close(connection)
 
@@ -240,7 +240,7 @@ class Connection(asyncio.Protocol):
         self._handshake: Handshake | None = server.handshake()
         self._timer: asyncio.TimerHandle | None = None
         self._frames = FrameBuffer()
-        self._running: dict[int, asyncio.Future[Any] | _Gathered] = {}
+        self._running: dict[int, asyncio.Future[Any] | _BatchedRequest] = {}
         self._out: list[bytes | bytearray] = []
         self._full = False  # the transport's buffer is over its limit
         self.role = 0
@@ -350,8 +350,8 @@ class Connection(asyncio.Protocol):
             self._answer(request.id, _outcome(call, method, body))
             return
         if method.mode == "many":
-            item = self._running[request.id] = _Gathered(call, method, request.id, body)
-            self._server.gather(item)
+            item = self._running[request.id] = _BatchedRequest(call, method, request.id, body)
+            self._server.enqueue(item)
             self._pace()
             return
         if method.mode == "async":
@@ -368,7 +368,7 @@ class Connection(asyncio.Protocol):
             self._answer(number, work.result())
         self._pace()
 
-    def gathered(self, number: int, frame: bytes | bytearray) -> None:
+    def send_batched(self, number: int, frame: bytes | bytearray) -> None:
         """Sends the answer of a batch handler to one request."""
         if self._running.pop(number, None) is not None:
             self.send(frame)
@@ -400,7 +400,7 @@ def _reply(number: int, outcome: Any) -> bytearray:
     return framed((number, False, failure(outcome)))
 
 
-def _handle_many(loop: asyncio.AbstractEventLoop, items: Sequence[_Gathered]) -> None:
+def _handle_many(loop: asyncio.AbstractEventLoop, items: Sequence[_BatchedRequest]) -> None:
     """Handles a batch in a batcher's thread; skips requests past their deadline."""
     now = loop.time()
     late = [item for item in items if now >= item.call.deadline]
@@ -415,12 +415,12 @@ def _handle_many(loop: asyncio.AbstractEventLoop, items: Sequence[_Gathered]) ->
         loop.call_soon_threadsafe(_send_all, frames)
 
 
-def _send_all(frames: Sequence[tuple[_Gathered, bytearray]]) -> None:
+def _send_all(frames: Sequence[tuple[_BatchedRequest, bytearray]]) -> None:
     for item, frame in frames:
-        item.call.connection.gathered(item.number, frame)
+        item.call.connection.send_batched(item.number, frame)
 
 
-def _outcomes(items: Sequence[_Gathered]) -> Sequence[Any]:
+def _outcomes(items: Sequence[_BatchedRequest]) -> Sequence[Any]:
     """Returns the handler's result for each request, or the error for its client."""
     if not items:
         return []

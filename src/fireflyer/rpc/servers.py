@@ -21,7 +21,7 @@ class Servers:
     def current(self) -> Address:
         return self._all[self._at]
 
-    def leave(self, address: Address, error: Exception) -> None:
+    def fail_over(self, address: Address, error: Exception) -> None:
         """Switches from a failed server to the one that the error names, or to the next address."""
         if address != self.current:
             return  # another call has left it already

@@ -139,7 +139,7 @@ def test_a_file_that_is_forgotten_is_closed(fs: Client, calm: Cluster) -> None:
         knot: list[object] = [file]
         knot.append(knot)
         del file, knot
-        with fs._metadata._lock, fs._pulse._lock:
+        with fs._metadata._lock, fs._keep_alive._lock:
             gc.collect()
         closed = threading.Event()
         finalizer.later(closed.set)

@@ -31,7 +31,7 @@ class Counts:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.questions = self.removed = self.cut = self.read = 0
         self.after_removal: Callable[[], object] = lambda: None
-        ask, chunks, read = data.Data._ask, Batch.of_chunks, File.pread_into
+        ask, chunks, read = data.Data._query, Batch.of_chunks, File.pread_into
 
         def asking(its: data.Data, files: Any, asks: Any, what: str) -> Any:
             self.questions += len(asks)
@@ -56,7 +56,7 @@ class Counts:
             self.read += 1
             return read(its, buffer, offset)
 
-        patch.setattr(data.Data, "_ask", asking)
+        patch.setattr(data.Data, "_query", asking)
         patch.setattr(data.Data, "_write", writing)
         patch.setattr(data, "Batch", Counted)
         patch.setattr(File, "pread_into", reading)

@@ -8,7 +8,7 @@ from fireflyer.fs3.manager.chains import (
     LocalState,
     Member,
     Public,
-    needs_word_of,
+    needs_answer_of,
     next_chain,
     restart_from,
 )
@@ -161,10 +161,10 @@ def test_rule_7_one_at_a_time_in_turn_and_not_the_faulty() -> None:
 
 def test_a_word_is_needed_of_those_that_seem_to_stay() -> None:
     before = chain((1, S), (2, S), (3, S), (4, Y))
-    assert needs_word_of(before, on(1, 2, 3, 4)) == ()
-    assert needs_word_of(before, on(1, 3)) == (1, 3)
-    assert needs_word_of(before, on(4)) == ()
-    assert needs_word_of(before, on(1, 2) | on(3, incarnation=2)) == (1, 2)
+    assert needs_answer_of(before, on(1, 2, 3, 4)) == ()
+    assert needs_answer_of(before, on(1, 3)) == (1, 3)
+    assert needs_answer_of(before, on(4)) == ()
+    assert needs_answer_of(before, on(1, 2) | on(3, incarnation=2)) == (1, 2)
 
 
 def test_the_operator_restarts_from_what_is_left() -> None:

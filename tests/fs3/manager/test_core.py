@@ -309,7 +309,7 @@ def test_what_is_put_off_is_decided_anew() -> None:
         made.now += made.times.tick_s
         change = made.core.tick(made.now)
     assert [entry.id for entry in change.entries] == [1]  # the chain, without the silent one
-    made.core.put_off()
+    made.core.defer()
     silent.beat()
     published = len(made.published)
     made.run(2)
@@ -322,7 +322,7 @@ def test_what_was_asked_for_stays_wanted_when_it_is_put_off() -> None:
     made.core.register("c", "c:8", 1)
     first = made.core.tick(made.now)
     assert first
-    made.core.put_off()
+    made.core.defer()
     assert not made.core.settled
     made.core.register("c", "c:9", 1)
     second = made.core.tick(made.now)

@@ -45,8 +45,8 @@ class Cluster:
                 ProtocolMismatch: the manager has another secret.
         """
         self.damaged_at: set[int] = set()
-        self._lock = threading.Lock()  # guards the eight attributes after `_news`
-        self._news = threading.Condition(self._lock)
+        self._lock = threading.Lock()  # guards the eight attributes after `_routing_changed`
+        self._routing_changed = threading.Condition(self._lock)
         self._version = 0
         self._asking = False
         self._local = ANY_NODE
@@ -94,7 +94,7 @@ class Cluster:
             if ask and not self._asking:
                 self._asking = True
                 threading.Thread(target=self._ask, name="fs3-routing", daemon=True).start()
-            self._news.wait_for(lambda: self._version > seen, seconds)
+            self._routing_changed.wait_for(lambda: self._version > seen, seconds)
 
     def _ask(self) -> None:
         """Requests the routing; runs in a thread of its own, so a silent manager blocks no read."""
@@ -159,7 +159,7 @@ class Cluster:
                 self._local = _local(self._addresses)
             self.engine.routing(routes, self._local)
             self._version = max(self._version, part.version)
-            self._news.notify_all()
+            self._routing_changed.notify_all()
 
 
 MAPS_KEPT = 4096
@@ -192,11 +192,11 @@ def _dialler(
 
 def _local(addresses: dict[int, str]) -> int:
     """Returns the node on this machine; ANY_NODE unless exactly one node is here."""
-    here = [node for node, address in addresses.items() if _is_here(address)]
+    here = [node for node, address in addresses.items() if _is_this_machine(address)]
     return here[0] if len(here) == 1 else ANY_NODE
 
 
-def _is_here(text: str) -> bool:
+def _is_this_machine(text: str) -> bool:
     address = Address.parse(text)
     if address.is_local:
         return True

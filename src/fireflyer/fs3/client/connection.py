@@ -35,7 +35,7 @@ class Parts(NamedTuple):
 
     data: Data
     metadata: Metadata
-    pulse: SessionKeepAlive
+    keep_alive: SessionKeepAlive
     engine: Engine
 
 
@@ -56,11 +56,11 @@ class Client(Names):
         self._cluster = Cluster(number, managers, secret, settings, timeout)
         self._data = Data(self._cluster, settings)
         super().__init__(Metadata(number, metadata, secret, settings))
-        self._pulse = SessionKeepAlive(self._metadata, settings.alive_s)
+        self._keep_alive = SessionKeepAlive(self._metadata, settings.alive_s)
 
     @property
     def parts(self) -> Parts:
-        return Parts(self._data, self._metadata, self._pulse, self._cluster.engine)
+        return Parts(self._data, self._metadata, self._keep_alive, self._cluster.engine)
 
     @overload
     def open(self, path: Path, mode: BinaryMode = "rb", *, permissions: int = 0o666) -> File: ...
@@ -139,7 +139,7 @@ class Client(Names):
             inode = self._find(path, readable, handle, permissions)
         try:
             file = File(
-                *(self._data, self._metadata, self._pulse, inode, name),
+                *(self._data, self._metadata, self._keep_alive, inode, name),
                 readable=readable,
                 handle=handle,
                 append=kind == "a",
@@ -166,7 +166,7 @@ class Client(Names):
         inode = self._metadata.ask(Open(number), Inode)
         if inode.kind == DIRECTORY:
             raise FileError(errno.EISDIR, name)
-        parts = (self._data, self._metadata, self._pulse, inode, name)
+        parts = (self._data, self._metadata, self._keep_alive, inode, name)
         return File(*parts, readable=True, handle=0)
 
     def _create(
@@ -264,7 +264,7 @@ class Client(Names):
         maps = [file.source().map for file in files]
         holes = self._data.read_rows(maps, rows, _names(files))
         for file in files:
-            file.met(holes)
+            file.check_holes(holes)
 
     def read_summed(
         self, files: Sequence[File], rows: "NDArray[np.int64]", starts: Sequence[int]
@@ -277,7 +277,7 @@ class Client(Names):
         maps = [file.source().map for file in files]
         holes, sums = self._data.read_summed(maps, rows, starts, _names(files))
         for file in files:
-            file.met(holes)
+            file.check_holes(holes)
         return sums
 
     def truncate(self, path: Path, length: int) -> None:
@@ -302,7 +302,7 @@ class Client(Names):
 
         A file that is still open for writing keeps the last reported length.
         """
-        self._pulse.close()
+        self._keep_alive.close()
         self._metadata.close()
         self._cluster.close()
 

@@ -156,14 +156,14 @@ class Data:
         files = self.map_of(inode)
         first, within = divmod(length, layout_of(inode).chunk_size)
         if within:
-            if any(True for _ in self.standing(inode, what, first, first)):
+            if any(True for _ in self.existing_chunks(inode, what, first, first)):
                 edge = Batch.of_chunks(files, Kind.truncate, [first], within)
                 self._write(edge, 0, f"cutting {what}", None)
             first += 1
         gone = False
         while not gone:  # also removes chunks that other clients write meanwhile
             gone = True
-            for indexes in self.standing(inode, what, first):
+            for indexes in self.existing_chunks(inode, what, first):
                 gone = False
                 for begin in range(0, len(indexes), REMOVED_AT_ONCE):
                     some = indexes[begin : begin + REMOVED_AT_ONCE].tolist()
@@ -206,7 +206,7 @@ class Data:
             self._write(Batch.joined(removals), 0, f"removing chunks of {what}", None)
         return empty
 
-    def standing(
+    def existing_chunks(
         self, inode: Inode, what: str, first: int = 0, last: int = LAST_INDEX
     ) -> Iterator[npt.NDArray[np.int64]]:
         """Yields the indexes of a file's existing chunks, from the last to the first, as `walk`
@@ -216,16 +216,16 @@ class Data:
         """
         files = self.map_of(inode)
         stripe = layout_of(inode).stripe
-        return walk(lambda asks: self._ask(files, asks, what), inode.chains, stripe, first, last)
+        return walk(lambda asks: self._query(files, asks, what), inode.chains, stripe, first, last)
 
     def length(self, inode: Inode, what: str) -> int:
         """Queries a file's chains for the end of its last chunk. Raises the errors of `read`."""
         asks = [(chain, LAST_INDEX) for chain in range(inode.chains)]
         size = layout_of(inode).chunk_size
-        found = self._ask(self.map_of(inode), asks, what)
+        found = self._query(self.map_of(inode), asks, what)
         return max((index * size + length for index, row, length in found if row), default=0)
 
-    def _ask(self, files: FileMap, asks: Asks, what: str) -> Answers:
+    def _query(self, files: FileMap, asks: Asks, what: str) -> Answers:
         batch = Batch.of_chains(files, asks)
         retry = Retry(self._cluster, self._settings, f"looking for chunks of {what}", writes=False)
         retry.run(self._cluster.engine.query_last, batch, 0, None)

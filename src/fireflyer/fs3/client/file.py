@@ -48,7 +48,7 @@ class File(io.RawIOBase):
         self,
         data: Data,
         metadata: Metadata,
-        pulse: SessionKeepAlive,
+        keep_alive: SessionKeepAlive,
         inode: Inode,
         name: str,
         *,
@@ -62,7 +62,7 @@ class File(io.RawIOBase):
         self._map: FileMap = data.map_of(inode)
         self.name = name
         self.mode = ("ab" if append else "rb+" if readable else "wb") if handle else "rb"
-        self._data, self._metadata, self._pulse = data, metadata, pulse
+        self._data, self._metadata, self._keep_alive = data, metadata, keep_alive
         self._readable, self._append = readable, append
         self._appends = False
         self._turn = (
@@ -74,10 +74,10 @@ class File(io.RawIOBase):
         self._end = inode.length  # length in bytes, as known to this object
         self._version = inode.length_version  # version of the length to which `_end` belongs
         self._written = OMIT  # largest end written since the last report
-        self._lately = OMIT  # largest end written since `_adopt` began
+        self._written_meanwhile = OMIT  # largest end written since `_adopt` began
         self._changes: Changes | None = None  # attributes that the next report sets
         if handle:
-            pulse.opened(handle, inode.number)
+            keep_alive.opened(handle, inode.number)
             finalizer.start()
         self._handle = handle
 
@@ -175,15 +175,15 @@ class File(io.RawIOBase):
             return
         last = min((end - 1) // size, LAST_INDEX)
         missing = last + 1
-        for indexes in self._data.standing(self._inode, self.name, last=last):
+        for indexes in self._data.existing_chunks(self._inode, self.name, last=last):
             missing -= len(indexes)
             for row in np.split(indexes, np.flatnonzero(np.diff(indexes) != 1) + 1):
                 stop = min((int(row[-1]) + 1) * size, end)
                 yield from pieces(int(row[0]) * size, stop, most)
         if missing:
-            self.met([self._inode.number])
+            self.check_holes([self._inode.number])
 
-    def met(self, holes: Collection[int]) -> None:
+    def check_holes(self, holes: Collection[int]) -> None:
         """Checks, after a read found holes, that this file was not removed.
 
         Chunks are removed only after the last name and the last session are gone. So if a name or a
@@ -200,7 +200,7 @@ class File(io.RawIOBase):
             return
         try:
             now = self._metadata.ask(Stat(number), Inode)
-            if now.nlink == 0 and (handle := self._pulse.handle_of(number)):
+            if now.nlink == 0 and (handle := self._keep_alive.handle_of(number)):
                 now = self._metadata.act(ExtendStripe(number, handle, 0), Inode)
             elif now.nlink == 0:
                 raise FileError(errno.ENOENT)
@@ -229,7 +229,7 @@ class File(io.RawIOBase):
             FileError: EBUSY: another open file appends.
         """
         try:
-            self._told(self._act(Append(self._inode.number, self._handle)))
+            self._on_inode(self._call(Append(self._inode.number, self._handle)))
         except FileError as error:
             if error.errno != errno.EBUSY:
                 raise
@@ -276,7 +276,7 @@ class File(io.RawIOBase):
         with self._lock:
             self._end = max(self._end, end)
             self._written = max(self._written, end)
-            self._lately = max(self._lately, end)
+            self._written_meanwhile = max(self._written_meanwhile, end)
 
     def _widen(self, index: int) -> None:
         """Extends the stripe, before a chunk at index `dyn_stripe` or beyond is written."""
@@ -285,7 +285,7 @@ class File(io.RawIOBase):
         if index < inode.dyn_stripe or inode.dyn_stripe >= layout_of(inode).stripe:
             return
         call = ExtendStripe(inode.number, self._handle, index)
-        self._told(self._act(call))
+        self._on_inode(self._call(call))
 
     # Length, position
 
@@ -296,9 +296,9 @@ class File(io.RawIOBase):
             if self._unreported:
                 self._report()
             else:  # other clients may have extended the file onto more chains
-                self._told(self._metadata.ask(Stat(self._inode.number), Inode))
+                self._on_inode(self._metadata.ask(Stat(self._inode.number), Inode))
             self._data.cut(self._inode, length, self.name)
-            now = self._act(Truncate(self._inode.number, b"", length, self._handle))
+            now = self._call(Truncate(self._inode.number, b"", length, self._handle))
             with self._lock:
                 self._inode, self._version = now, now.length_version
                 self._end, self._written = length, OMIT
@@ -324,7 +324,7 @@ class File(io.RawIOBase):
         with self._turn:
             if self._handle:
                 self._report(last=True)
-                self._pulse.closed(self._handle)
+                self._keep_alive.closed(self._handle)
                 self._handle = 0
 
     def refresh(self) -> Inode:
@@ -334,7 +334,7 @@ class File(io.RawIOBase):
             if now.length_version > self._version:
                 self._adopt(now)
             else:
-                self._told(now)
+                self._on_inode(now)
         return now
 
     def _report(self, *, last: bool = False) -> None:
@@ -349,13 +349,13 @@ class File(io.RawIOBase):
             with self._lock:
                 end, version = self._written, self._version
             if changes is None:
-                now = self._act(kind(number, handle, end, version))
+                now = self._call(kind(number, handle, end, version))
             else:
-                now = self._act(SetAttributes(number, changes, handle, end, version, last))
+                now = self._call(SetAttributes(number, changes, handle, end, version, last))
             if end == OMIT or now.length_version == version:
                 break
             self._adopt(now)
-        self._told(now)
+        self._on_inode(now)
         self._changes = None
         with self._lock:
             if self._written == end:
@@ -370,15 +370,15 @@ class File(io.RawIOBase):
             StorageError, DeadlineExceeded: the state of this file is unchanged.
         """
         with self._lock:
-            self._lately = OMIT
+            self._written_meanwhile = OMIT
         end = self._data.length(now, self.name) if self._handle else OMIT
         with self._lock:
             self._inode, self._version = now, now.length_version
             if self._handle:
-                self._written = max(end, self._lately)
-            self._end = max(now.length, end, self._lately)
+                self._written = max(end, self._written_meanwhile)
+            self._end = max(now.length, end, self._written_meanwhile)
 
-    def _act(self, call: Writing) -> Inode:
+    def _call(self, call: Writing) -> Inode:
         """Sends a call that carries the handle.
 
         Raises:
@@ -394,7 +394,7 @@ class File(io.RawIOBase):
                 errno.EBADF, self.name, f"{why}; the file may lack the last writes"
             ) from None
 
-    def _told(self, inode: Inode) -> None:
+    def _on_inode(self, inode: Inode) -> None:
         with self._lock:
             self._inode = inode
             self._end = max(self._end, inode.length)
@@ -425,7 +425,7 @@ class File(io.RawIOBase):
                     self._report(last=True)
         finally:
             if self._handle:
-                self._pulse.closed(self._handle)
+                self._keep_alive.closed(self._handle)
             super().close()
 
     def __del__(self) -> None:
@@ -459,7 +459,7 @@ def read_files(
     if not got.holes:
         return got.counts
     for file in files:
-        file.met(got.holes)
+        file.check_holes(got.holes)
     rows = zip(requests, got.counts, strict=True)
     return [min(count, max(0, files[n].size - offset)) for (n, offset, _), count in rows]
 

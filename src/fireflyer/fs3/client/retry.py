@@ -72,7 +72,7 @@ class Retry:
         self._settings = settings
         self._what = what
         self._writes = writes
-        self._bad: dict[int, Counter[int]] = {}  # damaged answers by piece and node
+        self._damaged_answers: dict[int, Counter[int]] = {}  # damaged answers by piece and node
         self._failed: dict[int, set[int]] = {}  # nodes that failed, by piece
 
     def run(
@@ -107,8 +107,8 @@ class Retry:
                 return
             failures = [Failure(n, Outcome(o), c, a) for n, o, c, a in batch.failures()]
             for failure in failures:
-                self._judge(failure)
-            moved = [self._move(batch, failure) for failure in failures]
+                self._check(failure)
+            moved = [self._requeue(batch, failure) for failure in failures]
             left = end - time.monotonic()
             if left <= 0:
                 self._give_up(failures[0], limit_s)
@@ -120,7 +120,7 @@ class Retry:
             news = self._routes.version > seen
             pause_s = PAUSE_S if news else min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _judge(self, failure: Failure) -> None:
+    def _check(self, failure: Failure) -> None:
         """Counts damaged answers; raises errors that are not retryable."""
         if failure.outcome == Outcome.NO_SPACE:
             nodes = ", ".join(map(str, self._routes.serving(failure.chain)))
@@ -134,14 +134,14 @@ class Retry:
             return
         if self._writes:  # the head has already asked all other replicas
             raise self._corrupted(failure)
-        bad = self._bad.setdefault(failure.piece, Counter())
+        bad = self._damaged_answers.setdefault(failure.piece, Counter())
         bad[failure.node] += 1
         self._routes.damaged_at.add(failure.node)
         serving = self._routes.serving(failure.chain)
         if serving and all(bad[node] >= ROUNDS * serving.count(node) for node in serving):
             raise self._corrupted(failure)
 
-    def _move(self, batch: Pieces, failure: Failure) -> bool:
+    def _requeue(self, batch: Pieces, failure: Failure) -> bool:
         """Requeues a piece; returns True if it goes to a node that has not failed for it."""
         if self._writes or failure.outcome not in ELSEWHERE:
             batch.again(failure.piece)

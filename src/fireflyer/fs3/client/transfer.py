@@ -446,9 +446,9 @@ class _Copy:
         with self._lock:
             reader, _ = self._ends = self._open()
             if reader.size < self._item.size:
-                raise self._shorter()
+                raise self._shortened()
             self._pieces = reader.stretches(PIECE)
-            self._draw()
+            self._find_next()
             if self._over():
                 self._finish()
 
@@ -459,10 +459,10 @@ class _Copy:
             reader, writer = self._ends
             offset, size = self._next
             self._under_way += 1
-            self._draw()
+            self._find_next()
         memory = memoryview(bytearray(size))
         if reader.pread_into(memory, offset) < size:
-            raise self._shorter()
+            raise self._shortened()
         writer.pwrite(memory, offset)
         self._advance(size)
         with self._lock:
@@ -472,7 +472,7 @@ class _Copy:
             if self._over():
                 self._finish()
 
-    def _draw(self) -> None:
+    def _find_next(self) -> None:
         """Finds the next piece of the file within its planned size. REQUIRES: the lock."""
         total = self._item.size
         inside = ((at, min(size, total - at)) for at, size in self._pieces if at < total)
@@ -486,7 +486,7 @@ class _Copy:
         assert self._ends is not None
         reader, writer = self._ends
         if reader.size < self._item.size:
-            raise self._shorter()
+            raise self._shortened()
         if self._end < self._item.size:
             writer.truncate(self._item.size)
         self._ends = None
@@ -496,7 +496,7 @@ class _Copy:
         self.finished = True
         self._advance(self._item.size - self._copied)
 
-    def _shorter(self) -> StorageError:
+    def _shortened(self) -> StorageError:
         return StorageError(f"{self._item.source} became shorter while it was copied")
 
     def _open(self) -> tuple[Handle, Handle]:

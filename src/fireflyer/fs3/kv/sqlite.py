@@ -114,7 +114,7 @@ class SqliteEngine:
         return Transaction(self._shared(1))
 
     def begin_many(self, count: int, keys: Sequence[bytes]) -> list[Transaction]:
-        view = self._hold(count) or self._shared(count)
+        view = self._become_leader(count) or self._shared(count)
         try:
             view.fetch(keys)
         except BaseException:
@@ -131,7 +131,7 @@ class SqliteEngine:
             snapshot.users += users
             return snapshot
 
-    def _hold(self, users: int) -> View | None:
+    def _become_leader(self, users: int) -> View | None:
         """Becomes the leader and returns its view; None if there is a leader."""
         with self._queue_lock:
             if self._leading or self._broken is not None:
@@ -167,14 +167,14 @@ class SqliteEngine:
         if view.link is self._writer:
             view.users -= 1
             if view.users == 0:
-                self._leave()
+                self._resign()
             return
         with self._lock:
             view.users -= 1
             if view.users == 0 and view is not self._current:
                 self._retire(view)
 
-    def _leave(self) -> None:
+    def _resign(self) -> None:
         """Stops being the leader, without a commit."""
         self._held = None
         try:
@@ -221,15 +221,15 @@ class SqliteEngine:
         if held is not None:
             assert held.users == 1, "a commit while others of those begun together are open"
             self._held = None
-            self._lead(mine, [mine])
+            self._commit_as_leader(mine, [mine])
         else:
-            self._line_up(mine)
+            self._enqueue(mine)
         if mine.error is not None:
             raise mine.error
         assert mine.outcomes is not None
         return mine.outcomes
 
-    def _line_up(self, mine: _Waiting) -> None:
+    def _enqueue(self, mine: _Waiting) -> None:
         with self._queue_lock:
             self._queue.append(mine)
             lead = not self._leading
@@ -237,9 +237,9 @@ class SqliteEngine:
         if not lead:
             mine.wake.acquire()
         if mine.outcomes is None and mine.error is None:
-            self._lead(mine, [])
+            self._commit_as_leader(mine, [])
 
-    def _lead(self, mine: _Waiting, group: list[_Waiting]) -> None:
+    def _commit_as_leader(self, mine: _Waiting, group: list[_Waiting]) -> None:
         with self._queue_lock:
             group += self._queue
             self._queue = []
@@ -284,7 +284,7 @@ class SqliteEngine:
             else:
                 self._roll_back()
             if self._log_pages > LOG_PAGES and self._broken is None:
-                self._cut_log()
+                self._reset_log()
         else:
             for waiting in group:
                 waiting.error = self._broken
@@ -337,7 +337,7 @@ class SqliteEngine:
         ):
             self._broken = typed(error, self.path)
 
-    def _cut_log(self) -> None:
+    def _reset_log(self) -> None:
         """Checkpoints the log into the database and resets it, so its disk blocks are reused.
 
         No transaction can begin meanwhile. A long-running reader prevents the reset; it is retried

@@ -114,13 +114,13 @@ class Transaction:
         if key in self.writes:
             return self.writes[key]
         self.reads.add(key)
-        return self._look(key)
+        return self._read(key)
 
     def snapshot_get(self, key: bytes) -> bytes | None:
         """Returns a value like `get`, but causes no conflict."""
         if key in self.writes:
             return self.writes[key]
-        return self._look(key)
+        return self._read(key)
 
     def get_many(self, keys: Sequence[bytes], *, conflict: bool = True) -> dict[bytes, bytes]:
         """Returns the values of these keys that exist; cheaper than one `get` per key."""
@@ -206,7 +206,7 @@ class Transaction:
             raise ValueError("this transaction has ended")
         return self._snapshot
 
-    def _look(self, key: bytes) -> bytes | None:
+    def _read(self, key: bytes) -> bytes | None:
         value = None if self.cleared and within(key, self.cleared) else self._live.get(key)
         if self.adds and key in self.adds:
             return counter_value(counter(value) + self.adds[key])

@@ -133,7 +133,7 @@ def dismissed(before: Chain, after: Chain) -> set[int]:
     return {m.target for m in active if (m.target, m.incarnation) not in stay}
 
 
-def needs_word_of(chain: Chain, locals_: Mapping[int, Local]) -> tuple[int, ...]:
+def needs_answer_of(chain: Chain, locals_: Mapping[int, Local]) -> tuple[int, ...]:
     """Returns the serving targets of which one must answer before `next_chain` is published.
 
     If some serving members leave, the members that seem to stay may be dead, too, but not yet

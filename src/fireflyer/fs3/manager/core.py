@@ -16,7 +16,7 @@ from fireflyer.fs3.manager.chains import (
     Local,
     Public,
     dismissed,
-    needs_word_of,
+    needs_answer_of,
     next_chain,
     restart_from,
 )
@@ -139,7 +139,7 @@ class Core:
         """Newest vitals of each node."""
         self._started = now
         self._ticked = now
-        self._blind_until = now
+        self._detect_after = now
         self._missed: dict[
             int, int
         ] = {}  # by chain: the question asked when members were first missed
@@ -147,7 +147,7 @@ class Core:
         """Newest question; 0: none in this term. The caller must send a new one immediately."""
         self._asked_at = float("-inf")
         self._idle: dict[int, float] = {}  # by chain: since when no target serves
-        self._wanted: dict[
+        self._requested: dict[
             bytes, Entry
         ] = {}  # entries requested by operators and nodes, not in a change yet
         self._asked: dict[bytes, Entry] = {}  # requested entries in the change being saved
@@ -205,7 +205,7 @@ class Core:
             )
         node = Node(number, name, address, slots, local, identity)
         if node != old:
-            self._want(node)
+            self._request(node)
         return Registered(number, self.incarnation(), self.times.lease_s)
 
     def heartbeat(self, beat: Beat, now: float) -> Routing:
@@ -268,13 +268,13 @@ class Core:
         """Returns the next change to save, if one is due and none is being saved."""
         if now - self._ticked > self.times.heartbeat_s:
             # The event loop was delayed, so heartbeats may be unread: detect expired leases later.
-            self._blind_until = now + self.times.heartbeat_s
+            self._detect_after = now + self.times.heartbeat_s
         self._ticked = now
         if self._saving:
             return None
-        entries = dict(self._wanted)
-        self._asked, self._wanted = self._wanted, {}
-        if now >= self._blind_until:
+        entries = dict(self._requested)
+        self._asked, self._requested = self._requested, {}
+        if now >= self._detect_after:
             for after in self._evaluate(now):
                 entries.setdefault(key_of(after), after)
         if not entries:
@@ -291,7 +291,7 @@ class Core:
         self.news = True
         return self.records.apply(change.entries, change.version)
 
-    def put_off(self) -> None:
+    def defer(self) -> None:
         """Drops the change being saved, which the caller could not store.
 
         Requested entries stay pending. Evaluated chains do not, because silent nodes may serve
@@ -299,13 +299,13 @@ class Core:
         """
         assert self._saving
         self._saving = None
-        self._wanted = self._asked | self._wanted
+        self._requested = self._asked | self._requested
         self.news = True
 
     @property
     def settled(self) -> bool:
         """True if no requested entry remains to be saved."""
-        return self._saving is None and not self._wanted
+        return self._saving is None and not self._requested
 
     def _evaluate(self, now: float) -> list[Chain]:
         """Evaluates the chains if an input may have changed; returns the chains that change."""
@@ -326,18 +326,18 @@ class Core:
             waited = now - self._idle.setdefault(chain.id, now)
         if now - self._started <= self.times.dead_s and self._unheard(chain):
             return chain  # a node without a heartbeat in this term may have an older lease
-        if not self._has_word(chain, locals_, now):
+        if not self._has_answer(chain, locals_, now):
             return chain
         return next_chain(chain, locals_, waited >= self.times.recovery_wait_s)
 
-    def _has_word(self, chain: Chain, locals_: dict[int, Local], now: float) -> bool:
+    def _has_answer(self, chain: Chain, locals_: dict[int, Local], now: float) -> bool:
         """Returns whether a staying target answered the question sent when members were first
         missed.
 
         A later heartbeat alone proves nothing: it may have been in flight since before its node
         died.
         """
-        staying = needs_word_of(chain, locals_)
+        staying = needs_answer_of(chain, locals_)
         if not staying:
             self._missed.pop(chain.id, None)
             return True
@@ -392,8 +392,8 @@ class Core:
         ]
         made = Table(table, last.version + 1, last.chains + tuple(chain.id for chain in chains))
         for chain in chains:
-            self._want(chain)
-        self._want(made)
+            self._request(chain)
+        self._request(made)
         return made
 
     def restart_chain(self, chain: int, target: int) -> Chain:
@@ -409,15 +409,15 @@ class Core:
             after = restart_from(current, target)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        self._want(after)
+        self._request(after)
         return after
 
-    def _want(self, entry: Entry) -> None:
-        self._wanted[key_of(entry)] = entry
+    def _request(self, entry: Entry) -> None:
+        self._requested[key_of(entry)] = entry
 
     def _pending(self) -> list[Entry]:
         saving = self._saving.entries if self._saving else ()
-        return [*saving, *self._wanted.values()]
+        return [*saving, *self._requested.values()]
 
     def _all_nodes(self) -> list[Node]:
         """Returns all nodes, saved or pending; the next two methods do so for chains and tables."""

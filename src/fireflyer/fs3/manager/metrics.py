@@ -36,7 +36,7 @@ class Metrics:
         self.heartbeats = counter("heartbeats", "heartbeats answered")
         self.changes = counter("changes", "versions of the routing published")
 
-    def look(self, core: Core | None, epoch: int, now: float) -> None:
+    def update(self, core: Core | None, epoch: int, now: float) -> None:
         """Updates the metrics from the core of a term; None: this process is not primary."""
         self._primary.set(core is not None)
         if core is None:

@@ -120,7 +120,7 @@ class Manager:
         self.url = ""
         """URL of this process's metrics, for display."""
         self._server, self._transact, self._times = server, transact, times
-        self._address, self._ill = address, ill
+        self._address, self._store_fault = address, ill
         self._store = ConditionLog(log, "the metadata store works again")
         self._elected = ConditionLog(log, "the election is held again")
         self._saved = ConditionLog(log, "the routing is saved again")
@@ -149,7 +149,7 @@ class Manager:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._elect())
-                group.create_task(self._act())
+                group.create_task(self._run_changes())
         finally:
             self._end_term()
 
@@ -157,12 +157,12 @@ class Manager:
 
     async def _elect(self) -> None:
         while True:
-            self._store.look(await asyncio.to_thread(self._ill))
+            self._store.update(await asyncio.to_thread(self._store_fault))
             try:
                 await self._campaign()
-                self._elected.look("")
+                self._elected.update("")
             except FireflyerError as error:
-                self._elected.look(f"the election could not be held: {error}")
+                self._elected.update(f"the election could not be held: {error}")
             await asyncio.sleep(self._times.heartbeat_s)
 
     async def _campaign(self) -> None:
@@ -204,7 +204,7 @@ class Manager:
 
     # Changes
 
-    async def _act(self) -> None:
+    async def _run_changes(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):  # `wait_for` could lose a cancellation
                 async with asyncio.timeout(self._times.tick_s):
@@ -212,19 +212,19 @@ class Manager:
             self._wake.clear()
             now = self._clock.monotonic()
             core = self._core if self._election.holds(now) else None
-            self.metrics.look(core, self._election.epoch, now)
+            self.metrics.update(core, self._election.epoch, now)
             if core is None:
                 continue
             change = core.tick(now)
-            self._ask(core)
+            self._push_question(core)
             if change and not await self._save(core, change):
                 await asyncio.sleep(
                     self._times.heartbeat_s / 2
                 )  # too short for `tick` to see a delay
             elif core.settled and not core.news:
-                self._saved.look("")
+                self._saved.update("")
 
-    def _ask(self, core: Core) -> None:
+    def _push_question(self, core: Core) -> None:
         """Pushes a new question; other nodes get it in the answer to their next heartbeat."""
         if core.question != self._asked:
             self._asked, version = core.question, core.records.version
@@ -240,15 +240,15 @@ class Manager:
         try:
             await asyncio.to_thread(self._transact, self._written(change, epoch))
         except FireflyerError as error:
-            self._saved.look(f"the routing could not be saved: {error}")
+            self._saved.update(f"the routing could not be saved: {error}")
             if self._core is core and isinstance(error, NoSpace):
-                core.put_off()
+                core.defer()
                 self._answer(error)
             elif self._core is core:
                 self._election.lost()
                 self._end_term()
             return False
-        self._saved.look("")
+        self._saved.update("")
         self._publish(core.saved())
         if core.settled and self._core is core:
             self._answer(None)
@@ -293,7 +293,7 @@ class Manager:
         known = any(node.name == body.name for node in self._term().records.nodes.values())
         try:
             self._check(body, known)
-            await self._without_rival(body)
+            await self._wait_for_rival(body)
         except ConfigError as error:
             log.error("refused a process: %s", error)
             raise
@@ -310,7 +310,7 @@ class Manager:
             self._refused.note(body.name, str(error))
             raise
 
-    async def _without_rival(self, body: Registration) -> None:
+    async def _wait_for_rival(self, body: Registration) -> None:
         """Waits until the lease of a process of that name with another folder has expired.
 
         Raises:

@@ -115,7 +115,7 @@ def is_reading(request: Request) -> bool:
     return type(request.call) in _READS
 
 
-def _stays(request: Request) -> bool:
+def _keeps_state(request: Request) -> bool:
     """Returns whether the store keeps an answer or an open file of the client.
 
     Only such a request records that the client is alive.
@@ -184,7 +184,7 @@ class Numbers:
 _MAKING = messages.Create | messages.MakeDirectory | messages.Symlink | messages.MakeNode
 
 
-def _made(call: messages.Call) -> int:
+def _max_new_inodes(call: messages.Call) -> int:
     """Returns the maximum number of inodes that a call makes."""
     if isinstance(call, messages.CreateMany):
         return len(call.names)
@@ -316,11 +316,12 @@ class MetaService:
         operation, _ = _WRITES[type(call)]
         client, number = request.client, request.number
         context = self._context(request, now)
-        made = _made(call)
+        made = _max_new_inodes(call)
         ends = isinstance(call, messages.EndClient)
         kept = number > 0 and not ends
         refresh = (
-            _stays(request) and now - self._seen.get(client, -self._refresh_ns) >= self._refresh_ns
+            _keeps_state(request)
+            and now - self._seen.get(client, -self._refresh_ns) >= self._refresh_ns
         )
         clear_to = request.acknowledged
         if ends or clear_to - self._cleared.get(client, 0) < RECORDS_KEPT:
@@ -367,7 +368,10 @@ class MetaService:
         if isinstance(call, messages.Expire):
             limit = now - call.timeout_ns
             self._forget([known for known, seen in list(self._seen.items()) if seen <= limit])
-        if _stays(request) and now - self._seen.get(client, -self._refresh_ns) >= self._refresh_ns:
+        if (
+            _keeps_state(request)
+            and now - self._seen.get(client, -self._refresh_ns) >= self._refresh_ns
+        ):
             self._seen[client] = now
         return result
 

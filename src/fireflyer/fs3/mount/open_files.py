@@ -76,11 +76,11 @@ class OpenFile:
 
     def adopt(self, inode: Inode, handle: int) -> None:
         """Adopts an inode that was opened with `handle`; 0: read only."""
-        data, metadata, pulse, _ = self._parts
+        data, metadata, keep_alive, _ = self._parts
         self._number = inode.number
         name = f"inode {inode.number}"
         before = self._file
-        self._file = File(data, metadata, pulse, inode, name, readable=True, handle=handle)
+        self._file = File(data, metadata, keep_alive, inode, name, readable=True, handle=handle)
         if self._state is None:
             self._state = FileState(inode.number, data.map_of(inode), inode.length)
         elif before is not None and before.version != inode.length_version:
@@ -99,10 +99,10 @@ class OpenFile:
         with self._version_watched():
             return self.file.refresh()
 
-    def met(self, holes: list[int]) -> None:
+    def check_holes(self, holes: list[int]) -> None:
         """Checks, after a read found holes, that the file exists; raises FileError (ESTALE)."""
         with self._version_watched():
-            self.file.met(holes)
+            self.file.check_holes(holes)
 
     def flush(self, *, last: bool = False) -> None:
         """Reports the length, so files that any client opens later have all writes.
@@ -151,7 +151,7 @@ class OpenFile:
             return None
         now = time.time_ns()
         waits = _keeps_all_access(self.merged(self.file.inode), changes)
-        self.file.change(_together(self.file.changes, changes, now))
+        self.file.change(_merged_changes(self.file.changes, changes, now))
         self._changed_ns = now
         if not waits:
             self.flush()
@@ -295,7 +295,7 @@ class OpenFiles:
         return same
 
 
-def _together(before: Changes | None, changes: Changes, now: int) -> Changes:
+def _merged_changes(before: Changes | None, changes: Changes, now: int) -> Changes:
     """Merges two changes; the second has precedence."""
     wanted = {
         name: now if value == NOW else value

@@ -160,7 +160,7 @@ def serve(
     """
     check(directory)
     place = find(where)
-    _go_first()  # first, because other threads inherit the priority
+    _raise_priority()  # first, because other threads inherit the priority
     settings = Settings(deadline_s=DEADLINE_S, lanes=THREADS)
     with connect(place.addresses, secret_file=place.secret_file, settings=settings) as client:
         requests = Requests(client, lambda: space_of(place), cache_s)
@@ -231,7 +231,7 @@ class _Signals:
             signal.signal(number, handler)
 
 
-def _go_first() -> None:
+def _raise_priority() -> None:
     """Raises the priority of this thread; ignores failures, because only root may do this."""
     try:
         os.setpriority(os.PRIO_PROCESS, 0, min(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))

@@ -93,7 +93,7 @@ class Requests:
             entry = self.files.find(number)
             if not write and pieces.holes and entry is not None:
                 with entry.lock:
-                    entry.met(pieces.holes)
+                    entry.check_holes(pieces.holes)
         except (FireflyerError, OSError, ValueError) as error:
             return self._number_of(error, f"{'write' if write else 'read'} of {what}")
         return 0

@@ -55,9 +55,9 @@ class Files:
     def missing(self) -> str:
         """Returns the fault if files of the last check are missing; "" if none are."""
         try:
-            data, log = self._look()
+            data, log = self._list()
             if log < self._log:  # a later log may have replaced this one during the listing
-                data, log = self._look()
+                data, log = self._list()
         except OSError:
             return ""  # another check covers the folder itself
         gone = sorted(self._data - data) + ([self._log] if log < self._log else [])
@@ -72,7 +72,7 @@ class Files:
             "Otherwise copy the files of the chain first"
         )
 
-    def _look(self) -> tuple[set[str], str]:
+    def _list(self) -> tuple[set[str], str]:
         names = os.listdir(self._folder)
         data = {name for name in names if name.startswith("data-")}
         return data, max((name for name in names if name.startswith("log-")), default="")

@@ -106,26 +106,30 @@ class StorageNode:
         self.why_ended: FireflyerError | None = None
         self._log = speaker("fs3", "storage", settings.name)
         self._scrubbed = ScrubLog(settings.directory)
-        self._answered: dict[int, int] = {}  # newest scrub request that each target has completed
-        self._hurry = threading.Event()  # ends the scrub's pause: a request, or the node's end
+        self._scrubs_done: dict[
+            int, int
+        ] = {}  # newest scrub request that each target has completed
+        self._scrub_wakeup = (
+            threading.Event()
+        )  # ends the scrub's pause: a request, or the node's end
         self._full = False
-        self._told = 0.0  # when a heartbeat last carried vitals
+        self._vitals_sent = 0.0  # when a heartbeat last carried vitals
         self._secret = secret
         self._service = io.Node(settings.workers, settings.buffers)
         self._lock = threading.Lock()  # guards `_ended_service`; no service call after its end
         self._ended_service = False
         self._stopping = threading.Event()
         self._me: Registered | None = None
-        self._again: dict[int, float] = {}  # time of the next attempt to open a target
-        self._unreached: dict[int, float] = {}  # time of the next attempt to connect to a node
+        self._reopen_at: dict[int, float] = {}  # time of the next attempt to open a target
+        self._reconnect_at: dict[int, float] = {}  # time of the next attempt to connect to a node
         self._chains: dict[int, int] = {}  # of open targets
         self._faults: dict[int, str] = {}  # faults of closed targets
         self._faulty: dict[int, str] = {}  # faults of open targets
         self._places: dict[int, Place] = {}  # folders of targets that were opened
-        self._looked = 0.0  # when the folders were last checked
+        self._folders_checked = 0.0  # when the folders were last checked
         self._files: dict[int, Files] = {}  # of open targets, in the order of the next check
-        self._door = Acceptor(settings.listen, secret, Role.STORAGE, self._service.serve)
-        self.address = settings.advertise or str(self._door.address)
+        self._local_listener = Acceptor(settings.listen, secret, Role.STORAGE, self._service.serve)
+        self.address = settings.advertise or str(self._local_listener.address)
         self._local = self._open_local()
         self._link = ManagerLink(managers, secret, Role.STORAGE, on_routing=self._on_routing)
         try:
@@ -136,8 +140,8 @@ class StorageNode:
         self.number = self._me.node
         self._lease = NodeLease(self._me.lease_s)
         self._threads = [
-            threading.Thread(target=self._keep, name="fs3-node", daemon=True),
-            threading.Thread(target=self._reach, name="fs3-reach", daemon=True),
+            threading.Thread(target=self._run_heartbeats, name="fs3-node", daemon=True),
+            threading.Thread(target=self._connect_peers, name="fs3-reach", daemon=True),
             threading.Thread(target=self._scrub, name="fs3-scrub", daemon=True),
         ]
         for thread in self._threads:
@@ -168,7 +172,7 @@ class StorageNode:
     def close(self) -> None:
         """Stops the node; the manager detects the stop when the lease expires."""
         self._stopping.set()
-        self._hurry.set()
+        self._scrub_wakeup.set()
         for thread in self._threads:
             thread.join()
         self._scrubbed.save()
@@ -197,7 +201,7 @@ class StorageNode:
             if chain is not None and target in counts:
                 scrubbed = self._scrubbed.place(target % SLOTS).finished
                 more = {"chain": chain, "role": role, "local": local, "scrubbed": scrubbed}
-                more["scrub"] = self._answered.get(target, 0)
+                more["scrub"] = self._scrubs_done.get(target, 0)
                 found[target] = {**counts[target], **more}
         return found
 
@@ -234,7 +238,7 @@ class StorageNode:
         return {**self._faulty, **self._faults}
 
     def _end(self) -> None:
-        self._door.close()
+        self._local_listener.close()
         if self._local:
             self._local.close()
             with contextlib.suppress(OSError):
@@ -251,7 +255,7 @@ class StorageNode:
         socket.
         """
         self._socket = ""
-        if self._door.address.path:
+        if self._local_listener.address.path:
             return None
         path = new_socket(self.settings.directory)
         if not path:
@@ -267,7 +271,7 @@ class StorageNode:
 
     # Lease
 
-    def _keep(self) -> None:
+    def _run_heartbeats(self) -> None:
         assert self._me is not None
         due, answered = 0.0, 0
         while not self._stopping.is_set():
@@ -283,16 +287,18 @@ class StorageNode:
                 now = time.monotonic()
                 self._link.heartbeat(self._me, self._lease, now, self._locals(), self._vitals(now))
             except (Stale, ConfigError) as error:
-                self._stop(self._told_why(error) if isinstance(error, ConfigError) else error)
+                self._stop(
+                    self._registration_error(error) if isinstance(error, ConfigError) else error
+                )
                 return
             except FireflyerError as error:
                 self._log.debug("a heartbeat was not answered: %s", error)
                 continue
             self._service.lease(self._lease.ends - time.monotonic(), self._versions())
             if self._link.scrub_asked > scrub:
-                self._hurry.set()
+                self._scrub_wakeup.set()
 
-    def _told_why(self, error: ConfigError) -> FireflyerError:
+    def _registration_error(self, error: ConfigError) -> FireflyerError:
         """Registers again, to get the error that a restart of this node would get.
 
         The manager logs that error, too, with the name of the node.
@@ -322,23 +328,23 @@ class StorageNode:
 
     def _vitals(self, now: float) -> Vitals | None:
         """Returns the vitals if they are due, else None."""
-        if now < self._told + VITALS_EVERY_S:
+        if now < self._vitals_sent + VITALS_EVERY_S:
             return None
-        self._told = now
-        self._tell_findings()
+        self._vitals_sent = now
+        self._log_damage()
         size, free = self.space()
         targets = {
             target: TargetVitals(*(int(its[key]) for key in TargetVitals.__struct_fields__))
             for target, its in self.targets().items()
         }
-        self._look_at_disk(free)
+        self._check_disk(free)
         return Vitals(
             *(__version__, size, free, self.settings.metrics, targets, self.faults),
             kept_bytes=self.settings.reserve,
             refuses=self._full,
         )
 
-    def _look_at_disk(self, free: int) -> None:
+    def _check_disk(self, free: int) -> None:
         """Logs a line when the disk fills up, and when it has room again."""
         full, before = self.refuses, self._full
         self._full = full
@@ -350,7 +356,7 @@ class StorageNode:
         elif before and not full:
             self._log.info("the disk has room again: free_mib=%d", free >> 20)
 
-    def _tell_findings(self) -> None:
+    def _log_damage(self) -> None:
         """Logs a line for each chunk that was found damaged or repaired, up to a limit."""
         found, more = self._service.findings()
         for target, inode, index, damaged in found[:LINES_AT_ONCE]:
@@ -378,9 +384,9 @@ class StorageNode:
             for chain in part.chains:
                 for target in chain.targets():
                     if target in self._chains:
-                        self._tell(target, chain.id)
+                        self._apply_chain(target, chain.id)
 
-    def _tell(self, target: int, number: int) -> None:
+    def _apply_chain(self, target: int, number: int) -> None:
         """Passes the newest version of a chain to a target, despite concurrent calls."""
         told = 0
         while (chain := self._link.chain(number)) is not None and chain.version > told:
@@ -391,31 +397,31 @@ class StorageNode:
     def _open_targets(self) -> bool:
         """Opens targets that joined a chain or whose store failed; returns whether any was opened."""
         assert self._me is not None
-        self._look_at_folders()
+        self._check_folders()
         for target, _, local, _, store, _, _, failed in self._service.reports():
             if failed and target in self._chains:
                 self._log.warning("target %d: its store failed and is being reopened", target)
-                self._shut(target)
+                self._close_target(target)
             else:
-                self._look_at_local(target, LocalState(local), store)
+                self._check_state(target, LocalState(local), store)
         opened = False
         for slot in range(self.settings.targets):
             target = self.number * SLOTS + slot
-            if target in self._chains or self._again.get(target, 0) > time.monotonic():
+            if target in self._chains or self._reopen_at.get(target, 0) > time.monotonic():
                 continue
             number = self._link.chain_of(target)
             if number is not None:
                 opened |= self._open(target, number)
         return opened
 
-    def _shut(self, target: int) -> None:
+    def _close_target(self, target: int) -> None:
         """Closes a target; it is reopened after a pause."""
         self._service.close(target)
         del self._chains[target], self._files[target]
         self._faulty.pop(target, None)
-        self._again[target] = time.monotonic() + PAUSE_S
+        self._reopen_at[target] = time.monotonic() + PAUSE_S
 
-    def _look_at_local(self, target: int, local: LocalState, store: int) -> None:
+    def _check_state(self, target: int, local: LocalState, store: int) -> None:
         """Logs the begin and the end of a target's fault: a faulty state or another store."""
         why = FAULTY if local is LocalState.FAULTY else ""
         chain = self._link.chain(self._chains.get(target, 0))
@@ -430,25 +436,25 @@ class StorageNode:
             self._log.info("target %d is no longer faulty", target)
             del self._faulty[target]
 
-    def _look_at_folders(self) -> None:
+    def _check_folders(self) -> None:
         """Closes targets whose folders were removed: the data would be lost with this process.
 
         Such a target is not opened while its folder is missing, because that would create an empty
         folder. The next start creates one, unless the folder is restored before.
         """
-        if self._looked + FOLDERS_EVERY_S > time.monotonic():
+        if self._folders_checked + FOLDERS_EVERY_S > time.monotonic():
             return
-        self._looked = time.monotonic()
+        self._folders_checked = time.monotonic()
         for target, place in self._places.items():
             if target in self._chains and _place(self._folder(target)) != place:
                 why = (
                     f"its folder was removed or replaced while it was open: {self._folder(target)}"
                 )
-                self._shut(target)
+                self._close_target(target)
                 self._fault(target, why)
-        self._look_at_files()
+        self._check_files()
 
-    def _look_at_files(self) -> None:
+    def _check_files(self) -> None:
         """Checks the files of one target per call, because there may be thousands.
 
         A target with missing files continues to serve the data that is left.
@@ -479,28 +485,28 @@ class StorageNode:
             if why or target in self._places:
                 return False
         try:
-            fresh = target not in self._again
+            fresh = target not in self._reopen_at
             incarnation = self._me.session if fresh else self._link.incarnation()
             self._service.open(os.fspath(path), target, chain, incarnation, self.settings.reserve)
         except (StorageError, ValueError) as error:
             self._fault(target, f"it cannot be opened: {error}")
-            self._again[target] = time.monotonic() + 5 * PAUSE_S
+            self._reopen_at[target] = time.monotonic() + 5 * PAUSE_S
             return False
         self._places[target] = _place(path)
         self._faults.pop(target, None)
         self._chains[target] = chain
         self._files[target] = Files(path)
-        self._tell(target, chain)
+        self._apply_chain(target, chain)
         return True
 
     # Other nodes
 
-    def _reach(self) -> None:
+    def _connect_peers(self) -> None:
         """Connects to nodes for which targets have messages. Runs apart, so heartbeats do not wait."""
         while not self._stopping.wait(0.02):
             for node in self._service.wanted():
                 address = self._link.address(node)
-                if address is not None and self._unreached.get(node, 0) <= time.monotonic():
+                if address is not None and self._reconnect_at.get(node, 0) <= time.monotonic():
                     self._connect(node, address)
 
     def _connect(self, node: int, address: str) -> None:
@@ -508,7 +514,7 @@ class StorageNode:
             line = dial(address, self._secret, Role.STORAGE, timeout_s=1.0)
         except FireflyerError as error:
             self._log.debug("cannot reach node %d: %s", node, error)
-            self._unreached[node] = time.monotonic() + PAUSE_S
+            self._reconnect_at[node] = time.monotonic() + PAUSE_S
         else:
             self._service.connected(node, line.detach())
 
@@ -517,13 +523,13 @@ class StorageNode:
     def _scrub(self) -> None:
         """Scrubs all chunks in rounds: slowly, or immediately on request."""
         while True:
-            self._hurry.wait(1.0)
-            self._hurry.clear()  # before the requests are read
+            self._scrub_wakeup.wait(1.0)
+            self._scrub_wakeup.clear()  # before the requests are read
             if self._stopping.is_set():
                 return
             asked = self._link.scrub_asked
             for target in sorted(self._chains, key=self._last_scrub):
-                if asked > self._answered.get(target, 0):
+                if asked > self._scrubs_done.get(target, 0):
                     self._scrub_at_once(target, asked)
                 elif self.settings.scrub_s > 0 and not self._scrub_slowly(target):
                     break
@@ -531,7 +537,7 @@ class StorageNode:
     def _scrub_slowly(self, target: int) -> bool:
         """Continues a round. Returns False if a request or the node's end interrupted it."""
         after = self._scrubbed.place(target % SLOTS).after
-        while not self._hurry.wait(self._scrub_pause()):
+        while not self._scrub_wakeup.wait(self._scrub_pause()):
             if target not in self._chains:
                 return True
             after = self._scrub_step(target, after)
@@ -545,7 +551,7 @@ class StorageNode:
         while target in self._chains and not self._stopping.is_set():
             after = self._scrub_step(target, after)
             if after == BEGIN:
-                self._answered[target] = asked
+                self._scrubs_done[target] = asked
                 return
 
     def _scrub_step(self, target: int, after: tuple[int, int]) -> tuple[int, int]:

@@ -103,4 +103,4 @@ class Reader:
                 return (yield from tables.get(self.view, key, now))
             except tables.Gone:
                 yield from self.refresh()
-        raise tables.unlucky("read")
+        raise tables.collected_too_fast("read")

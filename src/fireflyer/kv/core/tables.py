@@ -71,7 +71,7 @@ def scan(walk: Scan, now: int, most: int, ahead: int = READ_AHEAD) -> Steps[list
             return items
 
 
-def unlucky(action: str) -> Unavailable:
+def collected_too_fast(action: str) -> Unavailable:
     return Unavailable(
         f"cannot {action}: tables are collected faster than they are read; try again"
     )

@@ -182,7 +182,7 @@ class Writer:
                 return (yield from tables.get(self.view, key, now))
             except tables.Gone:  # this writer has compacted and collected it meanwhile
                 yield from self._check_current()
-        raise tables.unlucky("read")
+        raise tables.collected_too_fast("read")
 
     def append(self, batches: Sequence[Batch], now: int) -> Steps[None]:
         """Makes batches durable, in order, and then visible; sets `applied` of each.
