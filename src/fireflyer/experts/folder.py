@@ -28,8 +28,8 @@ def add(storage: Storage, name: str, source: Any) -> Manifest:
     Raises:
         ExpertError: an expert of this name exists.
         ConfigError: the name or the path cannot be used.
-            CheckpointError: the state cannot be used.
-            StorageError: a file cannot be read or written.
+        CheckpointError: the state cannot be used.
+        StorageError: a file cannot be read or written.
     """
     from fireflyer.checkpoint.formats import safetensors
 
@@ -140,7 +140,7 @@ def remove(storage: Storage, name: str) -> None:
 
     Raises:
         NoSuchExpert: there is no such expert.
-            StorageError: the expert cannot be removed.
+        StorageError: the expert cannot be removed.
     """
     try:
         file = manifest.read(storage, name).file

@@ -70,8 +70,8 @@ def read(storage: Storage, name: str) -> Manifest:
 
     Raises:
         NoSuchExpert: there is no such expert.
-            DamagedExpert: the manifest is damaged.
-            StorageError: the manifest cannot be read.
+        DamagedExpert: the manifest is damaged.
+        StorageError: the manifest cannot be read.
     """
     file = checked_name(name) + SUFFIX
     if storage.size(file) is None:

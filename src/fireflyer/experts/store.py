@@ -63,7 +63,7 @@ class Store:
 
         Raises:
             ConfigError: an argument is invalid.
-                DamagedExpert: a manifest is damaged.
+            DamagedExpert: a manifest is damaged.
             StorageError: the folder or warm memory cannot be used.
         """
         warm, hot = size_of(warm_bytes), size_of(warm_bytes if hot_bytes is None else hot_bytes)
@@ -201,9 +201,9 @@ class Store:
 
         Raises:
             NoSuchExpert: there is no such expert.
-                ExpertInUse: a caller, a tensor or another process of this node uses the expert, or
-                    it is being loaded; nothing has changed.
-                StorageError: the expert cannot be removed.
+            ExpertInUse: a caller, a tensor or another process of this node uses the expert, or
+                it is being loaded; nothing has changed.
+            StorageError: the expert cannot be removed.
         """
         with self._open():
             for action in self._handle(events.Dropped(name)):

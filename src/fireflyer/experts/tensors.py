@@ -35,7 +35,7 @@ def views(mapping: mmap.mmap, where: str, device: torch.device) -> dict[str, tor
 
     Raises:
         Corrupted: the image is no safetensors file.
-            CheckpointError: torch lacks a dtype.
+        CheckpointError: torch lacks a dtype.
     """
     size = len(mapping)
     data = memoryview(mapping)

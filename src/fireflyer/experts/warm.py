@@ -95,7 +95,7 @@ class Blank:
 
         Raises:
             NoSpace: the tmpfs is full.
-                StorageError: the memory cannot be mapped.
+            StorageError: the memory cannot be mapped.
         """
         try:
             if self.bytes > self._present:

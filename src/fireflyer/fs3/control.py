@@ -93,7 +93,7 @@ class Control:
 
         Raises:
             ConfigError: an address or folder is not available.
-                Unavailable: another process has the store.
+            Unavailable: another process has the store.
         """
         self._config, self._url = config, url
         self.session_ns = int(config.session_s * 1e9)

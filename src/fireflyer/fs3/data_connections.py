@@ -26,7 +26,7 @@ def dial(address: str, secret: Secret, role: int, timeout_s: float = PATIENCE_S)
     Raises:
         PeerLost, DeadlineExceeded: no process listens at the address, or the peer does not answer.
         ProtocolMismatch: the peer has another secret or version, or is no data service.
-            Exception: a signal handler raised it meanwhile.
+        Exception: a signal handler raised it meanwhile.
     """
     deadline = time.monotonic() + timeout_s
     wanted = Address.parse(address)

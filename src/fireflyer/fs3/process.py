@@ -51,8 +51,8 @@ class Process:
         Raises:
             ConfigError: the configuration, or a path or address in it, cannot be used; or the roles
             cannot be combined.
-                Unavailable: another process has the metadata.
-                Stale: another process has the name of this node.
+            Unavailable: another process has the metadata.
+            Stale: another process has the name of this node.
         """
         _check(roles, standby)
         self._secret = secret = config.secret

@@ -65,7 +65,7 @@ def open(
     Raises:
         KvError: there is no store to read, or the storage cannot be written safely.
         SnapshotGone: the snapshot expired.
-            Corrupted: the log or the manifest is damaged.
+        Corrupted: the log or the manifest is damaged.
         Unavailable: no server answers.
     """
     if not write and is_missing(url):
@@ -112,7 +112,7 @@ def cache(
 
     Raises:
         KvError: a size is invalid.
-            StorageError: the storage cannot be listed.
+        StorageError: the storage cannot be listed.
         Unavailable: no server answers.
     """
     from fireflyer.kv.pages.cache import PageCache, sizes_checked  # deferred: it needs numpy

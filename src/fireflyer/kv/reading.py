@@ -64,7 +64,7 @@ class Readable:
 
         Raises:
             InvalidKey: the key is empty or longer than 64 KiB.
-                Corrupted: stored bytes are damaged.
+            Corrupted: stored bytes are damaged.
         """
         if not 0 < len(key) <= MOST_KEY:
             checked_key(key)

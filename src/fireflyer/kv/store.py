@@ -86,9 +86,9 @@ class Store(Readable):
 
         Raises:
             InvalidKey: the key is empty or longer than 64 KiB.
-                NoSpace: nothing was written.
-                Stale: another writer took over.
-                StorageError: any other one; the outcome is unknown.
+            NoSpace: nothing was written.
+            Stale: another writer took over.
+            StorageError: any other one; the outcome is unknown.
         """
         batch = WriteBatch()
         batch.put(key, value, ttl=ttl)

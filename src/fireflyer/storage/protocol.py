@@ -142,8 +142,8 @@ def read_summed(
 
     Raises:
         Corrupted: a file ends inside a range.
-            StorageError: a file cannot be read. After an error, any part of the memory may have
-                been overwritten.
+        StorageError: a file cannot be read. After an error, any part of the memory may have
+            been overwritten.
     """
     if (own := getattr(storage, "read_summed", None)) is not None:
         found: list[int] = own(names, rows, starts)

@@ -42,7 +42,7 @@ class Cluster:
 
         Raises:
             DeadlineExceeded: no manager answers before the timeout.
-                ProtocolMismatch: the manager has another secret.
+            ProtocolMismatch: the manager has another secret.
         """
         self.damaged_at: set[int] = set()
         self._lock = threading.Lock()  # guards the eight attributes after `_routing_changed`

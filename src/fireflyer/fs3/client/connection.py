@@ -208,8 +208,8 @@ class Client(Names):
 
         Raises:
             Corrupted, DeadlineExceeded, StorageError: the read failed.
-                FileError: ESTALE: a file was removed. After any error, the contents of all memory
-                    are undefined.
+            FileError: ESTALE: a file was removed. After any error, the contents of all memory
+                are undefined.
         """
         places: dict[File, int] = {}
         rows = [(places.setdefault(file, len(places)), offset, to) for file, offset, to in requests]

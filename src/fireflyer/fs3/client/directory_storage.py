@@ -282,9 +282,7 @@ class Fs3Storage:
         while True:
             try:
                 return self._client.open(path, "xb")
-            except (
-                FileNotFoundError
-            ):  # missing, or another process removed it while it was empty
+            except FileNotFoundError:  # missing, or another process removed it while it was empty
                 self._client.makedirs(path.rpartition("/")[0] or "/", exist_ok=True)
 
     def _path(self, name: str) -> str:

@@ -32,7 +32,7 @@ def find(where: str | None = None) -> Place:
 
     Raises:
         ConfigError: `where` is none of these.
-            Unavailable: the folder's file system does not run.
+        Unavailable: the folder's file system does not run.
     """
     named = where or os.environ.get(VARIABLE, "")
     if not named:

@@ -42,7 +42,7 @@ def raw_name(name: Path) -> bytes:
 
     Raises:
         TypeError: `name` is no path.
-            ValueError: the name contains a NUL, as in `os`.
+        ValueError: the name contains a NUL, as in `os`.
     """
     raw = os.fsencode(name)
     if b"\0" in raw:
@@ -55,7 +55,7 @@ def encoded(path: Path) -> bytes:
 
     Raises:
         TypeError, ValueError: as `raw_name`.
-            FileNotFoundError: the path is empty.
+        FileNotFoundError: the path is empty.
     """
     raw = raw_name(path)
     if not raw:
@@ -68,7 +68,7 @@ def integer(value: SupportsIndex, what: str) -> int:
 
     Raises:
         TypeError: `value` is no integer.
-            OverflowError: its absolute value is above 2^63 - 1.
+        OverflowError: its absolute value is above 2^63 - 1.
     """
     number = operator.index(value)
     if not -INT64_MAX <= number <= INT64_MAX:

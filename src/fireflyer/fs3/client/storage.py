@@ -18,7 +18,7 @@ def open_url(url: str) -> Fs3Storage:
 
     Raises:
         ConfigError: the URL has another form.
-            WireError: no manager answers.
+        WireError: no manager answers.
     """
     servers, slash, path = url.removeprefix(SCHEME).partition("/")
     if not url.startswith(SCHEME) or not servers + slash:

@@ -60,8 +60,8 @@ class SqliteEngine:
 
     Raises:
         Unavailable: another process owns the file.
-            Corrupted: the file has no metadata.
-            NoSpace, StorageError: the file cannot be opened.
+        Corrupted: the file has no metadata.
+        NoSpace, StorageError: the file cannot be opened.
     """
 
     def __init__(self, path: Path | str, *, wait: bool = False) -> None:

@@ -88,8 +88,8 @@ class ManagerLink:
 
         Raises:
             Stale: this process must stop.
-                ConfigError: the manager serves another file system.
-                WireError: the manager did not answer.
+            ConfigError: the manager serves another file system.
+            WireError: the manager did not answer.
         """
         number = lease.send(now)
         with self._lock:

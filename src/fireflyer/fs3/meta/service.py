@@ -259,8 +259,8 @@ class MetaService:
 
         Raises:
             FileError: the request was rejected and changed nothing.
-                Unavailable: too many conflicts.
-                StorageError: the store failed; the request may or may not have been executed.
+            Unavailable: too many conflicts.
+            StorageError: the store failed; the request may or may not have been executed.
         """
         (answer,) = self.execute_many((request,))
         if isinstance(answer, FireflyerError):

@@ -119,7 +119,7 @@ def unmount(directory: str, *, lazy: bool = False) -> None:
 
     Raises:
         ConfigError: the directory is not a mount of Fireflyer.
-            Unavailable: the mount is in use.
+        Unavailable: the mount is in use.
         StorageError: the kernel reported an error.
     """
     there = mounted_at(directory)
@@ -156,7 +156,7 @@ def serve(
 
     Raises:
         ConfigError: the errors of `check`.
-            WireError: no manager answers, or the manager has another secret.
+        WireError: no manager answers, or the manager has another secret.
     """
     check(directory)
     place = find(where)

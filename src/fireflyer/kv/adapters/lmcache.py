@@ -31,7 +31,7 @@ class FireflyerConnector(RemoteConnector):  # type: ignore[misc]
 
         Raises:
             ConfigError: url or capacity is missing or invalid.
-                Unavailable: no server answers.
+            Unavailable: no server answers.
         """
         super().__init__(local_cpu_backend.config, local_cpu_backend.metadata)
         given = (config.extra_config if config else None) or {}

@@ -29,7 +29,7 @@ class FireflyerHiCache(HiCacheStorage):  # type: ignore[misc]
 
         Raises:
             ConfigError: url or capacity is missing or invalid.
-                Unavailable: no server answers.
+            Unavailable: no server answers.
         """
         options = storage_config.extra_config or {}
         self._cache = open_cache(options, "hicache-storage-backend-extra-config")

@@ -41,7 +41,7 @@ def supply(table: Table, block: int, most: int = 0) -> Steps[None]:
 
     Raises:
         Gone: the table does not exist.
-            Corrupted: a checksum does not match.
+        Corrupted: a checksum does not match.
     """
     offset, size = table.range(block, most)
     name = f"{TABLES}/{table.name}"

@@ -99,7 +99,7 @@ class PageCache:
 
         Raises:
             InvalidKey: a key is empty or longer than 64 KiB.
-                TypeError: a buffer is not writable.
+            TypeError: a buffer is not writable.
         """
         if len(keys) != len(buffers):
             raise ValueError(f"{len(keys)} keys need as many buffers, not {len(buffers)}")
