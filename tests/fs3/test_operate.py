@@ -529,7 +529,7 @@ def test_config_show_says_where_values_come_from(
     assert run_line(["config", "show", "--home", str(tmp_path)]) == 0
     path.write_text("replicas = 9\n")
     assert run_line(["config", "show", "--config", str(path)]) == 1
-    assert "needs as many nodes" in capsys.readouterr().err
+    assert "the number of nodes" in capsys.readouterr().err
 
 
 def test_the_scrub_goes_on_where_it_was(tmp_path: Path) -> None:

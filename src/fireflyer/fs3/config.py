@@ -153,12 +153,14 @@ def settled(config: ClusterConfig, base: Path) -> ClusterConfig:
             "invalid nodes: expected at least one [nodes.NAME], with a NAME without slashes"
         )
     if config.chunk_kib & (config.chunk_kib - 1):
-        raise ConfigError(f"chunk_kib must be a power of two, not {config.chunk_kib}")
+        raise ConfigError(f"invalid chunk_kib {config.chunk_kib}: expected a power of two")
     what, count = "nodes", len(config.nodes)
     if config.one_node:
         what, count = "targets", sum(node.targets for node in config.nodes.values())
     if config.replicas > count:
-        raise ConfigError(f"replicas = {config.replicas} needs as many {what}; there are {count}")
+        raise ConfigError(
+            f"invalid replicas {config.replicas}: expected at most {count}, the number of {what}"
+        )
     return msgspec.structs.replace(
         config,
         manager=_address(config.manager, base),

@@ -33,11 +33,11 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     def __post_init__(self) -> None:
         size = self.chunk_size
         if not SMALLEST_CHUNK <= size <= LARGEST_CHUNK or size & (size - 1):
-            raise ValueError(f"a chunk of {size} bytes: it must be a power of two, 4 KiB to 64 MiB")
+            raise ValueError(f"invalid chunk size {size}: expected a power of two, 4 KiB to 64 MiB")
         if self.stripe < 1:
-            raise ValueError(f"a stripe of {self.stripe} chains: there must be at least one")
+            raise ValueError(f"invalid stripe {self.stripe}: expected at least 1 chain")
         if not 0 <= self.seed <= MASK:
-            raise ValueError(f"the seed {self.seed} does not fit into 64 bits")
+            raise ValueError(f"invalid seed {self.seed}: expected 64 bits")
 
 
 def chunk_id(inode: int, index: int) -> bytes:
@@ -52,7 +52,7 @@ def permute(seed: int, n: int, x: int) -> int:
         ValueError: `x` is not in 0..n-1.
     """
     if not 0 <= x < n:
-        raise ValueError(f"{x} is not one of the numbers below {n}")
+        raise ValueError(f"invalid number {x}: expected 0 to {n - 1}")
     b = _half_bits(n)
     low = (1 << b) - 1
     while True:
@@ -100,7 +100,9 @@ def chains_of(
 
 def _check_width(layout: Layout, table: Sequence[int]) -> None:
     if layout.stripe > len(table):
-        raise ValueError(f"a stripe of {layout.stripe} chains of a table that has {len(table)}")
+        raise ValueError(
+            f"the stripe of {layout.stripe} chains is wider than the table of {len(table)}"
+        )
 
 
 def _half_bits(n: int) -> int:

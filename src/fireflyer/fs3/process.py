@@ -181,7 +181,7 @@ def _start_node(
         except (WireError, NoSpace) as error:
             if not error.retryable:
                 raise
-            speaker("fs3", "storage", name).warning("waits for the manager: %s", error)
+            speaker("fs3", "storage", name).warning("waiting for the manager: %s", error)
 
 
 def _clear_socket(address: str) -> None:

@@ -20,15 +20,17 @@ class Address:
         """Parses an address; raises ConfigError if it is invalid."""
         if text.startswith("unix:"):
             if not text[5:]:
-                raise ConfigError("the address unix: lacks the path of its socket")
+                raise ConfigError("invalid address 'unix:': expected unix:/path")
             return cls(path=text[5:])
         host, colon, port = text.rpartition(":")
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
         elif ":" in host:
-            raise ConfigError(f"the address {text!r} needs brackets: [IPv6]:port")
+            raise ConfigError(f"invalid address {text!r}: expected brackets, [IPv6]:port")
         if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65536):
-            raise ConfigError(f"{text!r} is not an address: host:port, [IPv6]:port or unix:/path")
+            raise ConfigError(
+                f"invalid address {text!r}: expected host:port, [IPv6]:port or unix:/path"
+            )
         return cls(host, int(port))
 
     def __str__(self) -> str:

@@ -20,7 +20,9 @@ class Policy:
 
     def __post_init__(self) -> None:
         if not 0 < self.pause_s <= self.longest_pause_s or self.attempt_s <= 0:
-            raise ConfigError(f"a retry policy needs times above zero, in order: {self}")
+            raise ConfigError(
+                f"invalid {self}: expected times above 0, pause_s at most longest_pause_s"
+            )
 
 
 class Attempts:

@@ -14,7 +14,7 @@ class Servers:
         texts = [addresses] if isinstance(addresses, str) else addresses
         self._all = [Address.parse(text) for text in texts]
         if not self._all:
-            raise ConfigError("a client needs the address of a server")
+            raise ConfigError("no address given: expected the address of a server")
         self._at = 0
 
     @property

@@ -224,7 +224,7 @@ def test_status_and_check(fs: Client, capsys: Any, monkeypatch: pytest.MonkeyPat
         ("find --type x", 2, "--type 'x': expected one of f, d, l, p, s, c, b"),
         ("ls --dir absent/x", 1, "absent/x does not exist"),
         ("ls --dir folder", 1, "there is no file system in folder"),
-        ("ls --dir nowhere", 1, "'nowhere' is not an address"),
+        ("ls --dir nowhere", 1, "invalid address 'nowhere'"),
         ("up", 2, "give exactly one of --dir and --config"),
         ("up --dir x --config y", 2, "give exactly one of --dir and --config"),
         ("up --dir x --role meta", 2, "--role, --name and --standby require --config"),

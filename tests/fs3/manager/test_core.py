@@ -393,7 +393,7 @@ def test_what_operators_cannot_have() -> None:
             made.core.register("b", "b:9", slots)
     with pytest.raises(ConfigError, match="had 4 targets and now has 3"):
         made.core.register("a", "a:9", 3)
-    with pytest.raises(ConfigError, match="'nowhere' is not an address"):
+    with pytest.raises(ConfigError, match="invalid address 'nowhere'"):
         made.core.register("b", "nowhere", 1)
 
 

@@ -38,7 +38,7 @@ class Settings:
     def __post_init__(self) -> None:
         times = (self.deadline_s, self.attempt_s, self.slowest, self.connect_s, self.alive_s)
         if min(times) <= 0 or min(self.lanes, self.senders) < 1:
-            raise ConfigError(f"a client needs times, lanes and senders above zero: {self}")
+            raise ConfigError(f"invalid {self}: expected times, lanes and senders above 0")
 
 
 def find_secret(path: str | os.PathLike[str] | None) -> Secret:

@@ -43,7 +43,7 @@ def trouble_of_disk(folder: Path) -> str:
     try:
         disk = os.statvfs(folder)
     except OSError as error:
-        return f"the metadata store in {folder} cannot be looked at: {error.strerror}"
+        return f"the metadata store in {folder} cannot be accessed: {error.strerror}"
     free = disk.f_bfree if os.geteuid() == 0 else disk.f_bavail
     if free * disk.f_frsize >= FULL_BYTES:
         return ""

@@ -75,7 +75,9 @@ class Chain(msgspec.Struct, frozen=True, array_like=True):
             ValueError: there is no target, or a target occurs twice.
         """
         if not targets or len(set(targets)) != len(targets):
-            raise ValueError(f"chain {chain} needs targets, each once, not {list(targets)}")
+            raise ValueError(
+                f"invalid targets {list(targets)} of chain {chain}: expected one or more, each once"
+            )
         return cls(chain, 1, tuple(Member(target, Public.LASTSRV) for target in targets))
 
     def targets(self, *states: Public) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ class Times:
 
     def __post_init__(self) -> None:
         if self.lease_s <= 0 or self.recovery_wait_s < 0:
-            raise ConfigError(f"leases and waits need times above zero: {self}")
+            raise ConfigError(f"invalid {self}: expected times above 0")
 
     @classmethod
     def for_failover(cls, failover_s: float) -> "Times":

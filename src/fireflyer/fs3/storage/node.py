@@ -72,9 +72,9 @@ class NodeSettings:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ConfigError("a storage node needs a name")
+            raise ConfigError("invalid name '': expected the name of a storage node")
         if not 1 <= self.targets <= SLOTS:
-            raise ConfigError(f"a node has 1 to {SLOTS} targets, not {self.targets}")
+            raise ConfigError(f"invalid targets {self.targets}: expected 1 to {SLOTS}")
 
 
 class StorageNode:
