@@ -42,11 +42,11 @@ def configure(
 
 class _Text(logging.Formatter):
     def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname).1s %(name)s%(who)s: %(message)s")
+        super().__init__("%(asctime)s %(levelname).1s %(name)s%(origin)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        said = _role_fields(record)
-        record.who = f" {' '.join(said.values())}" if said else ""
+        fields = _role_fields(record)
+        record.origin = f" {' '.join(fields.values())}" if fields else ""
         return super().format(record)
 
 

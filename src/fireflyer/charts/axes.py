@@ -206,9 +206,9 @@ def _line(one: Series, index: int, x: Scale, y: Scale) -> list[str]:
     if one.marks:
         for px, py in one.points:
             if not math.isnan(py):
-                told = f"{one.name}: {number(px)}, {number(py)}"
+                tip = f"{one.name}: {number(px)}, {number(py)}"
                 mark = _mark(index, x.at(px), y.at(py))
-                parts.append(f"<g><title>{escape(told)}</title>{mark}</g>")
+                parts.append(f"<g><title>{escape(tip)}</title>{mark}</g>")
     return parts
 
 

@@ -69,10 +69,10 @@ def heat_map(
             mark = marks[line][place] if marks else ""
             if value is None and not mark:
                 continue
-            told = f"{name}, {columns[place]}: {number(value or 0.0)}{unit}"
+            tip = f"{name}, {columns[place]}: {number(value or 0.0)}{unit}"
             share = min(max((value or 0.0) / top, 0.0), 1.0) if top > 0 else 0.0
             cell = _cell(
-                left + place * side, y, side, share, mark, tips[line][place] if tips else told
+                left + place * side, y, side, share, mark, tips[line][place] if tips else tip
             )
             parts.append(f'<a href="{escape(links[place])}">{cell}</a>' if links else cell)
     foot = height - 10

@@ -30,7 +30,7 @@ class Box:
         begin, end: seconds.
         kind: name of its kind, a key of the timeline's `kinds`.
         label: letters in the box; omitted if they do not fit.
-        told: text of the tooltip, before the times.
+        tip: text of the tooltip, before the times.
     """
 
     lane: int
@@ -38,7 +38,7 @@ class Box:
     end: float
     kind: str
     label: str
-    told: str
+    tip: str
 
 
 def timeline(
@@ -128,8 +128,8 @@ def _panel(
         x, y = LEFT + box.begin * scale, top + GAP + box.lane * LANE + 2
         width = max((box.end - box.begin) * scale, 0.5)
         at = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{LANE - 4}"'
-        told = f"{box.told}: {box.begin * 1e3:.1f} to {box.end * 1e3:.1f} ms"
-        yield styles[box.kind].drawn(at, f"<title>{escape(told)}</title>")
+        tip = f"{box.tip}: {box.begin * 1e3:.1f} to {box.end * 1e3:.1f} ms"
+        yield styles[box.kind].drawn(at, f"<title>{escape(tip)}</title>")
         if width > LETTER * len(box.label) + 3:
             yield (
                 f'<text class="over" x="{x + width / 2:.1f}" y="{y + 14}" text-anchor="middle">'

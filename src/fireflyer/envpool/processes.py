@@ -186,11 +186,11 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
         return whole
 
     def _wait_for_workers(
-        self, told: Sequence[int], infos: dict[int, dict[str, Any]], limit_s: float
+        self, numbers: Sequence[int], infos: dict[int, dict[str, Any]], limit_s: float
     ) -> None:
         """Waits until each worker has answered; replaces workers that time out or die."""
         end = time.monotonic() + limit_s
-        waiting = set(told)
+        waiting = set(numbers)
         while waiting:
             pipes = {self._workers[number][1].fileno(): number for number in waiting}
             ready = select.select(list(pipes), [], [], max(0.0, end - time.monotonic()))[0]

@@ -235,7 +235,7 @@ class FileReader:
         checksum of all metadata. In v2 they also hold the last 64 KiB before that end.
         """
         native = self._open()
-        return (_told(native, number) for number in range(len(self._paths)))
+        return (_identity(native, number) for number in range(len(self._paths)))
 
     def close(self) -> None:
         """Closes the files after the reads in progress end; may be called again."""
@@ -248,9 +248,9 @@ class FileReader:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        told = [sha256(part).digest() for part in self.fingerprint()]
+        digests = [sha256(part).digest() for part in self.fingerprint()]
         options = (self._paths, self.check_data, self.strategy, self.threads)
-        return _reopen, (type(self), *options, told)
+        return _reopen, (type(self), *options, digests)
 
     def __repr__(self) -> str:
         return f"FileReader({len(self.fnames)} files, {self.n} samples)"
@@ -268,7 +268,7 @@ class FileReader:
         return self._native
 
 
-def _told(native: Reader, number: int) -> bytes:
+def _identity(native: Reader, number: int) -> bytes:
     end = native.size(number)
     head = native.part(number, 0, HEADER)
     tail = native.part(number, max(0, end - TAIL), end) if head.startswith(MAGIC_V2) else b""
@@ -281,10 +281,10 @@ def _reopen(
     check_data: bool,
     strategy: Strategy,
     threads: int | None,
-    told: list[bytes],
+    digests: list[bytes],
 ) -> FileReader:
     reader = kind(paths, check_data, strategy, threads)
-    for path, before, now in zip(paths, told, reader.fingerprint(), strict=True):
+    for path, before, now in zip(paths, digests, reader.fingerprint(), strict=True):
         if sha256(now).digest() != before:
             raise not_the_same(path)
     return reader

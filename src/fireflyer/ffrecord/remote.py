@@ -212,8 +212,8 @@ class RemoteFiles:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        told = [file.told for file in self._opened().files]
-        return _reopen, (type(self), self._names(), self.check_data, self._options(), told)
+        digests = [file.digest for file in self._opened().files]
+        return _reopen, (type(self), self._names(), self.check_data, self._options(), digests)
 
     def __repr__(self) -> str:
         return f"RemoteFiles({len(self.fnames)} files, {self.n} samples)"
@@ -326,11 +326,11 @@ def _reopen(
     names: list[str],
     check_data: bool,
     options: dict[str, Any],
-    told: list[bytes],
+    digests: list[bytes],
 ) -> RemoteFiles:
     reader = kind(names, check_data, **options)
-    for file, before in zip(reader._opened().files, told, strict=True):
-        if file.told != before:
+    for file, before in zip(reader._opened().files, digests, strict=True):
+        if file.digest != before:
             raise not_the_same(file.shown)
     return reader
 

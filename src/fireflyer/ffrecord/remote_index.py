@@ -89,8 +89,8 @@ def _open(
         raise Corrupted(f"record file '{shown}' has {size} bytes: too few for a record file")
     last = (size - 1) // PAGE * PAGE
     head, tail = read_ranges(storage, [(name, 0, min(size, _HEAD)), (name, last, size)], retry)
-    told = sha256(bytes(head) + bytes(tail)).digest()
-    file = RemoteFile(storage, name, shown, size, bytes(head[:HEADER]), told=told)
+    digest = sha256(bytes(head) + bytes(tail)).digest()
+    file = RemoteFile(storage, name, shown, size, bytes(head[:HEADER]), digest=digest)
     if not file.is_v2:
         return file, V1Index(file, _v1_index(file, head, cache, retry, fresh))
 
@@ -108,7 +108,7 @@ def _open(
 
     index = V2Index(shown, size, read, size_now)
     stamp = retry.run(lambda: storage.stamp(name)) if cache else ""
-    return RemoteFile(storage, name, shown, size, file.header, stamp, told), index
+    return RemoteFile(storage, name, shown, size, file.header, stamp, digest), index
 
 
 def _size(place: tuple[Storage, str, str], retry: Retry) -> int:

@@ -38,7 +38,7 @@ class RemoteFile:
     """First 12 bytes of the file."""
     stamp: str = ""
     """Backend version tag (for example an ETag); detects replaced files. Fetched only if needed."""
-    told: bytes = b""
+    digest: bytes = b""
     """Digest of the parts that opening read: the first 16 KiB and the last page."""
 
     @property
@@ -55,10 +55,10 @@ class RemoteFile:
         """
         if not (self.stamp if self.is_v2 else any(self.header[:4])):
             return None
-        told = struct.pack("<Q", self.size) + self.header + self.shown.encode()
+        identity = struct.pack("<Q", self.size) + self.header + self.shown.encode()
         if self.is_v2:
-            told += b"\0" + self.stamp.encode()
-        return sha256(told).hexdigest()[:40]
+            identity += b"\0" + self.stamp.encode()
+        return sha256(identity).hexdigest()[:40]
 
 
 _OPENING = 16

@@ -188,8 +188,8 @@ class Exporter:
             return _response(200, text, f"Content-Type: {CONTENT_TYPE_LATEST}\r\n")
         if path == "/healthz":
             wrong = {role: trouble for role, check in self._checks.items() if (trouble := check())}
-            said = {"status": "ill" if wrong else "ok", "version": __version__, "wrong": wrong}
-            body = msgspec.json.encode({**said, "roles": sorted(self._checks)}).decode() + "\n"
+            health = {"status": "ill" if wrong else "ok", "version": __version__, "wrong": wrong}
+            body = msgspec.json.encode({**health, "roles": sorted(self._checks)}).decode() + "\n"
             return _response(503 if wrong else 200, body, "Content-Type: application/json\r\n")
         return _response(404, "not found: expected /metrics or /healthz\n")
 

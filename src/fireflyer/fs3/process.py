@@ -130,8 +130,8 @@ def _start_exporter(config: ClusterConfig, names: Collection[str]) -> Exporter |
     If the port is taken, the exporter uses another port, because a standby and several nodes of one
     machine share the cluster's setting.
     """
-    said = (config.node(name).metrics for name in names)
-    address = next(filter(None, said), config.metrics)
+    addresses = (config.node(name).metrics for name in names)
+    address = next(filter(None, addresses), config.metrics)
     if not address:
         return None
     token, unguarded = config.metrics_token, config.metrics_open

@@ -38,7 +38,7 @@ def advertised(path: str) -> str:
     return f"{here}:{path}" if here and path else ""
 
 
-def reached(told: str) -> str:
+def reached(advertisement: str) -> str:
     """Returns the address of a node's socket if the node is on this machine, else ""."""
-    where, _, path = told.partition(":")
+    where, _, path = advertisement.partition(":")
     return f"unix:{path}" if where and path and where == machine() else ""

@@ -50,14 +50,14 @@ def scrub(place: Place, advance: Callable[[int], None]) -> Scrubbed:
         wanted = {target for chain in watch.chains.values() for target in chain.targets()}
         names = {node.id: node.name for node in watch.nodes.values()}
         before = _known(watch.link.status(), wanted)
-        number, told, deadline = watch.link.scrub(), set[int](), 0.0
+        number, reported, deadline = watch.link.scrub(), set[int](), 0.0
         while True:
             status = watch.link.status()
             known = _known(status, wanted)
             done = {target for target, its in known.items() if its.scrub >= number}
-            for target in done - told:
+            for target in done - reported:
                 advance(known[target].bytes)
-            told |= done
+            reported |= done
             if not (_readable(status, wanted) - done):
                 deadline = deadline or time.monotonic() + REPAIR_S
                 if (

@@ -297,10 +297,10 @@ class Lab:
         """
         if self._switch is None or self._bits is None:
             raise LabError("packet counters need a lab with namespaces and a rate")
-        told = namespaces.tool(
+        output = namespaces.tool(
             "tc", "-n", self._switch, "-s", "-j", "qdisc", "show", "dev", f"p{host}"
         )
-        counted = json.loads(told)[0]
+        counted = json.loads(output)[0]
         return int(counted["packets"]), int(counted["drops"])
 
     def _cable(self, host: int, state: str) -> None:

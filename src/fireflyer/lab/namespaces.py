@@ -69,8 +69,8 @@ def tool(*argv: str, lines: Iterable[str] = ()) -> str:
     text = "".join(f"{line}\n" for line in lines)
     done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        said = " ".join(done.stderr.split()) or f"status {done.returncode}"
-        raise LabError(f"{' '.join(argv)} failed: {said}")
+        message = " ".join(done.stderr.split()) or f"status {done.returncode}"
+        raise LabError(f"{' '.join(argv)} failed: {message}")
     return done.stdout
 
 

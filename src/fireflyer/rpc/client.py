@@ -291,8 +291,8 @@ class _Connection:
             raise DeadlineExceeded(f"{self.address} does not answer the handshake") from None
         except OSError as error:
             raise PeerLost(f"{self.address}: {error.strerror or error}") from None
-        if said := unexpected_roles.get(handshake.peer_role):
-            raise Mismatch(f"{self.address} {said}")
+        if message := unexpected_roles.get(handshake.peer_role):
+            raise Mismatch(f"{self.address} {message}")
         return handshake.rest
 
     def _send(self, out: bytearray, limit_s: float) -> None:

@@ -114,17 +114,17 @@ def failure(error: FireflyerError) -> Failure:
 def parse_failure(body: msgspec.Raw) -> FireflyerError:
     """Decodes the peer's error into its own class; WireError if this side lacks that class."""
     try:
-        said = _failures.decode(body)
+        decoded = _failures.decode(body)
     except UNREADABLE:
         return ProtocolMismatch("received an invalid error")
-    kind = _kinds().get(said.kind)
+    kind = _kinds().get(decoded.kind)
     if kind is None:
-        return WireError(f"{said.kind}: {said.message}")
-    fields = {name: value for name, value in said.fields.items() if not name.startswith("_")}
+        return WireError(f"{decoded.kind}: {decoded.message}")
+    fields = {name: value for name, value in decoded.fields.items() if not name.startswith("_")}
     try:
-        return kind.rebuild(said.message, fields)
+        return kind.rebuild(decoded.message, fields)
     except (TypeError, ValueError, KeyError, AttributeError):
-        return WireError(f"{said.kind}: {said.message}")
+        return WireError(f"{decoded.kind}: {decoded.message}")
 
 
 def _kinds() -> Mapping[str, type[FireflyerError]]:

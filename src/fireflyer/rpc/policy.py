@@ -61,7 +61,7 @@ class Attempts:
         """
         pause = self._pause * self._chance.uniform(0.5, 1.0)
         self._pause = min(2 * self._pause, self._policy.longest_pause_s)
-        told = not error.retryable or isinstance(error, self._policy.final)
-        if told or now + pause >= self._deadline:
+        final = not error.retryable or isinstance(error, self._policy.final)
+        if final or now + pause >= self._deadline:
             raise error
         return pause

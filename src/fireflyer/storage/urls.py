@@ -179,8 +179,8 @@ class FsspecStorage:
             raise _unread(path, cause, "open") from error
         except Exception as error:  # drivers raise their own classes
             raise _unread(path, error) from error
-        told = [f"{field}={info[field]}" for field in _STAMPS if info.get(field)]
-        return f"{info.get('size')} {' '.join(told)}" if told else ""
+        tags = [f"{field}={info[field]}" for field in _STAMPS if info.get(field)]
+        return f"{info.get('size')} {' '.join(tags)}" if tags else ""
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         end = None if length is None else offset + length
@@ -297,10 +297,10 @@ class FsspecStorage:
 def _status(error: BaseException) -> int | None:
     """Returns the HTTP status in a driver's error, whose place depends on the driver."""
     answer = getattr(error, "response", None)
-    told = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
+    metadata = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
     for value in (
         *(getattr(error, "status", None), getattr(error, "status_code", None)),
-        *(told.get("HTTPStatusCode"), getattr(error, "code", None)),
+        *(metadata.get("HTTPStatusCode"), getattr(error, "code", None)),
     ):
         if isinstance(value, int) and 400 <= value < 600:
             return value

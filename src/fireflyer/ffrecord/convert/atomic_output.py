@@ -97,8 +97,8 @@ class NewFolder:
                 self._take_place()
             elif isinstance(error, FireflyerError):
                 if str(self.path) in str(error):
-                    told = str(error).replace(str(self.path), str(self._out))
-                    raise type(error)(told) from error
+                    message = str(error).replace(str(self.path), str(self._out))
+                    raise type(error)(message) from error
             elif isinstance(error, OSError):
                 raise error
         except FireflyerError:  # some are OSErrors

@@ -160,10 +160,10 @@ def _chart(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> str:
     ]
     for number, count in enumerate(counts):
         height = count / top * (_HEIGHT - 4)
-        told = f"{size_text(edges[number])} to {size_text(edges[number + 1])}: {count:,}"
+        tip = f"{size_text(edges[number])} to {size_text(edges[number + 1])}: {count:,}"
         out.append(
             f'<rect class="bar" x="{number * step + 1:.1f}" y="{_HEIGHT - height:.1f}" '
-            f'width="{step - 2:.1f}" height="{height:.1f}"><title>{told}</title></rect>'
+            f'width="{step - 2:.1f}" height="{height:.1f}"><title>{tip}</title></rect>'
         )
     out.append(f'<line class="grid" x1="0" x2="{_WIDTH}" y1="{_HEIGHT}" y2="{_HEIGHT}"/>')
     for part, anchor in (

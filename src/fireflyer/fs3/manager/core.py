@@ -234,8 +234,8 @@ class Core:
             locals_ = {t: local for t, local in beat.locals.items() if t in node.targets()}
             if beat.vitals is not None:
                 self.vitals[beat.node] = beat.vitals
-            said = (beat.session, beat.number, now, locals_, beat.question)
-            self._processes[beat.node] = _Process(*said)
+            fields = (beat.session, beat.number, now, locals_, beat.question)
+            self._processes[beat.node] = _Process(*fields)
             self.news |= known is None or known.locals != locals_ or bool(self._missed)
         if self._is_leaving(node):
             raise Unavailable(f"node {node.name} is about to lose its place in a chain: retry")

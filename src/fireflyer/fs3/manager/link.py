@@ -94,8 +94,8 @@ class ManagerLink:
         number = lease.send(now)
         with self._lock:
             known, question = self._view.version, self._view.question
-        said = (number, dict(locals_), known, vitals, me.cluster, question)
-        beat = Beat(me.node, me.session, *said)
+        fields = (number, dict(locals_), known, vitals, me.cluster, question)
+        beat = Beat(me.node, me.session, *fields)
         part = self._client.call("heartbeat", beat, Routing, deadline_s=me.lease_s)
         lease.answered(number)
         self._take(part)

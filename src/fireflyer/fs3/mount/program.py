@@ -279,14 +279,14 @@ def detach(log: Path, work: Callable[[Callable[[], None]], None]) -> None:
             os._exit(1)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
-        said = pipe.read()
-    if said != b"+":
-        raise StorageError(said.decode() or f"the mount ended at once: {log} says why")
+        message = pipe.read()
+    if message != b"+":
+        raise StorageError(message.decode() or f"the mount ended at once: {log} says why")
 
 
-def _close_with(pipe: int, said: bytes) -> None:
+def _close_with(pipe: int, message: bytes) -> None:
     with os.fdopen(pipe, "wb") as file:
-        file.write(said)
+        file.write(message)
 
 
 def _become_daemon(log: Path) -> None:

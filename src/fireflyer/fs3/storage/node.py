@@ -276,10 +276,10 @@ class StorageNode:
         due, answered = 0.0, 0
         while not self._stopping.is_set():
             now = time.monotonic()
-            told = self._service.wait(max(0.001, min(due - now, 0.05)))
+            woken = self._service.wait(max(0.001, min(due - now, 0.05)))
             opened = self._open_targets()
             asked = self._link.question > answered
-            if not (told or opened or asked or time.monotonic() >= due):
+            if not (woken or opened or asked or time.monotonic() >= due):
                 continue
             answered, scrub = self._link.question, self._link.scrub_asked
             due = time.monotonic() + self._me.lease_s / 6
@@ -306,8 +306,8 @@ class StorageNode:
         assert self._me is not None
         try:
             self._register_as(identity.Identity(self._identity, self._me.cluster), holds=True)
-        except FireflyerError as told:
-            return told
+        except FireflyerError as refusal:
+            return refusal
         return error
 
     def _stop(self, why: FireflyerError) -> None:
@@ -388,11 +388,11 @@ class StorageNode:
 
     def _apply_chain(self, target: int, number: int) -> None:
         """Passes the newest version of a chain to a target, despite concurrent calls."""
-        told = 0
-        while (chain := self._link.chain(number)) is not None and chain.version > told:
+        applied = 0
+        while (chain := self._link.chain(number)) is not None and chain.version > applied:
             members = [(m.target, int(m.state), m.incarnation) for m in chain.members]
             self._service.routing(target, chain.version, members)
-            told = chain.version
+            applied = chain.version
 
     def _open_targets(self) -> bool:
         """Opens targets that joined a chain or whose store failed; returns whether any was opened."""

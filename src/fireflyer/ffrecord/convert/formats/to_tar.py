@@ -56,8 +56,8 @@ def _check_read(path: Path, source: Source, written: "_Digest") -> None:
         for row in TarSource(path).rows():
             again.add(row)
     except (ConfigError, StorageError) as error:
-        told = str(error).replace(str(path), "the new tar")
-        raise StorageError(f"{source.name}: the new tar cannot be read back: {told}") from error
+        message = str(error).replace(str(path), "the new tar")
+        raise StorageError(f"{source.name}: the new tar cannot be read back: {message}") from error
     if again != written:
         raise StorageError(
             f"{source.name}: the new tar gives {again.rows} rows that differ from the {written.rows} "

@@ -100,8 +100,8 @@ class DatasetSource:
         except Exception as error:
             where = self.name if index is None else f"{self.name}, item {index}"
             kind = "" if isinstance(error, FireflyerError | ImportError) else type(error).__name__
-            told = ": ".join(part for part in (kind, str(error)) if part)
-            raise ConfigError(f"{where}: {told}") from error
+            message = ": ".join(part for part in (kind, str(error)) if part)
+            raise ConfigError(f"{where}: {message}") from error
 
 
 def _is_data(value: Any) -> bool:
