@@ -354,11 +354,11 @@ def test_refusals_without_a_line_are_counted(
     these = refusal_log.RefusalLog(lambda: now)
     for n in range(1000):
         these.note(f"10.0.0.1:{n}", "another secret")
-    these.tell()
+    these.flush()
     assert len(caplog.messages) == refusal_log.LINES
     assert these.due == now + refusal_log.SPAN_S
     now += refusal_log.SPAN_S
-    these.tell()
+    these.flush()
     assert caplog.messages[refusal_log.LINES :] == [
         f"{1000 - refusal_log.LINES} more connections were refused within {refusal_log.SPAN_S:g} s"
     ]

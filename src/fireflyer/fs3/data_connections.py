@@ -14,13 +14,15 @@ from fireflyer.rpc.address import Address, tune
 from fireflyer.rpc.handshake import Handshake
 from fireflyer.rpc.proof import Secret
 
-UNPROVED = 128
+MAX_UNAUTHENTICATED = 128
 """Maximum number of unauthenticated connections of a listener."""
-PATIENCE_S = 5.0
+HANDSHAKE_TIMEOUT_S = 5.0
 """Timeout of a handshake, in seconds."""
 
 
-def dial(address: str, secret: Secret, role: int, timeout_s: float = PATIENCE_S) -> socket.socket:
+def dial(
+    address: str, secret: Secret, role: int, timeout_s: float = HANDSHAKE_TIMEOUT_S
+) -> socket.socket:
     """Opens an authenticated, non-blocking connection.
 
     Raises:
@@ -77,7 +79,7 @@ def _prove(line: socket.socket, handshake: Handshake, deadline: float, address: 
         raise ProtocolMismatch(f"{address} sent data before any request: it is not a data service")
 
 
-DEAF_S = 0.1
+ACCEPT_PAUSE_S = 0.1
 """Seconds that a listener pauses after the process ran out of descriptors."""
 
 
@@ -144,7 +146,7 @@ class Acceptor:
                     self._accept()
                 else:
                     self._receive(sock)
-            self._refusals.tell()
+            self._refusals.flush()
             now = time.monotonic()
             if self._paused_until is not None and self._paused_until <= now:
                 self._paused_until = None
@@ -157,18 +159,18 @@ class Acceptor:
             sock, _ = self._listener.accept()
         except OSError as error:
             if not isinstance(error, BlockingIOError | ConnectionAbortedError):
-                self._refusals.note("somebody", error.strerror or error)
+                self._refusals.note("an unknown peer", error.strerror or error)
                 self._selector.unregister(self._listener)  # new connections wait in the backlog
-                self._paused_until = time.monotonic() + DEAF_S
+                self._paused_until = time.monotonic() + ACCEPT_PAUSE_S
                 if self._handshakes:
                     self._drop(next(iter(self._handshakes)))
             return
         sock.setblocking(False)
         tune(sock)
-        if len(self._handshakes) >= UNPROVED:
+        if len(self._handshakes) >= MAX_UNAUTHENTICATED:
             self._drop(next(iter(self._handshakes)))
         handshake = Handshake("server", self._secret, self._role)
-        self._handshakes[sock] = (handshake, time.monotonic() + PATIENCE_S)
+        self._handshakes[sock] = (handshake, time.monotonic() + HANDSHAKE_TIMEOUT_S)
         self._selector.register(sock, selectors.EVENT_READ)
 
     def _receive(self, sock: socket.socket) -> None:

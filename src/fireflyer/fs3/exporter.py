@@ -28,7 +28,7 @@ from fireflyer.rpc.loop import LoopThread
 from fireflyer.rpc.proof import Secret
 
 HEAD_LIMIT = 8 << 10
-PATIENCE_S = 5.0
+REQUEST_TIMEOUT_S = 5.0
 CONNECTIONS = 32
 Check = Callable[[], str]
 """Callback that returns the fault of a role, or ""."""
@@ -138,7 +138,7 @@ class Exporter:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 try:
                     head = await reader.readuntil(b"\r\n\r\n")
                     answer = self._answer(head)

@@ -23,12 +23,12 @@ class RefusalLog:
 
     @property
     def due(self) -> float | None:
-        """Time at which `tell` must be called next; None: after the next refusal."""
+        """Time at which `flush` must be called next; None: after the next refusal."""
         return self._ends if self._more else None
 
     def note(self, peer: str, why: object) -> None:
         """Logs or counts a refused connection."""
-        self.tell()
+        self.flush()
         if self._clock() >= self._ends:
             self._ends, self._logged = self._clock() + SPAN_S, 0
         if self._logged < LINES:
@@ -37,7 +37,7 @@ class RefusalLog:
         else:
             self._more += 1
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """Logs the number of refusals without a line of their own, once their span is over."""
         if self._more and self._clock() >= self._ends:
             get_logger("fs3").warning(

@@ -181,7 +181,7 @@ class Manager(Process):
                 answer(core.heartbeat(message, self.clock()))
             elif message[0] == "register":
                 self.waiting.append((answer, core.register(message[1], f"{message[1]}:1", 1)))
-                core.news = True
+                core.dirty = True
             else:
                 assert message[0] == "routing"
                 self.subscribers[answer.asker.name] = None
@@ -192,7 +192,7 @@ class Manager(Process):
             waiting, self.waiting = self.waiting, []
             for waits, registered in waiting:
                 waits(registered)
-        if core.news:
+        if core.dirty:
             self.act()
 
 

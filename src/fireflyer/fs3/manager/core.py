@@ -121,7 +121,7 @@ class _Process:
 
     session: int
     number: int
-    heard: float
+    heard_at: float
     locals: dict[int, Local]
     question: int
 
@@ -140,20 +140,20 @@ class Core:
         self._started = now
         self._ticked = now
         self._detect_after = now
-        self._missed: dict[
+        self._questions: dict[
             int, int
         ] = {}  # by chain: the question asked when members were first missed
         self.question = 0
         """Newest question; 0: none in this term. The caller must send a new one immediately."""
         self._asked_at = float("-inf")
-        self._idle: dict[int, float] = {}  # by chain: since when no target serves
+        self._stopped_since: dict[int, float] = {}  # by chain: since when no target serves
         self._requested: dict[
             bytes, Entry
         ] = {}  # entries requested by operators and nodes, not in a change yet
         self._asked: dict[bytes, Entry] = {}  # requested entries in the change being saved
         self._saving: Change | None = None
         self._alive: list[int] = []
-        self.news = True
+        self.dirty = True
         """True if a report since the last tick may change a chain."""
 
     # Nodes
@@ -175,10 +175,10 @@ class Core:
         if node is None or not identity or node.identity in ("", identity):
             return None
         process = self._processes.get(node.id)
-        since = process.heard if process else self._started
+        since = process.heard_at if process else self._started
         if now - since > self.times.dead_s:
             return None
-        return process.heard if process else float("-inf")
+        return process.heard_at if process else float("-inf")
 
     def register(
         self, name: str, address: str, slots: int, local: str = "", identity: str = ""
@@ -236,7 +236,7 @@ class Core:
                 self.vitals[beat.node] = beat.vitals
             fields = (beat.session, beat.number, now, locals_, beat.question)
             self._processes[beat.node] = _Process(*fields)
-            self.news |= known is None or known.locals != locals_ or bool(self._missed)
+            self.dirty |= known is None or known.locals != locals_ or bool(self._questions)
         if self._is_leaving(node):
             raise Unavailable(f"node {node.name} is about to lose its place in a chain: retry")
         return msgspec.structs.replace(self.records.after(beat.routing), question=self.question)
@@ -249,17 +249,17 @@ class Core:
         pairs = [(chains.get(c.id), c) for c in self._saving.entries if isinstance(c, Chain)]
         return any(dismissed(old, new) & {*node.targets()} for old, new in pairs if old)
 
-    def heard(self, node: int) -> tuple[float, dict[int, Local]] | None:
+    def last_heartbeat(self, node: int) -> tuple[float, dict[int, Local]] | None:
         """Returns time and target reports of a node's newest heartbeat; None: none in this term."""
         process = self._processes.get(node)
-        return (process.heard, process.locals) if process else None
+        return (process.heard_at, process.locals) if process else None
 
     def alive(self, now: float) -> list[int]:
         """Returns the nodes whose leases may still run."""
         return [
             number
             for number, process in self._processes.items()
-            if now - process.heard <= self.times.dead_s
+            if now - process.heard_at <= self.times.dead_s
         ]
 
     # Chains
@@ -288,7 +288,7 @@ class Core:
         """Applies the change that is now durable; returns the routing to publish."""
         assert self._saving
         change, self._saving = self._saving, None
-        self.news = True
+        self.dirty = True
         return self.records.apply(change.entries, change.version)
 
     def defer(self) -> None:
@@ -300,7 +300,7 @@ class Core:
         assert self._saving
         self._saving = None
         self._requested = self._asked | self._requested
-        self.news = True
+        self.dirty = True
 
     @property
     def settled(self) -> bool:
@@ -311,20 +311,22 @@ class Core:
         """Evaluates the chains if an input may have changed; returns the chains that change."""
         fresh = now - self._started <= self.times.dead_s
         alive = self.alive(now)
-        if alive == self._alive and not (self.news or fresh or self._missed or self._idle):
+        if alive == self._alive and not (
+            self.dirty or fresh or self._questions or self._stopped_since
+        ):
             return []
-        self._alive, self.news = alive, fresh
+        self._alive, self.dirty = alive, fresh
         locals_ = {t: local for n in alive for t, local in self._processes[n].locals.items()}
         pairs = [(c, self._evaluated(c, locals_, now)) for c in self.records.chains.values()]
         return [after for chain, after in pairs if after is not chain]
 
     def _evaluated(self, chain: Chain, locals_: dict[int, Local], now: float) -> Chain:
         if chain.targets(Public.SERVING):
-            self._idle.pop(chain.id, None)
+            self._stopped_since.pop(chain.id, None)
             waited = 0.0
         else:
-            waited = now - self._idle.setdefault(chain.id, now)
-        if now - self._started <= self.times.dead_s and self._unheard(chain):
+            waited = now - self._stopped_since.setdefault(chain.id, now)
+        if now - self._started <= self.times.dead_s and self._awaits_heartbeat(chain):
             return chain  # a node without a heartbeat in this term may have an older lease
         if not self._has_answer(chain, locals_, now):
             return chain
@@ -339,17 +341,17 @@ class Core:
         """
         staying = needs_answer_of(chain, locals_)
         if not staying:
-            self._missed.pop(chain.id, None)
+            self._questions.pop(chain.id, None)
             return True
-        if chain.id not in self._missed:
+        if chain.id not in self._questions:
             if self._asked_at != now:  # one question for all chains of an evaluation
                 self._asked_at = now
                 self.question = max(self.question, self._epoch << 32) + 1
-            self._missed[chain.id] = self.question
-        asked = self._missed[chain.id]
+            self._questions[chain.id] = self.question
+        asked = self._questions[chain.id]
         return any(self._processes[target // SLOTS].question >= asked for target in staying)
 
-    def _unheard(self, chain: Chain) -> bool:
+    def _awaits_heartbeat(self, chain: Chain) -> bool:
         return any(target // SLOTS not in self._processes for target in chain.targets())
 
     # Operators

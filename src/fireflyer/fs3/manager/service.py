@@ -221,7 +221,7 @@ class Manager:
                 await asyncio.sleep(
                     self._times.heartbeat_s / 2
                 )  # too short for `tick` to see a delay
-            elif core.settled and not core.news:
+            elif core.settled and not core.dirty:
                 self._saved.update("")
 
     def _push_question(self, core: Core) -> None:
@@ -337,7 +337,7 @@ class Manager:
         answer = core.heartbeat(body, self._clock.monotonic())
         self._subscribers.add(call.connection)
         self.metrics.heartbeats.inc()
-        if core.news:
+        if core.dirty:
             self._wake.set()
         return msgspec.structs.replace(answer, scrub=self._scrub)
 
@@ -389,7 +389,7 @@ class Manager:
             {
                 node: NodeStatus(now - heard[0], heard[1], core.vitals.get(node))
                 for node in records.nodes
-                if (heard := core.heard(node))
+                if (heard := core.last_heartbeat(node))
             },
             self._troubles(),
         )
