@@ -10,7 +10,7 @@ from tests.fs3.test_nodes import Nodes
 from tests.waiting import LIMIT_S, until
 
 from fireflyer.fs3.manager.chains import Chain, Member, Public
-from fireflyer.fs3.storage.lost import Files, no_folder, other_store
+from fireflyer.fs3.storage.lost import Files, missing_folder_fault, replaced_store_fault
 from fireflyer.log import get_logger
 from fireflyer.rpc.loop import LoopThread
 
@@ -46,21 +46,26 @@ def chain(*members: tuple[int, Public, int]) -> Chain:
 
 @pytest.mark.parametrize("state", [Public.SERVING, Public.LASTSRV, Public.RECOVERING])
 def test_only_the_last_holder_gets_no_empty_folder(state: Public) -> None:
-    why = no_folder(chain((1, state, 5), (2, Public.OFFLINE, 0)), 1, FOLDER)
+    why = missing_folder_fault(chain((1, state, 5), (2, Public.OFFLINE, 0)), 1, FOLDER)
     assert why.startswith("its folder is missing: /d/target-000, and no other target of chain 7 ")
-    assert no_folder(chain((1, state, 5), (2, Public.LASTSRV, 6)), 1, FOLDER) == ""
-    assert no_folder(chain((2, state, 5), (1, Public.OFFLINE, 0)), 1, FOLDER) == ""
+    assert missing_folder_fault(chain((1, state, 5), (2, Public.LASTSRV, 6)), 1, FOLDER) == ""
+    assert missing_folder_fault(chain((2, state, 5), (1, Public.OFFLINE, 0)), 1, FOLDER) == ""
     assert (
-        no_folder(chain((1, state, 0)), 1, FOLDER) == ""
+        missing_folder_fault(chain((1, state, 0)), 1, FOLDER) == ""
     )  # of a new chain, or the operator's word
 
 
 def test_another_store_than_the_last_one_is_told() -> None:
     last = chain((1, Public.LASTSRV, 5), (2, Public.LASTSRV, 6))
-    assert other_store(last, 1, 5, FOLDER) == ""
-    assert other_store(last, 1, 9, FOLDER).startswith("its store is new: /d/target-000 was lost")
-    assert other_store(chain((1, Public.LASTSRV, 0)), 1, 9, FOLDER) == ""
-    assert other_store(chain((2, Public.SERVING, 6), (1, Public.WAITING, 0)), 1, 9, FOLDER) == ""
+    assert replaced_store_fault(last, 1, 5, FOLDER) == ""
+    assert replaced_store_fault(last, 1, 9, FOLDER).startswith(
+        "its store is new: /d/target-000 was lost"
+    )
+    assert replaced_store_fault(chain((1, Public.LASTSRV, 0)), 1, 9, FOLDER) == ""
+    assert (
+        replaced_store_fault(chain((2, Public.SERVING, 6), (1, Public.WAITING, 0)), 1, 9, FOLDER)
+        == ""
+    )
 
 
 def test_a_lost_folder_of_the_last_target_is_not_made_anew(

@@ -9,7 +9,7 @@ from fireflyer.datasets.manifest import Manifest, directory_of
 from fireflyer.errors import Corrupted, StorageError
 from fireflyer.ffrecord import ChunkCache, FileReader, RemoteFiles
 from fireflyer.ffrecord.reader import Indices
-from fireflyer.ffrecord.spans import side_by_side
+from fireflyer.ffrecord.spans import map_in_threads
 from fireflyer.storage import DirectoryStorage, Storage
 
 _BLOCK = 4 << 20
@@ -73,7 +73,7 @@ class Dataset:
     def check_sizes(self) -> None:
         """Compares the size of every file with the manifest; raises as `open`."""
         paths = [self._path(file.name) for file in self.manifest.files]
-        sizes = side_by_side(self._storage.size, paths)
+        sizes = map_in_threads(self._storage.size, paths)
         for file, size in zip(self.manifest.files, sizes, strict=True):
             if size is None:
                 raise StorageError(f"{self.id}: file {file.name} is missing from its data")

@@ -29,11 +29,11 @@ from fireflyer.experts.events import Action, Event, Place, Reason
 from fireflyer.experts.manifest import Manifest
 from fireflyer.experts.parts import Job, Stats, Ticket, default_folder, size_of
 from fireflyer.experts.tensors import Expert, views
-from fireflyer.experts.tiers import IN_WARM, UNDER_WAY, Counts, Tiers
+from fireflyer.experts.tiers import IN_PROGRESS, IN_WARM, Counts, Tiers
 from fireflyer.experts.warm import Blank, Mapped, WarmFolder
 from fireflyer.storage import open_storage
 
-LOOK_S = 0.05
+POLL_S = 0.05
 """Seconds between a waiting caller's checks for changes by other processes."""
 
 
@@ -271,7 +271,7 @@ class Store:
 
     def _wait(self, ticket: Ticket, deadline: float) -> None:
         while not ticket.done and (left := deadline - time.monotonic()) > 0:
-            self._changed.wait(min(left, LOOK_S))
+            self._changed.wait(min(left, POLL_S))
             waits = not ticket.done and not self._closed and self._broken is None
             if waits and self._idle():
                 self._check_folder()
@@ -310,12 +310,12 @@ class Store:
     def _timeout(self, name: str) -> FireflyerError:
         entry = self._tiers.entries[name]
         held = [other for other in self._tiers.blocking() if other != name]
-        if entry.place not in UNDER_WAY and held:
+        if entry.place not in IN_PROGRESS and held:
             return NoSpace(
                 f"no room for expert {name}: {', '.join(held[:5])} in use; "
                 "release one or enlarge warm_bytes and hot_bytes"
             )
-        if entry.place not in UNDER_WAY:
+        if entry.place not in IN_PROGRESS:
             return NoSpace(
                 f"no room for expert {name}: other stores, or tensors that outlived their block, "
                 f"use warm memory {self._warm.path}"
@@ -329,7 +329,7 @@ class Store:
         return bool(self._jobs or self._closed or self._warm.garbage)
 
     def _idle(self) -> bool:
-        return not any(entry.place in UNDER_WAY for entry in self._tiers.entries.values())
+        return not any(entry.place in IN_PROGRESS for entry in self._tiers.entries.values())
 
     def _sum(self, places: frozenset[Place]) -> int:
         return sum(entry.bytes for entry in self._tiers.entries.values() if entry.place in places)
@@ -514,7 +514,7 @@ class Store:
                 with self._warm.locked():
                     if not self._warm.is_loading(digest):
                         break
-                self._changed.wait(LOOK_S / 5)
+                self._changed.wait(POLL_S / 5)
         # Again requests it anew; `_start_load` first checks whether it was published meanwhile.
         return events.Again(name, self._known[name][0].size)
 
@@ -524,7 +524,7 @@ class Store:
             garbage, self._warm.garbage = self._warm.garbage, []
         garbage.clear()  # in parallel with a caller that reads
         with self._changed:
-            self._changed.wait_for(self._has_work, LOOK_S * 100)
+            self._changed.wait_for(self._has_work, POLL_S * 100)
             if not self._jobs or self._closed:
                 return None
             waited = (job for job in self._jobs if self._tiers.entries[job.name].waiting)

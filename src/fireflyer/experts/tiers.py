@@ -49,7 +49,7 @@ from fireflyer.experts.events import (
 
 IN_WARM = frozenset((Place.LOADING, Place.WARM, Place.HEATING, Place.HOT, Place.EVICTING))
 IN_HOT = frozenset((Place.HEATING, Place.HOT))
-UNDER_WAY = frozenset((Place.LOADING, Place.HEATING))
+IN_PROGRESS = frozenset((Place.LOADING, Place.HEATING))
 
 
 @dataclass(slots=True)
@@ -215,7 +215,7 @@ class Tiers:
         if entry is None:
             actions.append(Refuse(event.name, Reason.UNKNOWN))
             return
-        busy = entry.place in UNDER_WAY or entry.place is Place.EVICTING
+        busy = entry.place in IN_PROGRESS or entry.place is Place.EVICTING
         if busy or entry.holders or entry.waiting:
             actions.append(Refuse(event.name, Reason.IN_USE))
         elif entry.place in (Place.COLD, Place.DAMAGED):
@@ -258,7 +258,7 @@ class Tiers:
 
     def _prefetch(self, actions: list[Action]) -> None:
         """Loads the first hinted expert that is cold, and copies the first of all to the hot tier."""
-        if any(entry.place in UNDER_WAY for entry in self.entries.values()):
+        if any(entry.place in IN_PROGRESS for entry in self.entries.values()):
             return
         for name, turn in self.hints.items():
             if turn >= self.ahead:

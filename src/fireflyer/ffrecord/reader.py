@@ -286,11 +286,11 @@ def _reopen(
     reader = kind(paths, check_data, strategy, threads)
     for path, before, now in zip(paths, digests, reader.fingerprint(), strict=True):
         if sha256(now).digest() != before:
-            raise not_the_same(path)
+            raise file_changed(path)
     return reader
 
 
-def not_the_same(name: str) -> StorageError:
+def file_changed(name: str) -> StorageError:
     return StorageError(
         f"record file '{name}' has changed since the reader was pickled: it was replaced or extended; "
         "open it again"

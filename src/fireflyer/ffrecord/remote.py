@@ -18,9 +18,9 @@ from fireflyer.ffrecord.columns import Row, RowCodec, common_columns, decode_row
 from fireflyer.ffrecord.integers import checked_integer
 from fireflyer.ffrecord.paths import SUFFIX, PathName, is_url, record_path
 from fireflyer.ffrecord.ranges import Retry
-from fireflyer.ffrecord.reader import TAIL, FileReader, Indices, Sample, _index_array, not_the_same
+from fireflyer.ffrecord.reader import TAIL, FileReader, Indices, Sample, _index_array, file_changed
 from fireflyer.ffrecord.remote_index import Entries, Indexes, open_remote
-from fireflyer.ffrecord.spans import Numbers, SpanReader, Spans, side_by_side
+from fireflyer.ffrecord.spans import Numbers, SpanReader, Spans, map_in_threads
 from fireflyer.ffrecord.zstd import ENTRY, expand
 from fireflyer.storage import Storage, split_url, storage_at
 
@@ -84,7 +84,7 @@ class RemoteFiles:
 
     def _open(self, fnames: str | Iterable[str]) -> None:
         places = self._places(fnames)
-        opened = side_by_side(lambda place: open_remote(place, self._cache, self._retry), places)
+        opened = map_in_threads(lambda place: open_remote(place, self._cache, self._retry), places)
         files = [file for file, _ in opened]
         self.fnames = [file.shown for file in files]
         self._reader: SpanReader | None = SpanReader(files, self._cache, self._retry)
@@ -331,7 +331,7 @@ def _reopen(
     reader = kind(names, check_data, **options)
     for file, before in zip(reader._opened().files, digests, strict=True):
         if file.digest != before:
-            raise not_the_same(file.shown)
+            raise file_changed(file.shown)
     return reader
 
 

@@ -64,7 +64,7 @@ class RemoteFile:
 _OPENING = 16
 
 
-def side_by_side(work: Callable[[A], B], items: Sequence[A]) -> list[B]:
+def map_in_threads(work: Callable[[A], B], items: Sequence[A]) -> list[B]:
     """Applies `work` to each item, in order, in up to 16 threads, to open many files fast.
 
     Raises the first exception after all calls have ended.

@@ -16,7 +16,7 @@ from fireflyer.errors import ConfigError, FireflyerError, Unavailable, WireError
 from fireflyer.fs3.client.metadata import METHOD
 from fireflyer.fs3.config import STORE, ClusterConfig
 from fireflyer.fs3.kv import Engine, SqliteEngine, run
-from fireflyer.fs3.kv.database import trouble_of_disk
+from fireflyer.fs3.kv.database import disk_fault
 from fireflyer.fs3.manager.chains import Chain, has_served
 from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.routing import TABLE, Node, Routing, Table
@@ -204,7 +204,7 @@ class Control:
         await self._server.close()
 
     def _store_fault(self) -> str:
-        return self._store.trouble() or trouble_of_disk(Path(self._config.metadata))
+        return self._store.trouble() or disk_fault(Path(self._config.metadata))
 
     def _transact(self, body: Callable[[Transaction], T]) -> T:
         with self._store.use() as engine:

@@ -11,7 +11,7 @@ from fireflyer.fs3.manager.routing import SLOTS
 from fireflyer.fs3.manager.service import Status
 from fireflyer.fs3.survey import Watch
 
-LOOK_S = 0.5
+POLL_S = 0.5
 REPAIR_S = 15.0
 """Seconds to wait for repairs after the last read; enough if an intact copy exists."""
 
@@ -65,7 +65,7 @@ def scrub(place: Place, advance: Callable[[int], None]) -> Scrubbed:
                     or time.monotonic() >= deadline
                 ):
                     break
-            watch.wait(lambda: False, LOOK_S)
+            watch.wait(lambda: False, POLL_S)
             watch.link.scrub(number)  # again, because a new primary does not know the request
     return Scrubbed(
         targets=len(done),

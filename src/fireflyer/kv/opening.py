@@ -9,7 +9,7 @@ from fireflyer.kv.core import pins
 from fireflyer.kv.core.reader import Reader, no_store
 from fireflyer.kv.core.tables import TableSet
 from fireflyer.kv.core.writer import Settings
-from fireflyer.kv.reading import Snapshot, fixed
+from fireflyer.kv.reading import Snapshot, reader_at
 from fireflyer.kv.shell import run
 from fireflyer.kv.store import ReadOnlyStore, Store
 from fireflyer.storage import creates_exclusively, open_storage
@@ -80,7 +80,7 @@ def open(
             raise KvError("a snapshot cannot be written: leave write=True or snapshot= out")
         manifest = run(storage, pins.manifest_of(snapshot))
         view = View([], TableSet(BlockCache(cache)).runs(manifest), manifest.sequence)
-        core = fixed(manifest, view, manifest.sequence, Reader(BlockCache(0)))
+        core = reader_at(manifest, view, manifest.sequence, Reader(BlockCache(0)))
         return Snapshot(storage, core, snapshot, True, 0.0)
     if not write:
         return ReadOnlyStore(storage, cache, poll)

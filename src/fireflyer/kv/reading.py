@@ -198,7 +198,7 @@ class Snapshot(Readable):
         self.close()
 
 
-def fixed(manifest: Manifest, view: View, sequence: int, core: Reader) -> Reader:
+def reader_at(manifest: Manifest, view: View, sequence: int, core: Reader) -> Reader:
     """Returns a core that always reads one state."""
     core.manifest, core.view, core.sequence = manifest, view, sequence
     return core

@@ -22,7 +22,7 @@ from fireflyer.kv.core import pins, tables
 from fireflyer.kv.core.collect import Collected, clean_temporary, collect
 from fireflyer.kv.core.reader import Reader
 from fireflyer.kv.core.writer import Batch, Settings, Writer
-from fireflyer.kv.reading import Readable, Snapshot, fixed, new_identity
+from fireflyer.kv.reading import Readable, Snapshot, new_identity, reader_at
 from fireflyer.kv.shell import run
 from fireflyer.storage import Storage
 
@@ -248,7 +248,7 @@ class Store(Readable):
                 raise Unavailable("the snapshot was overtaken by a collection: try again")
         finally:
             self._views[manifest.number] -= 1
-        core = fixed(manifest, view, manifest.sequence, Reader(BlockCache(0)))
+        core = reader_at(manifest, view, manifest.sequence, Reader(BlockCache(0)))
         return Snapshot(self._storage, core, identity, True, seconds)
 
     @contextlib.contextmanager
@@ -354,7 +354,7 @@ class ReadOnlyStore(Readable):
                 view = self._core.view.copy()
             identity = new_identity()
             if run(self._storage, pins.pinned(identity, manifest, seconds)):
-                core = fixed(manifest, view, sequence, Reader(BlockCache(0)))
+                core = reader_at(manifest, view, sequence, Reader(BlockCache(0)))
                 return Snapshot(self._storage, core, identity, False, seconds)
             self.refresh()
         raise tables.collected_too_fast("take a snapshot")

@@ -38,7 +38,7 @@ def typed(error: sqlite3.Error, path: Path) -> FireflyerError:
     return StorageError(f"{path}: {error}")
 
 
-def trouble_of_disk(folder: Path) -> str:
+def disk_fault(folder: Path) -> str:
     """Returns the fault of the disk of a store in that folder; "" if there is none."""
     try:
         disk = os.statvfs(folder)
@@ -62,7 +62,7 @@ def _opening(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        if trouble_of_disk(path.parent):
+        if disk_fault(path.parent):
             raise NoSpace(
                 f"{path}: no space to open the metadata: {error}; free some and start again"
             ) from error

@@ -70,7 +70,7 @@ class Refused:
         return [f"node {name} is refused: {why}" for name, why in self._why.items()]
 
 
-def stays(number: int, cluster: str, own: str) -> None:
+def check_heartbeat(number: int, cluster: str, own: str) -> None:
     """Checks that a node that sent a heartbeat belongs to this file system.
 
     Args:

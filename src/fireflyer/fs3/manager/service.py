@@ -16,7 +16,13 @@ from fireflyer import __version__
 from fireflyer.clock import Clock, SystemClock
 from fireflyer.errors import ConfigError, Corrupted, FireflyerError, NoSpace, NotPrimary
 from fireflyer.fs3.condition_log import ConditionLog
-from fireflyer.fs3.manager.admission import Refused, Registration, check, cluster_of, stays
+from fireflyer.fs3.manager.admission import (
+    Refused,
+    Registration,
+    check,
+    check_heartbeat,
+    cluster_of,
+)
 from fireflyer.fs3.manager.chains import Chain, Local, Public
 from fireflyer.fs3.manager.core import Beat, Change, Core, Registered, Vitals
 from fireflyer.fs3.manager.election import Election, Primary
@@ -333,7 +339,7 @@ class Manager:
 
     def _heartbeat(self, call: Call, body: Beat) -> Routing:
         core = self._term()
-        stays(body.node, body.cluster, self._cluster)
+        check_heartbeat(body.node, body.cluster, self._cluster)
         answer = core.heartbeat(body, self._clock.monotonic())
         self._subscribers.add(call.connection)
         self.metrics.heartbeats.inc()

@@ -337,7 +337,7 @@ class MetaService:
             answer = operation(t, context, call)
             self._folders.learn(call, answer)
             if refresh:
-                sessions.seen(t, client, now)
+                sessions.record_alive(t, client, now)
             if clear_to:
                 t.clear_range(record_key(client, 1), record_key(client, clear_to + 1))
                 t.set(record_key(client, 0), counter_value(clear_to))

@@ -37,13 +37,13 @@ from fireflyer.fs3.meta.messages import (
 PAGE = 1024
 
 
-def seen(t: Transaction, client: int, now: int) -> None:
+def record_alive(t: Transaction, client: int, now: int) -> None:
     """Records that the client is alive."""
     t.set(client_key(client), now.to_bytes(8, "big"))
 
 
 def keep_alive(t: Transaction, ctx: Context, call: KeepAlive) -> Done:
-    seen(t, ctx.client, ctx.now)
+    record_alive(t, ctx.client, ctx.now)
     return Done()
 
 

@@ -14,7 +14,7 @@ def _holds(member: Member) -> bool:
     return member.state in HOLDERS or member.state is Public.SERVING
 
 
-def no_folder(chain: Chain, target: int, folder: Path) -> str:
+def missing_folder_fault(chain: Chain, target: int, folder: Path) -> str:
     """Returns why a missing folder must not be replaced by an empty one; "" if it may be.
 
     It may be replaced if other members of the chain hold the same data: the target then syncs from
@@ -29,7 +29,7 @@ def no_folder(chain: Chain, target: int, folder: Path) -> str:
     )
 
 
-def other_store(chain: Chain, target: int, store: int, folder: Path) -> str:
+def replaced_store_fault(chain: Chain, target: int, store: int, folder: Path) -> str:
     """Returns the fault of a target whose store its chain did not serve with; "" if there is none."""
     last = (m for m in chain.members if m.target == target and m.state is Public.LASTSRV)
     if all(member.store in (0, store) for member in last):

@@ -19,7 +19,7 @@ from fireflyer.fs3.manager.routing import SLOTS, Routing
 from fireflyer.fs3.roles import Role
 from fireflyer.fs3.same_node import advertised, new_socket
 from fireflyer.fs3.storage import identity
-from fireflyer.fs3.storage.lost import Files, no_folder, other_store
+from fireflyer.fs3.storage.lost import Files, missing_folder_fault, replaced_store_fault
 from fireflyer.fs3.storage.scrub import BEGIN, STEP_CHUNKS, ScrubLog, pause_before
 from fireflyer.log import speaker
 from fireflyer.rpc.proof import Secret
@@ -425,7 +425,7 @@ class StorageNode:
         """Logs the begin and the end of a target's fault: a faulty state or another store."""
         why = FAULTY if local is LocalState.FAULTY else ""
         chain = self._link.chain(self._chains.get(target, 0))
-        if chain and (other := other_store(chain, target, store, self._folder(target))):
+        if chain and (other := replaced_store_fault(chain, target, store, self._folder(target))):
             why = f"faulty: {other}"
         if why == self._faulty.get(target, ""):
             return
@@ -479,7 +479,7 @@ class StorageNode:
         path = self._folder(target)
         if not path.exists():
             known = self._link.chain(chain)
-            why = no_folder(known, target, path) if known else ""
+            why = missing_folder_fault(known, target, path) if known else ""
             if why and target not in self._places:
                 self._fault(target, why)
             if why or target in self._places:
