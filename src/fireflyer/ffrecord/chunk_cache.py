@@ -138,7 +138,7 @@ class ChunkCache:
         left.
         """
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self.directory, "writing.tmp"))  # of a dead writer
+            os.unlink(os.path.join(self.directory, "writing.tmp"))  # left by a dead writer
         entries = sorted(self._scan())
         used = sum(size for _, size, _ in entries)
         if used <= room:

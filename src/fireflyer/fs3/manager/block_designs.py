@@ -115,7 +115,7 @@ def _difference_family(n: int, t: int, r: int) -> list[Block] | None:
     if t % least or least > LARGEST_FAMILY:
         return None
     times = least * (r - 1) // (n - 1)
-    left = [0, *([times] * (n - 1))]  # how often each difference may still occur
+    left = [0, *([times] * (n - 1))]  # remaining uses of each difference
     steps = SEARCH_STEPS
 
     def take(block: list[int], point: int) -> list[int] | None:

@@ -142,11 +142,11 @@ class Core:
         self._detect_after = now
         self._questions: dict[
             int, int
-        ] = {}  # by chain: the question asked when members were first missed
+        ] = {}  # by chain: question sent when members were first missed
         self.question = 0
         """Newest question; 0: none in this term. The caller must send a new one immediately."""
         self._asked_at = float("-inf")
-        self._stopped_since: dict[int, float] = {}  # by chain: since when no target serves
+        self._stopped_since: dict[int, float] = {}  # by chain: time since which no target serves
         self._requested: dict[
             bytes, Entry
         ] = {}  # entries requested by operators and nodes, not in a change yet

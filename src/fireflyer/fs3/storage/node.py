@@ -113,7 +113,7 @@ class StorageNode:
             threading.Event()
         )  # ends the scrub's pause: a request, or the node's end
         self._full = False
-        self._vitals_sent = 0.0  # when a heartbeat last carried vitals
+        self._vitals_sent = 0.0  # time of the last heartbeat with vitals
         self._secret = secret
         self._service = io.Node(settings.workers, settings.buffers)
         self._lock = threading.Lock()  # guards `_ended_service`; no service call after its end
@@ -122,12 +122,12 @@ class StorageNode:
         self._me: Registered | None = None
         self._reopen_at: dict[int, float] = {}  # time of the next attempt to open a target
         self._reconnect_at: dict[int, float] = {}  # time of the next attempt to connect to a node
-        self._chains: dict[int, int] = {}  # of open targets
+        self._chains: dict[int, int] = {}  # chain of each open target
         self._faults: dict[int, str] = {}  # faults of closed targets
         self._faulty: dict[int, str] = {}  # faults of open targets
         self._places: dict[int, Place] = {}  # folders of targets that were opened
-        self._folders_checked = 0.0  # when the folders were last checked
-        self._files: dict[int, Files] = {}  # of open targets, in the order of the next check
+        self._folders_checked = 0.0  # time of the last check of the folders
+        self._files: dict[int, Files] = {}  # files of open targets, next check first
         self._local_listener = Acceptor(settings.listen, secret, Role.STORAGE, self._service.serve)
         self.address = settings.advertise or str(self._local_listener.address)
         self._local = self._open_local()
