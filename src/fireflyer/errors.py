@@ -62,7 +62,7 @@ class FireflyerError(Exception):
     retryable = False
 
     def fields(self) -> dict[str, object]:
-        """Returns the fields that travel to another process beside the message."""
+        """Returns the fields that are sent to another process with the message."""
         return dict(vars(self))
 
     @classmethod

@@ -86,7 +86,7 @@ def open_standard_streams() -> None:
 
 
 def write_json(document: bytes) -> None:
-    """Writes a JSON document and a newline to stdout, in UTF-8 whatever the locale."""
+    """Writes a JSON document and a newline to stdout, in UTF-8 for any locale."""
     sys.stdout.flush()
     sys.stdout.buffer.write(document + b"\n")
 

@@ -26,7 +26,7 @@ class Reader(Protocol):
         ...
 
     def read(self, indices: Indices, /) -> Any:
-        """Returns the samples at `indices`, in that order; several threads call it at once."""
+        """Returns the samples at `indices`, in that order; several threads may call it concurrently."""
         ...
 
 

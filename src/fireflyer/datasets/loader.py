@@ -78,7 +78,7 @@ class DistributedLoader:
 
     Args:
         dataset: a dataset of a catalog; or paths or URLs (fs3:///a.ffr) of record files; or a
-            reader (`n` and `read`, which several threads call at once).
+            reader (`n` and `read`, which several threads call concurrently).
         rank, world: this rank and the number of ranks.
         seed: seed of the order, in [0, 2^64).
         batch_size: samples of a batch of all ranks together, at least `world`.
@@ -207,7 +207,7 @@ class DistributedLoader:
     def advance(self, batches: int = 1) -> None:
         """Counts batches as consumed that `loader[k]` read, perhaps in worker processes.
 
-        After the last batch the next epoch is entered at once.
+        After the last batch the loader enters the next epoch immediately.
 
         Raises:
             ValueError: the epoch has fewer batches left.

@@ -95,7 +95,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     name: str
     version: int
     data: str
-    """Directory of the files, beside the manifest."""
+    """Name of the directory of the files, next to the manifest."""
     created: float
     """Creation time in seconds since 1970, for display."""
     owner: str

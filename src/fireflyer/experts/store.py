@@ -515,7 +515,8 @@ class Store:
                     if not self._warm.is_loading(digest):
                         break
                 self._changed.wait(POLL_S / 5)
-        # Again requests it anew; `_start_load` first checks whether it was published meanwhile.
+        # Again requests the expert once more; `_start_load` first checks whether it was published
+        # meanwhile.
         return events.Again(name, self._known[name][0].size)
 
     def _next_job(self) -> Job | None:

@@ -14,7 +14,7 @@ class Expert:
     """Expert in the hot tier.
 
     Attributes:
-        name: its name.
+        name: name of the expert.
         tensors: tensors by name. Do not write to them: all users of the expert share them.
     """
 

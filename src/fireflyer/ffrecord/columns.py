@@ -62,7 +62,7 @@ def without_objects(data: Any) -> memoryview:
     """Returns `data` as a view of its bytes.
 
     Raises:
-        TypeError: it is not a buffer, or its items hold Python objects, which are addresses.
+        TypeError: `data` is not a buffer, or its items are Python objects, which are addresses.
     """
     view = memoryview(data)
     if "O" in view.format and "O" in _FIELD_NAME.sub("", view.format):

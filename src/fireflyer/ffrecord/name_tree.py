@@ -26,8 +26,8 @@ def read_names(data: bytes, files: int) -> Tree:
     """Returns the tree in the pickle `data`, with indices below `files`.
 
     Raises:
-        ValueError: it holds anything but file names and such indices, a directory in two places, or
-            more than 256 levels, or is not a pickle.
+        ValueError: the data is not a pickle, has other values than file names and such indices, has
+            a directory in two places, or has more than 256 levels.
     """
     try:
         return _Machine(data, files).run()

@@ -37,7 +37,7 @@ class FileReader:
     Args:
         fnames: a file, a list of files, or a directory (all its `*.ffr` files sorted by name).
         check_data: compare the CRC32 of every sample that is read; costs little.
-        strategy: how to read the bytes.
+        strategy: method of reading.
             `auto`: cached pages from the page cache, all others with direct I/O (io_uring with
                 O_DIRECT, or threads if that is barred).
             `cached`, `threads`: all bytes through the page cache, with few threads that copy, or

@@ -31,7 +31,7 @@ _TAILS = 64
 
 @runtime_checkable
 class Closable(Protocol):
-    """Storage with connections of its own."""
+    """Storage that has connections to close."""
 
     def close(self) -> None: ...
 

@@ -1,10 +1,10 @@
 """PyTorch interface of record files: batched reads, and loaders that resume inside an epoch.
 
-`Dataset` serves a whole batch of indices at once (`__getitems__`), which every DataLoader of torch
-uses. Without an override it returns `Samples`: one block of memory, which is also all that a worker
-process transfers. `DataLoader` adds `set_step`, `state_dict` and a prefetch thread without touching
-torch's private parts: it wraps the batch sampler and the iterator. `Subset`, `ConcatDataset` and
-`ReaderRegistry` complete the names that programs for the original import.
+`Dataset` serves a whole batch of indices in one call (`__getitems__`), which every DataLoader of
+torch uses. Without an override it returns `Samples`: one block of memory, which is also all that a
+worker process transfers. `DataLoader` adds `set_step`, `state_dict` and a prefetch thread without
+touching torch's private parts: it wraps the batch sampler and the iterator. `Subset`,
+`ConcatDataset` and `ReaderRegistry` complete the names that programs for the original import.
 """
 
 from bisect import bisect_right
@@ -136,7 +136,7 @@ class Dataset(_Batched):
         fnames: a file, a list of files, or a directory; or URLs of these.
         check_data: compare the CRC32 of every sample that is read.
 
-    Raises: what `open_records` raises.
+    Raises the errors of `open_records`.
     """
 
     def __init__(self, fnames: PathName | Iterable[PathName], check_data: bool = True) -> None:

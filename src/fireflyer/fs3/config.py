@@ -38,7 +38,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     directory: str = ""
     """Folder of its targets; default: a folder NAME beside cluster.toml."""
     targets: Annotated[int, msgspec.Meta(ge=1, le=SLOTS)] = 4
-    """Number of its targets; each is a folder in `directory` and a member of a chain of its own."""
+    """Number of its targets; each is a folder in `directory` and a member of another chain."""
     workers: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
     """Threads of the service; 0: by the number of cores."""
     buffer_mib: Annotated[int, msgspec.Meta(ge=8)] = 256

@@ -79,7 +79,7 @@ def chain_of(layout: Layout, table: Sequence[int], index: int) -> int:
 def chains_of(
     layout: Layout, table: Sequence[int], indexes: npt.NDArray[np.integer]
 ) -> npt.NDArray[np.int64]:
-    """Computes `chain_of` for many chunks at once.
+    """Computes `chain_of` for many chunks in one call.
 
     Args:
         indexes: [k], integers from 0.

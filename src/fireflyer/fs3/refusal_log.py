@@ -38,7 +38,7 @@ class RefusalLog:
             self._more += 1
 
     def flush(self) -> None:
-        """Logs the number of refusals without a line of their own, once their span is over."""
+        """Logs the number of refusals without a log line, once their span is over."""
         if self._more and self._clock() >= self._ends:
             get_logger("fs3").warning(
                 "%d more connections were refused within %g s", self._more, SPAN_S

@@ -106,7 +106,7 @@ def cache(
 
     Args:
         capacity: maximum bytes of its segments, at least 256 KiB.
-        segment: bytes of a segment, which is written at once; at most an eighth of the capacity.
+        segment: bytes of a segment, which is one write; at most an eighth of the capacity.
         poll: seconds between searches for segments of other processes; 0: only `refresh` and writes
             search.
 

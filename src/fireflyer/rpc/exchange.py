@@ -64,7 +64,7 @@ class Exchange:
         return calls
 
     def lost(self, error: FireflyerError) -> list[Callable[[], None]]:
-        """Returns the callbacks for a lost connection: every sink gets an error of its own."""
+        """Returns the callbacks for a lost connection: every sink gets a separate error."""
         sinks, self._sinks = list(self._sinks.values()), {}
         return [_bound(sink, type(error)(str(error))) for sink in sinks]
 

@@ -1,4 +1,4 @@
-"""Asyncio loop in a thread of its own, for synchronous programs."""
+"""Asyncio loop in a separate thread, for synchronous programs."""
 
 import asyncio
 import errno

@@ -47,7 +47,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Call:
-    """Context of a request, beside its body."""
+    """Context of a request, without its body."""
 
     connection: "Connection"
     method: str

@@ -63,7 +63,7 @@ def open_source(
     Raises:
         ConfigError: an unknown kind, a path that is missing or neither file nor folder, or
             different columns.
-        Corrupted, StorageError: as the format's source raises them.
+        Corrupted, StorageError: the errors of the format's source.
     """
     if not paths:
         raise ConfigError("nothing to read: name files, a folder, or MODULE:NAME of a data set")

@@ -35,7 +35,7 @@ _SIGNATURES = ((b"\xff\xd8\xff", "image/jpeg"), (b"\x89PNG\r\n\x1a\n", "image/pn
 def page(files: Sequence[str], shown: int = SHOWN) -> str:
     """Returns the page of `files`, with `shown` evenly spread samples; columns may differ.
 
-    Raises: what `FileReader` does; no damaged sample is shown.
+    Raises the errors of `FileReader`; no damaged sample is shown.
     """
     names = file_names(files)
     listed = [describe_file(name) for name in names]

@@ -140,7 +140,7 @@ class Chain:
 
 
 class Selected:
-    """Some columns of a source."""
+    """Source with a selection of another source's columns."""
 
     def __init__(self, source: Source, names: Sequence[str]) -> None:
         """Selects the columns `names`.

@@ -97,7 +97,7 @@ class Cluster:
             self._routing_changed.wait_for(lambda: self._version > seen, seconds)
 
     def _ask(self) -> None:
-        """Requests the routing; runs in a thread of its own, so a silent manager blocks no read."""
+        """Requests the routing; runs in a separate thread, so a silent manager blocks no read."""
         try:
             self._link.refresh()
         except FireflyerError as error:

@@ -120,7 +120,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
     Raises:
         StorageError: the file cannot be opened.
-        Corrupted: it is another kind of file.
+        Corrupted: the file has another kind.
         NoSpace: the disk is full.
     """
     with _opening(path):

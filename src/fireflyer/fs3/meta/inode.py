@@ -54,7 +54,7 @@ class Inode(msgspec.Struct, array_like=True, gc=False):
     btime: int
     length: int
     length_version: int
-    """Grows with each truncation; a length reported for an older version is ignored."""
+    """Number that grows with each truncation; a length reported for an older version is ignored."""
     layout: Layout | None
     dyn_stripe: int
     """Number of chains that may hold its chunks: the first ones in the file's order."""

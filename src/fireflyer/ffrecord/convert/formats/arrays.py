@@ -14,7 +14,7 @@ from fireflyer.ffrecord.convert.source import Column, Row, ahead, chosen, readin
 
 
 class ArraySource:
-    """One `.npy` (column `data`), an `.npz`, or a folder of `.npy` files: a column each.
+    """Source of one `.npy` (column `data`), an `.npz`, or a folder of `.npy` files: a column each.
 
     `.npy` files are mapped; arrays of an `.npz` are held in memory. Object arrays (pickles) are
     rejected.

@@ -12,7 +12,7 @@ IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 
 class FolderSource:
-    """All files below a folder in sorted depth-first order; follows links, skips hidden files.
+    """Source of a folder's files in sorted depth-first order; follows links, skips hidden files.
 
     With sub-folders the rows are {data, label, class, name}. The class is the first folder, the
     label its index in sorted order (torchvision's ImageFolder). Without sub-folders the rows are

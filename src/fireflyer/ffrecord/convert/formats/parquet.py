@@ -23,7 +23,7 @@ class _Field:
 
     Attributes:
         path: name of the column in the file, then of nested struct fields.
-        tensor: arrangement of the innermost lists; None: as they are.
+        tensor: arrangement of the innermost lists; None: unchanged.
     """
 
     path: tuple[str, ...]

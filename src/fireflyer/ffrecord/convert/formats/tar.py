@@ -18,7 +18,7 @@ from fireflyer.ffrecord.convert.source import Column, Row, checked, chosen, is_u
 
 
 class TarSource:
-    """One archive, plain or gzip."""
+    """Source of one archive, plain or gzip."""
 
     length: int | None = None
 

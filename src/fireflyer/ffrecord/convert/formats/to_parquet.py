@@ -149,7 +149,9 @@ def _naming(source: Source, name: str, arrow: Any) -> Iterator[None]:
 
 
 def _same(value: Any, stored: Any) -> bool:
-    """Returns whether Parquet stores a nested value as it is; it adds missing keys as None."""
+    """Returns whether Parquet stores a nested value unchanged, apart from missing keys, which
+    become None.
+    """
     if isinstance(value, dict) and isinstance(stored, dict):
         return all(_same(value.get(key), its) for key, its in stored.items())
     if isinstance(value, list | tuple) and isinstance(stored, list):
