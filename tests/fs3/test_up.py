@@ -285,7 +285,7 @@ def test_a_signal_ends_it_while_it_waits_for_others(
         ("replicas = 5", "invalid replicas 5: expected at most 1, the number of nodes"),
         ("replicas = 3\n[nodes.a]\n[nodes.b]", "expected at most 2, the number of nodes"),
         ("replicas = 5\none_node = true", "expected at most 4, the number of targets"),
-        ("chunk_kib = 100", "chunk_kib must be a power of two, not 100"),
+        ("chunk_kib = 100", "invalid chunk_kib 100: expected a power of two"),
         ("failover_s = 0", "Expected `float` > 0"),
         ("[nodes]", "invalid nodes: expected at least one"),
         ('[nodes."../x"]', "without slashes"),

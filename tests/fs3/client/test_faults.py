@@ -149,5 +149,5 @@ def test_connecting_needs_the_secret(cluster: Cluster, tmp_path: Path) -> None:
     wrong.chmod(0o644)
     with pytest.raises(ConfigError, match="other users can read"):
         connect(cluster.address, secret_file=wrong)
-    with pytest.raises(ConfigError, match="not an address"):
+    with pytest.raises(ConfigError, match="invalid address"):
         connect("nowhere", secret_file=cluster.secret_file)
