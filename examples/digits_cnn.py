@@ -27,7 +27,7 @@ def convolution(inside: int, outside: int, stride: int = 1) -> nn.Sequential:
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a shortcut; the first may halve the picture."""
+    """Two convolutions and a shortcut around them; the first may halve the picture."""
 
     def __init__(self, inside: int, outside: int, stride: int) -> None:
         super().__init__()

@@ -69,7 +69,7 @@ class CheckpointManager:
                 loses the least time, given the measured save cost and the failure rate.
             keep: the number of newest checkpoints to keep, or a `Keep` with more rules; None: all.
             overlap: `save` returns while large tensors are still being copied. Call `before_step`
-                before these tensors change. The step of a torch optimizer calls it by itself.
+                before these tensors change. The step of a torch optimizer calls it.
             incremental: do not write tensors again whose bytes equal those of the last save.
             memory: hold each save in the memory of two nodes before it is on storage. After a
                 restart, a save that is the newest is loaded from there. An `InMemory` sets options.
@@ -371,13 +371,13 @@ class CheckpointManager:
             return loaded.state
 
     def loaded_per_rank(self) -> Any | None:
-        """Returns this rank's `per_rank` of the checkpoint last loaded; None if it has none."""
+        """Returns this rank's `per_rank` of the checkpoint last loaded, None without one."""
         return self._loaded_per_rank
 
     def load_tensors(
         self, patterns: str | Sequence[str], step: SupportsIndex | None = None
     ) -> dict[str, torch.Tensor | np.ndarray[Any, Any]]:
-        """Returns tensors of the newest good checkpoint (or of `step`) by name; reads nothing else.
+        """Returns tensors of the newest good checkpoint (or of `step`) by name; reads only them.
 
         The tensors are whole. Not collective. A damaged checkpoint is skipped with a warning and
         stays in place.

@@ -18,7 +18,7 @@ _SPLIT_ROW = 32768
 class _RmsNorm(torch.autograd.Function):
     """RMS norm of h = x + residual, returned with h; if `residual` is None, the norm of x alone.
 
-    `same` is x once more. Thus autograd adds the gradient's two summands one after the other to the
+    `same` is x again. Thus autograd adds the gradient's two summands one after the other to the
     other gradients of x, as it does for torch's norm.
     """
 

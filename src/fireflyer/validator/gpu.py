@@ -113,7 +113,7 @@ def products(
 
 
 def _transfer(torch: Any, device: int) -> float:
-    """Returns the GB/s to or from the GPU with pinned memory, whichever direction is slower."""
+    """Returns the GB/s between pinned memory and the GPU in the slower direction."""
     host = torch.empty(TRANSFER_BYTES, dtype=torch.uint8).pin_memory()
     there = torch.empty_like(host, device=device)
     rates = []

@@ -13,7 +13,7 @@ State = dict[str, Any]
 LAYERS = 8
 TENSORS = 301
 ONE = "model.rope"
-"""Name of the one tensor of ONE_BYTES in every state."""
+"""Name of a tensor of ONE_BYTES; every state has exactly one."""
 ONE_BYTES = 1 << 20
 _COPIES = 3
 _LAYER_SHARE = 0.75

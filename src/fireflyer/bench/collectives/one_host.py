@@ -1,11 +1,11 @@
 """Benchmark of one collective on one host: ours with every kind of memory, gloo, and Open MPI.
 
 In each round every candidate runs once, and so do the machine's limits: `a += b` and `a += 1` by
-torch, and memcpy. All ranks run a limit at once, with one thread each, on zero-copy memory of the
-tensors' size, so that the limit fits into the same caches. The bound of a call is its minimum bytes
-moved, divided by the limit with the same share of writes. That limit is `a += 1` for an in-place
-allreduce (as many writes as reads), `a += b` for other reductions, and memcpy for pure moves. The
-number of cores that the ranks had during the additions shows if the machine was quiet.
+torch, and memcpy. All ranks run a limit at once, with one thread each. They use zero-copy memory of
+the tensors' size, so that the limit fits into the same caches. The bound of a call is its minimum
+bytes moved, divided by the limit with the same share of writes. That limit is `a += 1` for an
+in-place allreduce (as many writes as reads), `a += b` for other reductions, and memcpy for pure
+moves. The number of cores that the ranks had during the additions shows if the machine was quiet.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ class Spec:
 
     Attributes:
         dtypes: names of `options.DTYPES`, measured in the same rounds.
-        op: one of `options.OPS`; "sum" if the collective has none.
+        op: one of `options.OPS`; "sum" if the collective takes no op.
         memory: names of `options.MEMORY`.
         against: "gloo", "mpi" or both.
     """

@@ -4,7 +4,7 @@
 {"do": "mounted", "root"}                                        a mounted one
 {"do": "create"|"open", "directory", "prefix", "count", "threads"}   empty files, one per call;
     with "first" and "step": only every `step`th file, from number `first` on;
-    with "bytes": so many are written to each
+    with "bytes": number of bytes to write to each
 {"do": "stat", "directory", "prefix", "count", "batch"}          `batch`: names per call, ours only
 {"do": "read"|"small", "path", "block", "depth", "count", "seed"}    "small": ours only
     `depth`: blocks per call of ours, a mounted one reads one; "read": in order from block `seed`

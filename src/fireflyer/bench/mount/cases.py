@@ -69,7 +69,7 @@ def _worker(stack: ExitStack, name: str, mount: Mounted) -> Worker:
 
 
 def read(setting: Setting) -> list[Row]:
-    """Measures 1 MiB reads, in order, of a file of which no byte is in memory."""
+    """Measures 1 MiB reads, in order, of a file that is not in memory."""
     case = f"{size_text(BLOCK)} reads in order, cold"
     count = setting.sizes.data // BLOCK
     with ExitStack() as stack:

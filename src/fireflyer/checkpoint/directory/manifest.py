@@ -184,8 +184,8 @@ def _check(manifest: Manifest) -> None:
     """Validates a manifest.
 
     Raises:
-        CheckpointError: if the manifest refers to a file that is no save's data file or to bytes
-            beyond a file's end, or if one of its states cannot be assembled.
+        CheckpointError: if the manifest refers to a file that is not a save's data file, or to bytes
+            beyond a file's end. Also if one of its states cannot be assembled.
     """
     for file, size in manifest.files.items():
         directory, _, rest = file.partition("/")

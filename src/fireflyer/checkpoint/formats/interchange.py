@@ -26,7 +26,7 @@ def open_foreign(source: str | os.PathLike[str]) -> Contents:
     """Opens a file or folder of safetensors, DCP or torch.save. Runs no code from it.
 
     Raises:
-        ConfigError: if the path has none of these formats.
+        ConfigError: if the path is in another format.
         Corrupted: if the data is damaged.
         CheckpointError: if the data contains an item that a state cannot hold.
         StorageError: if the data cannot be read.

@@ -23,7 +23,7 @@ def check_origin(state: Any, integration: str) -> None:
     Args:
         integration: the name of the integration's module.
 
-        Raises:
+    Raises:
         CheckpointError: if another module saved the state; the error names that module.
     """
     if not _has(state, integration):

@@ -137,7 +137,7 @@ class ReplicaTable:
         Raises:
             CheckpointError: if the save is not newer than the committed save, the save was given
                 up, or its run was replaced.
-            NoSpace: if the data does not fit beside the newest committed save.
+            NoSpace: if the data does not fit in addition to the newest committed save.
         """
         self._check(stamp.epoch)
         self._refuse_given_up(stamp)

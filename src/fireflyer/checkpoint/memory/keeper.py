@@ -8,8 +8,8 @@ LINGER_S seconds. It then unlinks SOCKET under the lock that connecting ranks al
 connects to a keeper that is about to end.
 
 The keeper is passive. Ranks connect to their own node's keeper by the Unix socket, and to other
-nodes' keepers by TCP, where they prove the key of their job's `Join`. Each connection has one
-thread; `_lock` guards their shared state. This module does not import torch.
+nodes' keepers by TCP. By TCP, they must prove the key of their job's `Join`. Each connection has
+one thread; `_lock` guards their shared state. This module does not import torch.
 """
 
 import contextlib

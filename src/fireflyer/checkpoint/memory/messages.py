@@ -60,7 +60,7 @@ class Join(msgspec.Struct, frozen=True, tag="Join"):
     """Epoch of the run; 0 if it is still unknown."""
     limit_bytes: int
     """Limit of the place, in bytes. 0: half of the sum of the bytes held and the available memory,
-    of which each of `share` nodes on the machine gets an equal part."""
+    divided equally among the `share` nodes on the machine."""
     key: bytes
     """Key of this attempt of the job; ranks on other nodes must prove it."""
     address: str

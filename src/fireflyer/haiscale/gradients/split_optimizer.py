@@ -194,10 +194,9 @@ class SplitOptimizer:
     def later(self, away: Iterable[AnyAway]) -> list[AnyAway]:
         """Returns the reductions to step on arrival: the optimizer holds all their parameters.
 
-        Some reductions are waited for at once: those of which the optimizer holds only some
-        parameters, and those with a parameter whose memory code can read by another name. If the
-        step is not split, all are waited for. Reductions of which the optimizer holds no parameter
-        are ignored.
+        Some reductions are waited for at once: those with only some parameters in the optimizer,
+        and those with a parameter whose memory code can read by another name. If the step is not split, all
+        are waited for. Reductions without a parameter in the optimizer are ignored.
         """
         if not self._splits:
             for one in away:
@@ -242,8 +241,8 @@ class SplitOptimizer:
 def is_separable(optimizer: Optimizer) -> bool:
     """Returns True if steps of single parameters, in any order, equal one step of all parameters.
 
-    This holds for the classes of `torch.optim`, for their subclasses that add no method besides a
-    constructor, and for optimizers whose attribute `separable` is True.
+    This holds for the classes of `torch.optim`, for their subclasses that add only a constructor,
+    and for optimizers whose attribute `separable` is True.
     """
     kinds = type(optimizer).__mro__
     torchs = next(kind for kind in kinds if _is_torchs(kind))

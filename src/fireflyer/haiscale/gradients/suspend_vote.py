@@ -101,8 +101,8 @@ class SuspendVote:
     def learn(self) -> None:
         """Makes the answers count.
 
-        When a rank calls this method, it must have read all tails that it wrote, and the other
-        ranks must have read those of the same backwards when they call it.
+        Every rank must call it after the same backward, once it has read all tails that it
+        wrote.
 
         Raises:
             CollectiveError: another rank's `should_suspend` failed; that rank gets its own error.

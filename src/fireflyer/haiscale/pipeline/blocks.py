@@ -212,7 +212,7 @@ class Outline:
 
 
 def _twin(module: Any, prefix: str, others: Mapping[str, nn.Module], end: bool) -> nn.Module:
-    """Returns a copy whose modules in `others` are replaced; all else is shared.
+    """Returns a copy whose modules in `others` are replaced; the copy shares all other objects.
 
     Args:
         end: this is the first stage or the last one. Others get no parameter that the copied

@@ -229,7 +229,7 @@ def _forward_flops(model: Model) -> tuple[float, float]:
 def _others(
     model: Model, cluster: Cluster, rows: dict[str, list[list[int]]]
 ) -> tuple[float, float]:
-    """Returns the numbers of other hosts, and of other ranks, to which a token goes once each.
+    """Returns the mean numbers of other hosts and of other ranks that receive a token.
 
     The choice of a token's experts is assumed to be even.
     """
@@ -249,7 +249,7 @@ def _spread(model: Model, parts: int) -> float:
 
 
 def _sharers(cluster: Cluster, rows: dict[str, list[list[int]]]) -> int:
-    """Returns the number of ranks that share a card."""
+    """Returns the number of ranks that share a network card."""
     return min(cluster.gpus_per_node, sum(map(len, rows["pp"])))
 
 

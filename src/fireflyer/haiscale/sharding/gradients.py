@@ -105,7 +105,7 @@ class ShardReduction:
             self._owner.under_way.end()
 
     def chain(self, begin: Callable[[dist.Work], dist.Work]) -> None:
-        """Appends an operation that follows the one in flight."""
+        """Appends an operation that follows the operation in flight."""
         self._work = begin(self._work)
 
 

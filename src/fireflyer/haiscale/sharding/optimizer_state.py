@@ -27,8 +27,8 @@ class Moments:
     Args:
         names: names of the sharded parameters, by id. State of other parameters does not change.
 
-        Raises:
-            ConfigError: the state is sharded differently from the parameters.
+    Raises:
+        ConfigError: if the state is sharded differently from the parameters.
     """
 
     def __init__(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:

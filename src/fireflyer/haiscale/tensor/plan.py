@@ -90,8 +90,8 @@ def parallelize(
         `module`.
 
     Raises:
-        ConfigError: raised on all ranks if a pattern names no module, a style does not fit its
-            module, the ranks do not divide a layer, or modules or plans differ between ranks.
+        ConfigError: on all ranks, if a pattern names no module or a style does not fit its module.
+            Also if the ranks do not divide a layer, or modules or plans differ between ranks.
     """
     mesh = tensor_mesh(mesh)
     group = mesh.get_group()

@@ -95,7 +95,7 @@ class EngineGroup(ProcessGroup):
         self._member: Member | None = None
 
     def _use(self, connection: establish.Connection) -> None:
-        """Makes a connected engine group the one that this object uses."""
+        """Sets the connected engine group that this object uses."""
         self._connection = connection
         self._engine = connection.group
         self._rank, self._size = connection.rank, connection.world

@@ -15,7 +15,7 @@ class Handle(msgspec.Struct, frozen=True):
     Attributes:
         id: identifies the group object for its lifetime.
         store: "host:port" of the store that the member offers for a rendezvous.
-        global_rank: for torchft's flight recorder; hfreduce has none.
+        global_rank: for torchft's flight recorder; unused in hfreduce.
     """
 
     id: str

@@ -348,8 +348,8 @@ class ConnectionListener:
         """Registers a member of a group, and serves callers that already wait for it.
 
         Args:
-            rank: rank of the member; -1 for an endpoint of which this process may have several.
-                Callers reach the oldest of these.
+            rank: rank of the member; -1 for an endpoint without a rank. A process may have several of
+                these; callers reach the oldest.
         """
         endpoint = GroupEndpoint(self, number, rank, key)
         with self._lock:

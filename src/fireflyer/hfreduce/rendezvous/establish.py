@@ -1,10 +1,10 @@
 """Rendezvous: the ranks of a group find each other and connect.
 
-Every rank publishes an info in a store and reads all other infos. An info tells where the rank runs
-and how to reach its connection listener. The store is not needed afterwards. Unix sockets connect
-every pair of ranks on a host and transfer the descriptors of shared memory. Control links connect
-the ranks of all hosts; the watch learns of deaths on them. `Links` makes payload connections when
-they are first needed.
+Every rank publishes its `RankInfo` in a store and reads those of all other ranks. A `RankInfo`
+tells where the rank runs and how to reach its connection listener. The store is not needed
+afterwards. Unix sockets connect every pair of ranks on a host and transfer the descriptors of
+shared memory. Control links connect the ranks of all hosts; the watch learns of deaths on them.
+`Links` makes payload connections when they are first needed.
 """
 
 import contextlib
@@ -54,11 +54,10 @@ _PING_S = 0.5
 
 @dataclass
 class RankSlot:
-    """Resources of a process that outlive an epoch: its use of the connection listener, its
-    endpoints.
+    """Resources of a process that outlive an epoch: connection listener and endpoints.
 
     Attributes:
-        info: the info with which other ranks reach this process.
+        info: tells other ranks how to reach this process.
         endpoint: endpoint of the present epoch. Endpoints of past epochs tell stragglers the next view.
     """
 

@@ -74,7 +74,7 @@ class Hello:
 
     Attributes:
         group: 16-byte number of the group's endpoint.
-        sender: the caller's rank; -1 if it has none yet.
+        sender: the caller's rank; -1 if it has no rank yet.
         receiver: rank to reach; -1 for any.
         raw: the whole message, which the proofs cover.
     """

@@ -55,7 +55,7 @@ class Links:
         self._endpoint.serve(purpose, incoming)
 
     def ensure(self, ranks: Collection[int], purpose: Purpose) -> None:
-        """Makes outgoing connections to those of `ranks` that have none. Idempotent.
+        """Makes outgoing connections to `ranks`, except where one exists.
 
         Raises:
             RankFailed: one of the ranks cannot be reached.

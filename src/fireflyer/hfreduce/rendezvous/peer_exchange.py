@@ -89,7 +89,7 @@ class PeerExchange:
 
         Raises:
             DeadlineExceeded: rank 0 published no key in time.
-            ConfigError: rank 0 has a secret and this rank has none.
+            ConfigError: rank 0 has a secret, this rank does not.
         """
         secret = os.environ.get("FIREFLYER_SECRET", "")
         if self._rank == 0:

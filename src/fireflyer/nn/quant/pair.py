@@ -3,7 +3,7 @@
 The row layer stores its inputs in act-order, so rank r holds the weights of features that are not
 the r-th contiguous piece. The naive form gives rank r the r-th piece of the column layer's outputs.
 Then all outputs must be gathered and reordered between the layers. The aware form permutes the
-column layer's outputs offline into the row layer's order, so each rank computes just the features
+column layer's outputs offline into the row layer's order. Then each rank computes just the features
 whose weights it holds (arXiv 2402.04925).
 """
 

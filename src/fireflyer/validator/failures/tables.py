@@ -26,7 +26,7 @@ def percent(part: int, whole: int) -> float:
 
 
 def xid_table(sources: Iterable[Source]) -> Table | None:
-    """Counts Xid errors by code (Table VI); None: the sources have none.
+    """Counts Xid errors by code (Table VI); None without such errors.
 
     Monthly counts are left out, because Table VII counts failures and Table VI counts log messages.
     """
@@ -57,7 +57,7 @@ def xid_table(sources: Iterable[Source]) -> Table | None:
 
 
 def month_table(sources: Iterable[Source]) -> Table | None:
-    """Counts hardware failures by month (Table VII); None: the sources have none.
+    """Counts hardware failures by month (Table VII); None without failures.
 
     Each class has a column, and so has each Xid code. Software and NVLink errors are left out, as
     in the paper.
@@ -96,7 +96,7 @@ def _order(name: str) -> tuple[int, int, str]:
 
 
 def day_table(sources: Iterable[Source], of: str) -> Table | None:
-    """Counts failures of one class by day (Table VIII: network); None: the sources have none."""
+    """Counts failures of one class by day (Table VIII: network); None without failures."""
     counts: Counter[str] = Counter()
     listed: set[str] = set()
     for source in sources:
