@@ -310,7 +310,8 @@ def test_gpu_health_from_recorded_answers() -> None:
     assert found.value == 1.0
     assert found.failed == (
         "GPU 1: hardware slowdown, hardware thermal slowdown, 3 uncorrected ECC errors, memory is "
-        "to be remapped: reset the GPU, 93 degrees Celsius, 8 of 16 PCIe lanes"
+        "to be remapped: reset the GPU, the temperature is 93 degrees Celsius, 8 of 16 PCIe lanes "
+        "are in use"
     )
     assert nvidia.health(nvidia.states(RecordedNvml(1))) == Measured("gpu health", 0.0)
     with pytest.raises(NotRun, match="lists no GPU"):
