@@ -89,16 +89,23 @@ def test_what_the_kernel_says_is_told_with_its_node_and_rank(
         with log.open("a") as file:
             file.write("usb 1-1: new device\n")
             file.write("mlx5_core 0000:5e:00.0 ib0: Link down\n")
+            file.write("Memory cgroup out of memory: Killed process 1 (of another task)\n")
             file.write(f"Out of memory: Killed process {pid} (python)\n")
-        told = await s.until(
-            engine, lambda e: isinstance(e, NodeObserved) and isinstance(e.observation, OutOfMemory)
-        )
-        flap, oom = (e.observation for e in told if isinstance(e, NodeObserved))
+            file.write(f"Memory cgroup out of memory: Killed process {pid} (python)\n")
+
+        def limited(event: object) -> bool:
+            found = event.observation if isinstance(event, NodeObserved) else None
+            return isinstance(found, OutOfMemory) and found.limited
+
+        told = await s.until(engine, limited)
+        flap, oom, limit = (e.observation for e in told if isinstance(e, NodeObserved))
         node = gang.nodes[0]
         assert isinstance(flap, Network)
         assert (flap.node, flap.device, flap.state) == (node, "ib0", "down")
         assert isinstance(oom, OutOfMemory)
-        assert (oom.node, oom.rank, oom.pid) == (node, 0, int(pid))
+        assert (oom.node, oom.rank, oom.pid, oom.limited) == (node, 0, int(pid), False)
+        assert isinstance(limit, OutOfMemory)
+        assert (limit.rank, limit.pid, limit.limit_mib) == (0, int(pid), 0)
         await engine.stop(s.task, 1, 0.0)
         await s.ended(engine)
 
