@@ -10,7 +10,7 @@
 Invariants, after each event:
 
 - The bytes in LOADING, WARM, HEATING, HOT and EVICTING, and of other processes, exceed `warm_bytes`
-  only through other processes. The bytes in HEATING and HOT never exceed `hot_bytes`.
+  only if other processes added bytes. The bytes in HEATING and HOT never exceed `hot_bytes`.
 - An expert that a caller uses is HOT. An expert that a caller uses or waits for is not evicted.
 - At most one expert without a waiting caller is being loaded or copied, so a caller waits for at
 most one such expert.

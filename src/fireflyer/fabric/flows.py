@@ -130,7 +130,9 @@ def run_flows(
 def _change_times(
     failures: Sequence[Failure], reroute_s: float
 ) -> list[tuple[float, float | None]]:
-    """Returns the times of changes of cables or tables; new tables use the cables of the second time."""
+    """Returns the times of changes. With each comes the time whose cables new tables use; None: no
+    new tables.
+    """
     marks: dict[float, float | None] = {0.0: None}
     changes = sorted({t for one in failures for t in (one.at_s, one.until_s) if math.isfinite(t)})
     for at in changes:

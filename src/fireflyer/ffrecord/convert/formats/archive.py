@@ -38,7 +38,8 @@ _Map = list[tuple[int, int]]
 def members(path: str) -> Iterator[tuple[str, bytes]]:
     """Yields (name, content) of every file of an archive, in order.
 
-    A byte of a name that is not UTF-8 becomes a surrogate, as in `os.fsdecode`, so names stay apart.
+    Invalid UTF-8 in a name becomes surrogates, as in `os.fsdecode`, so different names stay
+    different.
 
     Raises:
         ConfigError: a member that is neither a file nor a folder, or a hard link without a target.
@@ -75,7 +76,7 @@ class _Entry:
 
     @property
     def stored(self) -> int:
-        """Number of bytes behind the header; the size field of a folder does not count."""
+        """Number of bytes after the header; 0 for a folder, whose size field is ignored."""
         return 0 if self.kind == b"5" else self.size
 
     @property
@@ -306,7 +307,7 @@ def _pairs(numbers: list[str], where: str) -> _Map:
 
 
 def _leading_map(data: bytes, where: str) -> tuple[_Map, bytes]:
-    """Splits a pax 1.0 sparse file into its map, lines of decimals, and the data behind it."""
+    """Splits a pax 1.0 sparse file into its map, lines of decimals, and the data after it."""
     count, at = _line(data, 0, where)
     if count > len(data) // 4:
         raise Corrupted(f"{where}: a damaged map of a sparse file")
