@@ -100,7 +100,7 @@ MUTANTS = (
     Mutant(
         "a new manager calls nodes dead at once",
         MANAGER + "core.py",
-        "if now - self._started <= self.times.dead_s and self._unheard(chain):",
+        "if now - self._started <= self.times.dead_s and self._awaits_heartbeat(chain):",
         "if False:",
         ("leases",),
     ),
