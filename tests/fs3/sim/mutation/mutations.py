@@ -194,8 +194,8 @@ MUTANTS = (
     Mutant(
         "damaged bytes replace what others have",
         REPLICA + "repair.cpp",
-        "What::inherited && alone_.contains(place.first);",
-        "What::inherited && job.version == 0;",
+        "Purpose::inherited && only_here_.contains(place.first);",
+        "Purpose::inherited && job.version == 0;",
         ("lies",),
     ),
     Mutant(
@@ -258,8 +258,8 @@ MUTANTS = (
     Mutant(
         "a read needs no lease",
         REPLICA + "reads.cpp",
-        "if (!serving() || !leased() || chain_version != chain_) return Glance::refuse;",
-        "if (!serving() || chain_version != chain_) return Glance::refuse;",
+        "if (!serving() || !leased() || chain_version != chain_) return ReadOutcome::refuse;",
+        "if (!serving() || chain_version != chain_) return ReadOutcome::refuse;",
         ("leases",),
     ),
     Mutant(
