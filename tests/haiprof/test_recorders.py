@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from tests.waiting import until
 
 from fireflyer.haiprof.recorders import Recorder, available
@@ -37,11 +38,20 @@ def test_counters_of_this_process_grow(tmp_path: Path) -> None:
     assert io.sample()["written_chars_total"] >= written["written_chars_total"] + (1 << 20)
 
 
-def test_bytes_that_a_peer_does_not_take_are_seen_with_its_address() -> None:
+FAMILIES = [socket.AF_INET, *([socket.AF_INET6] if socket.has_dualstack_ipv6() else [])]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bytes_that_a_peer_does_not_take_are_seen_with_its_address(
+    family: socket.AddressFamily,
+) -> None:
+    dual = {"family": family, "dualstack_ipv6": family == socket.AF_INET6}
     with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        socket.create_connection(listener.getsockname()) as sender,
+        socket.create_server(("", 0), **dual) as listener,  # type: ignore[arg-type]
+        socket.socket(family) as sender,
     ):
+        here = "127.0.0.1" if family == socket.AF_INET else "::ffff:127.0.0.1"
+        sender.connect((here, listener.getsockname()[1]))
         accepted, _ = listener.accept()
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sender.setblocking(False)

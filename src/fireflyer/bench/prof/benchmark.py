@@ -23,6 +23,8 @@ from fireflyer.haiprof.attach.collect import Attached, Options, collect
 
 START_TIMEOUT_S = 120.0
 WARM_STEPS = 100
+RECORDERS = "basic,cpu,mem,io"
+"""Recorders of `haiprof attach` that run in the profiler."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Found:
     step_us: list[float] = field(default_factory=list)
     sampling: list[float] = field(default_factory=list)
     profiler: list[float] = field(default_factory=list)
+    recording: list[float] = field(default_factory=list)
     trace_s: list[float] = field(default_factory=list)
     torch_s: list[float] = field(default_factory=list)
     torch_stacks_s: list[float] = field(default_factory=list)
@@ -109,13 +112,20 @@ class _Bench:
         found.phases_process_us.append((hooked[0] - bare[0]) / 1e3)
 
     def sampling(self, found: Found) -> None:
-        """Measures the CPU time of the agent's thread, and of this process without its readings."""
+        """Measures samples with one recorder of the profiler, then with all of them."""
+        agent, profiler = self._sampling("basic")
+        found.sampling.append(agent)
+        found.profiler.append(profiler)
+        found.recording.append(sum(self._sampling(RECORDERS)))
+
+    def _sampling(self, recorders: str) -> tuple[float, float]:
+        """Returns the CPU time of the agent's thread and of this process, without that of the readings,
+        in percent."""
         begin, here = time.monotonic(), time.process_time()
         agent = _AgentTime(self._child.pid)
-        self._session(recorders="basic", rate_hz=100.0, watch=lambda _: agent.look())
+        self._session(recorders=recorders, rate_hz=100.0, watch=lambda _: agent.look())
         wall, spent = time.monotonic() - begin, time.process_time() - here - agent.own_s
-        found.sampling.append(100 * agent.seconds() / wall)
-        found.profiler.append(100 * spent / wall)
+        return 100 * agent.seconds() / wall, 100 * spent / wall
 
     def traces(self, found: Found) -> None:
         """Compares the CPU time that each trace of the same number of steps adds to the process."""
@@ -211,6 +221,7 @@ def _rows(found: Found) -> Iterator[Row]:
         ("phases, whole process", "us", found.phases_process_us, goals.PROF_PHASES_US),
         ("sampling at 100 Hz, agent", "% of a CPU", found.sampling, goals.PROF_SAMPLING_PERCENT),
         ("sampling at 100 Hz, profiler", "% of a CPU", found.profiler, goals.PROF_SAMPLING_PERCENT),
+        (f"both, recorders {RECORDERS}", "% of a CPU", found.recording, goals.PROF_SAMPLING_PERCENT),
     ]  # fmt: skip
     for case, unit, values, (most, aim) in limits:
         positive = [max(value, 1e-3) for value in values]

@@ -1,7 +1,6 @@
 """Recorders of one process: `basic`, `cpu`, `mem`, `io`. They read /proc."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
@@ -105,6 +104,10 @@ class Memory(_OfProcess):
         return values
 
 
+_TABLES = {b"TCP": "tcp", b"TCPv6": "tcp6"}
+"""Files of /proc/PID/net by the kernel's name of a socket's protocol."""
+
+
 class InputOutput(_OfProcess):
     """Bytes read and written; bytes of the process's network; bytes that its sockets hold back.
 
@@ -116,8 +119,7 @@ class InputOutput(_OfProcess):
 
     def __init__(self, pid: int) -> None:
         super().__init__(pid)
-        self._inodes: set[str] = set()
-        self._tables: list[str] = []
+        self._inodes: dict[str, set[str]] = {}
         self._looked = 0
 
     def sample(self) -> dict[str, float]:
@@ -148,44 +150,38 @@ class InputOutput(_OfProcess):
         """Returns unacknowledged bytes by peer, of the sockets of this process.
 
         The kernel takes milliseconds to list the sockets of a busy machine. So samples read only the
-        tables that held some of this process when it opened or closed a socket last.
+        tables that have sockets of this process.
         """
-        tables = self._tables
-        if self._looked % 20 == 0 and (found := self._own_sockets()) != self._inodes:
-            self._inodes = found
-            tables, self._tables = ["tcp", "tcp6"], []
+        if self._looked % 20 == 0:
+            self._inodes = self._own_sockets()
         self._looked += 1
         waiting: dict[str, float] = {}
-        for table in tables:
-            own = list(self._established(table))
-            if own and table not in self._tables:
-                self._tables.append(table)
-            for words in own:
-                peer = f"blocked_{_address(words[2].split(':')[0])}"
-                waiting[peer] = waiting.get(peer, 0.0) + int(words[4].split(":")[0], 16)
+        for table, inodes in self._inodes.items():
+            try:
+                lines = Path(f"/proc/{self.pid}/net/{table}").read_text().splitlines()[1:]
+            except OSError:
+                continue
+            for line in lines:
+                words = line.split(maxsplit=10)
+                if words[9] in inodes and words[3] == "01":
+                    peer = f"blocked_{_address(words[2].split(':')[0])}"
+                    waiting[peer] = waiting.get(peer, 0.0) + int(words[4].split(":")[0], 16)
         return waiting
 
-    def _established(self, table: str) -> Iterator[list[str]]:
-        """Yields the fields of the connections of this process."""
-        try:
-            lines = Path(f"/proc/{self.pid}/net/{table}").read_text().splitlines()[1:]
-        except OSError:
-            return
-        for line in lines:
-            words = line.split(maxsplit=10)
-            if words[9] in self._inodes and words[3] == "01":
-                yield words
-
-    def _own_sockets(self) -> set[str]:
-        found = set()
+    def _own_sockets(self) -> dict[str, set[str]]:
+        """Returns the numbers of the TCP sockets of this process, by the table that lists them."""
+        found: dict[str, set[str]] = {}
         folder = f"/proc/{self.pid}/fd"
         for name in os.listdir(folder):
             try:
                 link = os.readlink(f"{folder}/{name}")
+                if not link.startswith("socket:["):
+                    continue
+                kind = os.getxattr(f"{folder}/{name}", "system.sockprotoname")
             except OSError:
                 continue
-            if link.startswith("socket:["):
-                found.add(link[8:-1])
+            if table := _TABLES.get(kind.rstrip(b"\0")):
+                found.setdefault(table, set()).add(link[8:-1])
         return found
 
 

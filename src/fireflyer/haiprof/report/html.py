@@ -7,7 +7,7 @@ from typing import Any
 from fireflyer import charts
 from fireflyer.haiprof.events import PHASES
 from fireflyer.haiprof.records import RankProfile
-from fireflyer.haiprof.report.text import duration
+from fireflyer.haiprof.report.text import duration, seen_phases
 
 COLOURS = {
     "forward": "#4477aa", "backward": "#66ccee", "optimizer": "#228833", "data": "#ccbb44",
@@ -114,12 +114,12 @@ def _steps(profile: RankProfile) -> str:
 
 
 def _table(ranks: list[dict[str, Any]]) -> str:
+    shown = seen_phases(ranks)
     rows = [
-        (rank["rank"], duration(rank["step_s"]),
-         *(duration(rank["phases"].get(name)) for name in PHASES))
+        (rank["rank"], duration(rank["step_s"]), *(duration(rank["phases"].get(n)) for n in shown))
         for rank in ranks
-    ]  # fmt: skip
-    return charts.table(("rank", "step", *PHASES), rows)
+    ]
+    return charts.table(("rank", "step", *shown), rows)
 
 
 def _details(rank: dict[str, Any]) -> str:

@@ -31,6 +31,11 @@ def duration(seconds: float | None) -> str:
     return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
 
 
+def seen_phases(ranks: list[dict[str, Any]]) -> list[str]:
+    """Returns the phases that some rank spent time in."""
+    return [name for name in PHASES if any(rank["phases"].get(name) for rank in ranks)]
+
+
 def lines(report: dict[str, Any]) -> Iterator[str]:
     """Yields the lines of a report: verdict, phases of each rank, findings, what is missing."""
     yield report["verdict"]
@@ -38,7 +43,7 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
     if covered is not None:
         yield f"{report['steps']} steps; {covered:.1%} of their time accounted for"
         yield ""
-        shown = [n for n in PHASES if any(rank["phases"].get(n) for rank in report["ranks"])]
+        shown = seen_phases(report["ranks"])
         yield "  ".join([f"{'rank':>4}", f"{'step':>9}", *(f"{name:>13}" for name in shown)])
         for rank in report["ranks"]:
             cells = [duration(rank["phases"].get(name)) for name in shown]
