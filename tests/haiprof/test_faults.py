@@ -1,20 +1,21 @@
-"""Injected faults are named first, in runs of four ranks on four hosts of a lab."""
+"""Injected faults are named first, in runs of four ranks on four hosts of a lab.
+
+The faults here show on a busy machine, too. The others, which compare speeds, need a quiet one:
+`python -m tests.haiprof.faults cpu disk network loader --seeds 10`.
+"""
 
 import os
 import subprocess
 import sys
 
 import pytest
-from tests.haiprof.faults import BLKIO, EXPECTED
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", EXPECTED)
+@pytest.mark.parametrize("kind", ["lock", "leak", "healthy"])
 def test_the_injected_fault_is_named_first(kind: str) -> None:
     if os.geteuid() or len(os.sched_getaffinity(0)) < 2:
         pytest.skip("namespaces and a slow processor need root and two processors")
-    if kind == "disk" and not BLKIO.is_dir():
-        pytest.skip("a slow disk needs the blkio controller")
     command = [sys.executable, "-m", "tests.haiprof.faults", kind, "--seeds", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -44,12 +44,13 @@ class Worker:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if not line.endswith("\n"):
-                return
-            self._lines.append((self.kind, self._seed, line.split()))
-            if " opened " in line:
-                self.opened.set()
+        with self.process.stdout as lines:
+            for line in lines:
+                if not line.endswith("\n"):
+                    return
+                self._lines.append((self.kind, self._seed, line.split()))
+                if " opened " in line:
+                    self.opened.set()
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
