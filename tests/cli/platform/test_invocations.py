@@ -8,6 +8,8 @@ import pytest
 from tests.cli.conftest import COMMAND, Shell
 
 from fireflyer.cli.app import run_line
+from fireflyer.cli.cluster import impl
+from fireflyer.hai.model import TaskState, WhyView
 
 
 def test_several_tasks_are_stopped_and_a_refusal_keeps_none(
@@ -43,8 +45,24 @@ def test_several_tasks_are_stopped_and_a_refusal_keeps_none(
 def test_more_memory_than_there_is_is_refused(shell: Shell) -> None:
     script = shell.script("")
     done = shell.run("run", "-d", "--memory", "999TiB", script, code=1)
-    assert "ask for less" in done.stderr
+    assert "the task asks for 1 node with 1022976GiB of memory each; this server" in done.stderr
+    assert "ask for less. Its nodes have at most " in done.stderr
     assert shell.run("run", "--memory", "64MiB", script).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "text", "shown"),
+    [
+        ("running", "running", "t1 is running\n"),
+        ("suspended", "suspended", "t1 is suspended; `fireflyer resume t1` queues it\n"),
+        ("failed", "rank 0 left", "t1 is failed: rank 0 left\n"),
+    ],
+)
+def test_why_of_a_task_that_does_not_wait(
+    state: TaskState, text: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    impl.why(WhyView(task="t1", state=state, text=text, policy="timeshare"), json=False)
+    assert capsys.readouterr().out == shown
 
 
 @pytest.mark.parametrize("line", ["run x.py", "ckpt ls /tmp", "bench list"])

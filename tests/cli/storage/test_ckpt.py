@@ -275,6 +275,9 @@ def test_a_directory_of_something_else_is_refused(run: Path, capsys: Any, verb: 
     safetensors.save({"w": torch.ones(3)}, run / "model")
     name, *options = verb.split()
     assert "no run has saved in model" in ran(capsys, " ".join([name, "model", *options]), 1)
+    refusal = ran(capsys, " ".join([name, ".", *options]), 1)
+    assert "a folder below has: " in refusal
+    assert "names the folder of a task" in ran(capsys, " ".join([name, "t4", *options]), 1)
     (run / "model" / "claims").mkdir()
     if name == "ls":
         ran(capsys, "ls model")  # a run that has not saved yet

@@ -1,6 +1,7 @@
 """Implementation of `fireflyer ckpt`."""
 
 import fnmatch
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _ASCII_BARS = " .:-=+*#@"
 _UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SHOWN_CHARACTERS = 60
+_TASK = re.compile("t[0-9]+")
 
 
 def ls(directory: str, *, json: bool) -> None:
@@ -371,13 +373,30 @@ def _catalog(directory: str) -> Catalog:
     if not directory:
         raise typer.BadParameter("DIR is empty; use . for the current directory")
     if "://" not in directory and not Path(directory).is_dir():
-        raise ConfigError(f"directory {directory} does not exist")
+        task = (
+            f"; `fireflyer show {directory}` names the folder of a task"
+            if _TASK.fullmatch(directory)
+            else ""
+        )
+        raise ConfigError(f"directory {directory} does not exist{task}")
     storage = open_storage(directory)
     if not any(
         name in (CLAIMS, DAMAGED) or parse_directory(name) is not None for name in storage.list()
     ):
-        raise ConfigError(f"no run has saved in {directory}: it has neither checkpoints nor claims")
+        below = "" if "://" in directory else _nearest(Path(directory))
+        hint = f"; a folder below has: {below}" if below else ""
+        raise ConfigError(
+            f"no run has saved in {directory}: it has neither checkpoints nor claims{hint}"
+        )
     return Catalog(storage)
+
+
+def _nearest(directory: Path) -> str:
+    """Returns the first folder, at most two levels below, in which a run has saved; "": none."""
+    for pattern in (f"*/{CLAIMS}", f"*/*/{CLAIMS}"):
+        if found := min(directory.glob(pattern), default=None):
+            return str(found.parent)
+    return ""
 
 
 def _size(text: str) -> int:

@@ -60,7 +60,9 @@ def why(found: WhyView, *, json: bool) -> None:
     if json:
         as_json(found)
         return
-    sys.stdout.write(plain(f"{found.task} is {found.state}: {found.text}") + "\n")
+    because = f": {found.text}" if found.text != found.state else ""
+    hint = f"; `fireflyer resume {found.task}` queues it" if found.state == "suspended" else ""
+    sys.stdout.write(plain(f"{found.task} is {found.state}{because}{hint}") + "\n")
     if found.state == "queued":
         when = "not known" if found.earliest is None else f"not before {_time(found.earliest)}"
         sys.stdout.write(f"expected to start: {when} (policy {found.policy})\n")

@@ -38,6 +38,7 @@ from fireflyer.hai.scheduling.cluster import AUTO, Cluster, Job, Node, Phase, Wi
 from fireflyer.hai.scheduling.planner import plan
 from fireflyer.hai.scheduling.quotas import limits
 from fireflyer.hai.scheduling.usable import large_enough
+from fireflyer.units import format_mib
 
 RECALLED = ("submitted", "queued", "starting", "running", "suspending", "gang_ended")
 """Kinds of events from which the costs and the service of a recovered task are restored."""
@@ -341,16 +342,23 @@ class Dispatch:
                     f"the task asks for {lifecycle.count(spec.nodes, 'node')}, but a gang uses at most two "
                     "zones and no two zones have enough such nodes (`fireflyer nodes`); ask for fewer"
                 )
-            each = in_words(spec.gpus, spec.gpu_type)
-            each += f" and {spec.memory_mib} MiB" if spec.memory_mib else ""
+            each = [in_words(spec.gpus, spec.gpu_type)] if spec.gpus else []
+            each += [f"{format_mib(spec.memory_mib)} of memory"] if spec.memory_mib else []
             raise TaskError(
-                f"the task asks for {lifecycle.count(spec.nodes, 'node')} with {each} each; this server "
-                f"has {lifecycle.count(large.bit_count(), 'such node')} (`fireflyer nodes`); ask for "
-                f"less{self._known_types(spec)}"
+                f"the task asks for {lifecycle.count(spec.nodes, 'node')} with {' and '.join(each)} each; "
+                f"this server has {lifecycle.count(large.bit_count(), 'such node')} (`fireflyer nodes`); "
+                f"ask for less{self._known_types(spec)}{self._most_memory(spec)}"
             )
         if job.priority != AUTO and self.cluster.forbidden(job):
             job.level = job.priority
             raise TaskError(f"{why.behind_quota(self.cluster, job)}; ask for less")
+
+    def _most_memory(self, spec: TaskSpec) -> str:
+        """Names the most memory that a node has, for a task that asks for more."""
+        sizes = [node.memory_mib for node in self.cluster.nodes.values()]
+        if not all(sizes) or spec.memory_mib <= max(sizes):  # 0: the memory is not known
+            return ""
+        return f". Its nodes have at most {format_mib(max(sizes))} of memory"
 
     def _known_types(self, spec: TaskSpec) -> str:
         """Names the types that the server has, for a task that asks for another one."""

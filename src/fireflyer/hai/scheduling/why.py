@@ -16,6 +16,7 @@ from fireflyer.hai.scheduling.cluster import Cluster, Job
 from fireflyer.hai.scheduling.jobs import AVOID_S, Reservation
 from fireflyer.hai.scheduling.preemption import ready_at
 from fireflyer.hai.scheduling.usable import large_enough
+from fireflyer.units import format_mib
 
 Rule = Literal["size", "health", "window", "quota", "avoided", "reserved", "busy", "start"]
 
@@ -272,5 +273,5 @@ def _demand(job: Job) -> str:
     if job.gpus:
         each.append(in_words(job.gpus, job.gpu_type))
     if job.memory_mib:
-        each.append(f"{job.memory_mib} MiB")
+        each.append(f"{format_mib(job.memory_mib)} of memory")
     return count(job.nodes, "node") + (f" with {' and '.join(each)}" if each else "")
