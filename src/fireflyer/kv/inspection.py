@@ -15,7 +15,7 @@ from fireflyer.storage import Storage
 def _current(storage: Storage) -> Manifest:
     manifest = run(storage, current())
     if manifest is None:
-        raise no_store()
+        raise no_store(storage)
     return manifest
 
 

@@ -69,7 +69,7 @@ def open(
         Unavailable: no server answers.
     """
     if not write and is_missing(url):
-        raise no_store()
+        raise no_store(os.fspath(url))
     storage = open_storage(url)
     if cache < 0 or history < 0 or memtable < 1 << 10 or poll < 0:
         raise KvError(

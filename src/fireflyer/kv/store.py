@@ -302,7 +302,7 @@ class ReadOnlyStore(Readable):
         Raises:
             KvError: there is no database.
         """
-        super().__init__(storage, Reader(BlockCache(cache)))
+        super().__init__(storage, Reader(BlockCache(cache), where=str(storage)))
         run(storage, self._core.open())
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None

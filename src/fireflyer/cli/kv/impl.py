@@ -96,7 +96,7 @@ def _short(value: bytes) -> str:
 
 def _storage(url: str) -> Storage:
     if is_missing(url):
-        raise no_store()
+        raise no_store(url)
     return open_storage(url)
 
 

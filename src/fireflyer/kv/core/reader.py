@@ -10,15 +10,24 @@ _MOST_FRAMES = 256
 """Maximum log objects per refresh."""
 
 
-def no_store() -> KvError:
-    return KvError("there is no store here: open it with write=True to create one")
+def no_store(where: object = "") -> KvError:
+    place = f"at {where}" if where else "here"
+    return KvError(
+        f"there is no store {place}: open it with write=True, or `fireflyer kv put`, to create one"
+    )
 
 
 class Reader:
     """State of a reader. Steps may interleave at any operation."""
 
-    def __init__(self, cache: BlockCache, memtable: int = 32 << 20) -> None:
-        """Prepares a reader. `memtable`: bytes after which a memtable is frozen."""
+    def __init__(self, cache: BlockCache, memtable: int = 32 << 20, where: str = "") -> None:
+        """Prepares a reader.
+
+        Args:
+            memtable: bytes after which a memtable is frozen.
+            where: the store's location, for errors.
+        """
+        self.where = where
         self.handles = tables.TableSet(cache)
         self.most = memtable
         self.manifest = Manifest(0, 0, b"")
@@ -37,7 +46,7 @@ class Reader:
         """
         found = yield from current()
         if found is None:
-            raise no_store()
+            raise no_store(self.where)
         self._adopt(found)
         while (yield from self.refresh()):
             pass
