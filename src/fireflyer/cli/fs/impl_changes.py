@@ -139,7 +139,10 @@ def rm(where: str | None, paths: list[str], *, recursive: bool, force: bool) -> 
 
 def _remove(fs: Client, path: str, *, recursive: bool) -> None:
     if not recursive:
-        fs.unlink(path)
+        try:
+            fs.unlink(path)
+        except IsADirectoryError:
+            raise ConfigError(f"{path} is a directory: remove it with --recursive") from None
         return
     folders: list[survey.Found] = []
 

@@ -234,20 +234,27 @@ def status(where: str | None, *, json: bool) -> None:
     _show(found, wrong, counts)
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _show(found: survey.Health, wrong: list[str], counts: Counts | None) -> None:
     states = [chain.state for chain in found.chains]
     counted = ", ".join(f"{states.count(one)} {one}" for one in sorted(set(states)))
+    inodes = f"{_counted(counts.files, 'inode')}; " if counts else ""
     sys.stdout.write(
-        f"{f'{len(wrong)} problems' if wrong else 'no problems'}: "
-        f"{f'{counts.files:,} files; ' if counts else ''}{len(states)} chains, "
+        f"{_counted(len(wrong), 'problem') if wrong else 'no problems'}: "
+        f"{inodes}{_counted(len(states), 'chain')}, "
         f"{counted or 'none'} (table version {found.table})\n"
+    )
+    for line in wrong:
+        sys.stdout.write(f"  {plain(line)}\n")
+    sys.stdout.write(
         f"manager {plain(found.manager)}, epoch {found.epoch}, routing version {found.version}, "
         f"software {plain(found.software)}\n"
     )
     if counts and counts.unlinked:
         sys.stdout.write(f"{counts.unlinked:,} removed files are still open, or being emptied\n")
-    for line in wrong:
-        sys.stdout.write(f"  {plain(line)}\n")
     table(NODE_COLUMNS, [_node_row(node, found) for node in found.nodes])
     table(
         ("CHAIN", "VERSION", "STATE", "CHUNKS", "BYTES", "TARGETS"),
@@ -371,5 +378,7 @@ def check(where: str | None, path: str, *, all_replicas: bool, json: bool) -> in
         result = f"all files can be read; damaged chunks on {nodes} are being repaired"
     if checked.unvisited:
         result += f"; {len(checked.unvisited)} directories not visited"
-    sys.stdout.write(f"{checked.files:,} files, {size_text(checked.bytes)} read: {result}\n")
+    sys.stdout.write(
+        f"{_counted(checked.files, 'file')}, {size_text(checked.bytes)} read: {result}\n"
+    )
     return int(bad)

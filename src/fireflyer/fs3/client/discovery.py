@@ -46,6 +46,11 @@ def find(where: str | None = None) -> Place:
     addresses = named.split(",")
     if "/" in named and not named.startswith("unix:"):
         raise ConfigError(f"{named} does not exist")
+    if ":" not in named:
+        raise ConfigError(
+            f"{named} does not exist, and is no HOST:PORT: `fireflyer fs up --dir {named}` makes a "
+            "file system there"
+        )
     for address in addresses:
         Address.parse(address)
     return Place(addresses, None)
