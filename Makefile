@@ -40,7 +40,7 @@ mutants: setup  ## change one line of PART=hfreduce at a time; its tests must fa
 torch-suite: setup  ## torch's own tests of collectives and DDP, over hfreduce
 	@$(PY) -m tests.torch_suite $(ARGS)
 
-lint: setup  ## ruff, mypy strict, import contracts, size limits, prose, links of the documentation, C++ warnings as errors
+lint: setup  ## ruff, clang-format, mypy strict, import contracts, size limits, prose, links of the documentation, C++ warnings as errors
 	@scripts/lint.sh
 
 bench: setup  ## allreduce on this machine against gloo

@@ -12,17 +12,39 @@
 namespace nb = nanobind;
 
 // One function per part, defined in native/<part>/bind.cpp.
-namespace ff::checkpoint { void bind(nb::module_ m); }
-namespace ff::envpool { void bind(nb::module_ m); }
-namespace ff::fabric { void bind(nb::module_ m); }
-namespace ff::ffrecord { void bind(nb::module_ m); }
-namespace ff::fs3 { void bind(nb::module_ m); }
-namespace ff::hai { void bind(nb::module_ m); }
-namespace ff::haiprof { void bind(nb::module_ m); }
-namespace ff::hfreduce { void bind(nb::module_ m); }
-namespace ff::kv { void bind(nb::module_ m); }
-namespace ff::nn { void bind(nb::module_ m); }
-namespace ff::storage { void bind(nb::module_ m); }
+namespace ff::checkpoint {
+void bind(nb::module_ m);
+}
+namespace ff::envpool {
+void bind(nb::module_ m);
+}
+namespace ff::fabric {
+void bind(nb::module_ m);
+}
+namespace ff::ffrecord {
+void bind(nb::module_ m);
+}
+namespace ff::fs3 {
+void bind(nb::module_ m);
+}
+namespace ff::hai {
+void bind(nb::module_ m);
+}
+namespace ff::haiprof {
+void bind(nb::module_ m);
+}
+namespace ff::hfreduce {
+void bind(nb::module_ m);
+}
+namespace ff::kv {
+void bind(nb::module_ m);
+}
+namespace ff::nn {
+void bind(nb::module_ m);
+}
+namespace ff::storage {
+void bind(nb::module_ m);
+}
 
 namespace {
 
@@ -101,8 +123,9 @@ NB_MODULE(_native, m) {
   m.def("crc32c_combine", &ff::crc32c_combine, nb::arg("a"), nb::arg("b"), nb::arg("bytes_b"),
         "CRC32C of A followed by B, from the CRC32C of each and B's length in bytes.");
   ff::isa();  // an invalid FIREFLYER_ISA fails the import, not some thread later
-  m.def("isa", [] { return ff::name(ff::isa()); },
-        "Instruction set in use: 'base', 'v3' or 'v4' (the environment's FIREFLYER_ISA forces one).");
+  m.def(
+      "isa", [] { return ff::name(ff::isa()); },
+      "Instruction set in use: 'base', 'v3' or 'v4' (the environment's FIREFLYER_ISA forces one).");
   m.def("crc_width", &ff::crc_width,
         "Bits of the carry-less products in use for CRCs: 512, 256 (v3, with VPCLMULQDQ) or 128.");
   ff::checkpoint::bind(m.def_submodule("checkpoint"));

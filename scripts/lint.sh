@@ -7,6 +7,7 @@ bin=.venv/bin
 scripts/native-test.sh --build address >build/lint-native.log 2>&1 & native=$!
 trap wait EXIT
 echo "lint: ruff";          $bin/ruff check --quiet .; $bin/ruff format --check --quiet .
+echo "lint: clang-format";  git ls-files native | grep -E "\.([ch]pp|inl)$" | xargs $bin/clang-format --dry-run -Werror
 echo "lint: sizes";         $bin/python scripts/sizes.py
 echo "lint: prose";         $bin/python scripts/prose.py
 echo "lint: includes";      $bin/python scripts/includes.py

@@ -24,8 +24,7 @@ enum class Code {
 
 class Error : public std::runtime_error {
  public:
-  Error(Code code, const std::string& message, int rank = -1)
-      : std::runtime_error(message), code_(code), rank_(rank) {}
+  Error(Code code, const std::string& message, int rank = -1) : std::runtime_error(message), code_(code), rank_(rank) {}
   Code code() const { return code_; }
   int rank() const { return rank_; }  // the rank to blame; set for Code::rank_failed and late, otherwise it may be -1
 

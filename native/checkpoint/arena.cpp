@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
-#include "base/memory/available_memory.hpp"
 #include "base/error.hpp"
+#include "base/memory/available_memory.hpp"
 #include "base/process/fork_guard.hpp"
 #include "base/process/worker_pool.hpp"
 #include "hfreduce/device/stager.hpp"
@@ -24,8 +24,9 @@ constexpr std::size_t kPage = 4096;
 constexpr std::size_t kShare = std::size_t{32} << 20;  // bytes that a thread populates at a time
 
 [[noreturn]] void refuse(std::size_t bytes, int error) {
-  throw_errno("cannot allocate a staging arena of " + std::to_string(bytes) +
-                  " bytes; a state must fit into memory twice", error);
+  throw_errno(
+      "cannot allocate a staging arena of " + std::to_string(bytes) + " bytes; a state must fit into memory twice",
+      error);
 }
 
 }  // namespace

@@ -38,7 +38,8 @@ nb::object view(const Arena& arena, std::size_t size) {
   auto kept = std::make_unique<std::shared_ptr<const Memory>>(memory_of(arena));
   const Memory& memory = **kept;
   if (size > memory.size())
-    throw Error(Code::invalid, "the arena has " + std::to_string(memory.size()) + " bytes, not " + std::to_string(size));
+    throw Error(Code::invalid,
+                "the arena has " + std::to_string(memory.size()) + " bytes, not " + std::to_string(size));
   nb::capsule owner(kept.get(), [](void* p) noexcept { delete static_cast<std::shared_ptr<const Memory>*>(p); });
   static_cast<void>(kept.release());
   using View = nb::ndarray<nb::memview, std::uint8_t, nb::ndim<1>>;
@@ -52,8 +53,8 @@ std::vector<Piece> pieces_of(const Rows& rows) {
     const std::int64_t* const row = rows.data() + 3 * i;
     if (row[1] < 0 || row[2] < 0)
       throw Error(Code::invalid, "piece " + std::to_string(i) + " has a negative offset or length");
-    pieces.push_back({reinterpret_cast<const char*>(row[0]), static_cast<std::size_t>(row[1]),
-                      static_cast<std::size_t>(row[2])});
+    pieces.push_back(
+        {reinterpret_cast<const char*>(row[0]), static_cast<std::size_t>(row[1]), static_cast<std::size_t>(row[2])});
   }
   return pieces;
 }
@@ -113,10 +114,12 @@ void bind_device_copy(nb::module_ m) {
           "upto"_a = nb::none(), GilReleased(),
           "Waits until the pieces' bytes in [0, upto) of the arena are in place (default: all). Raises "
           "CollectiveError if the device has failed, Cancelled in a forked child.")
-      .def_prop_ro("staged", [](const HeldDeviceCopy& copy) { return copy->staged(); },
-                   "The pieces' bytes in [0, staged) of the arena are in place.")
-      .def_prop_ro("done", [](const HeldDeviceCopy& copy) { return copy->done(); },
-                   "True when all pieces are in place and no source is read any more.")
+      .def_prop_ro(
+          "staged", [](const HeldDeviceCopy& copy) { return copy->staged(); },
+          "The pieces' bytes in [0, staged) of the arena are in place.")
+      .def_prop_ro(
+          "done", [](const HeldDeviceCopy& copy) { return copy->done(); },
+          "True when all pieces are in place and no source is read any more.")
       .def(
           "changed", [](const HeldDeviceCopy& copy) { return changed(*copy); },
           "bool[n]: true for pieces that differ from the arena's previous contents. Call it after wait(), on a copy "
@@ -168,10 +171,13 @@ void bind(nb::module_ m) {
           "device"_a,
           "Pins the memory for the device, until the memory is freed or replaced by a larger one. A second call does "
           "nothing. Raises CollectiveError if the device reports an error.")
-      .def_prop_ro("capacity", [](const Arena& arena) {
-        const auto memory = arena.memory();
-        return memory ? memory->size() : 0;
-      }, "Bytes; 0 before the first reserve() and in a forked child.")
+      .def_prop_ro(
+          "capacity",
+          [](const Arena& arena) {
+            const auto memory = arena.memory();
+            return memory ? memory->size() : 0;
+          },
+          "Bytes; 0 before the first reserve() and in a forked child.")
       .def("start", &start, "pieces"_a, "threads"_a = 0, "compare"_a = false, "background"_a = false,
            "Starts to copy pieces on native threads (0: one for each core). `pieces`: int64[n, 3] of (address of the "
            "source, offset in the arena, bytes), ascending by offset and disjoint. The sources must stay alive and "

@@ -6,8 +6,8 @@
 #include <system_error>
 
 #include "base/error.hpp"
-#include "base/process/fork_guard.hpp"
 #include "base/memory/stream_copy.hpp"
+#include "base/process/fork_guard.hpp"
 #include "base/process/thread_cpus.hpp"
 #include "base/process/worker_pool.hpp"
 
@@ -81,9 +81,8 @@ bool Copy::copy_next() {
 }
 
 void Copy::copy_block(std::size_t block) {
-  blocks_.each_part(block, [this](std::size_t piece, std::size_t skip, std::size_t bytes) {
-    copy_part(piece, skip, bytes);
-  });
+  blocks_.each_part(block,
+                    [this](std::size_t piece, std::size_t skip, std::size_t bytes) { copy_part(piece, skip, bytes); });
   stream_fence();
 }
 

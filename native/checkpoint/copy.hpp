@@ -71,7 +71,7 @@ class Copy {
   std::atomic<bool> withdrawn_ = false;
   std::mutex mutex_;
   std::condition_variable reached_;
-  std::vector<bool> ready_;          // blocks in place; guarded by mutex_, as is threads_
+  std::vector<bool> ready_;  // blocks in place; guarded by mutex_, as is threads_
   std::vector<std::thread> threads_;
 };
 

@@ -10,9 +10,9 @@
 #include <thread>
 #include <vector>
 
-#include "base/testing/check.hpp"
 #include "base/error.hpp"
 #include "base/memory/stream_copy.hpp"
+#include "base/testing/check.hpp"
 #include "base/testing/test_bytes.hpp"
 
 namespace {
@@ -46,7 +46,8 @@ struct State {
   bool holds(const char* arena, std::size_t upto) const {
     for (const Piece& piece : pieces) {
       if (piece.offset >= upto) break;
-      if (std::memcmp(arena + piece.offset, piece.source, std::min(piece.bytes, upto - piece.offset)) != 0) return false;
+      if (std::memcmp(arena + piece.offset, piece.source, std::min(piece.bytes, upto - piece.offset)) != 0)
+        return false;
     }
     return true;
   }

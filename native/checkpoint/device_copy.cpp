@@ -134,9 +134,7 @@ void DeviceCopy::arrive(void* progress) noexcept {
   arrived.raise(arrived.value.load(std::memory_order_relaxed) + 1);
 }
 
-char* DeviceCopy::window(std::size_t block) const {
-  return windows_->data() + block % kWindows * options_.block;
-}
+char* DeviceCopy::window(std::size_t block) const { return windows_->data() + block % kWindows * options_.block; }
 
 void DeviceCopy::issue(std::size_t block) {
   Device& device = lane_->device();

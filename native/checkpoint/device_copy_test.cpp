@@ -11,8 +11,8 @@
 #include <random>
 #include <vector>
 
-#include "base/testing/check.hpp"
 #include "base/error.hpp"
+#include "base/testing/check.hpp"
 #include "hfreduce/device/stager_fake.hpp"
 
 namespace ff::checkpoint {
@@ -177,7 +177,9 @@ void a_copy_that_is_let_go_waits_for_the_device(bool compare) {
   const auto lane = std::make_shared<DeviceLane>(device);
   const auto user = device.make_stream();
   State state(5);
-  { DeviceCopy copy(lane, memory, state.pieces, user, mode(compare, false)); }
+  {
+    DeviceCopy copy(lane, memory, state.pieces, user, mode(compare, false));
+  }
   const std::vector<char> before(memory->data(), memory->data() + memory->size());
   for (auto& tensor : state.tensors) std::fill(tensor.begin(), tensor.end(), 1);
   device.synchronize(lane->stream());

@@ -13,7 +13,9 @@
 namespace nb = nanobind;
 using ff::envpool::Pool;
 
-namespace ff::envpool { void bind(nb::module_ m); }
+namespace ff::envpool {
+void bind(nb::module_ m);
+}
 
 namespace {
 
@@ -69,9 +71,11 @@ void ff::envpool::bind(nb::module_ m) {
       .def("seed", &Pool::seed, nb::arg("seed"), "Restarts all streams of random numbers from a seed.")
       .def("states", &states, nb::arg("out"), "Copies the state of each environment.")
       .def("set_states", &set_states, nb::arg("states"), "Begins an episode of each environment in the given state.")
-      .def_prop_ro("state", [](const Pool& pool) { return pool.shape().state; }, "Number of doubles of a state.")
-      .def_prop_ro("observation", [](const Pool& pool) { return pool.shape().observation; },
-                   "Number of floats of an observation.");
+      .def_prop_ro(
+          "state", [](const Pool& pool) { return pool.shape().state; }, "Number of doubles of a state.")
+      .def_prop_ro(
+          "observation", [](const Pool& pool) { return pool.shape().observation; },
+          "Number of floats of an observation.");
   m.def("make", &Pool::make, nb::arg("task"), nb::arg("environments"), nb::arg("threads"), nb::arg("seed"),
         "Makes a pool of environments of one task.");
 }

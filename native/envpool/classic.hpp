@@ -26,8 +26,7 @@ struct CartPole {
     const double cosine = std::cos(s[2]), sine = std::sin(s[2]);
     const double force = action == 1 ? kForce : -kForce;
     const double push = (force + kPoleLength * (s[3] * s[3]) * sine) / kMass;
-    const double turn =
-        (kGravity * sine - cosine * push) / (kLength * (4.0 / 3.0 - kPole * (cosine * cosine) / kMass));
+    const double turn = (kGravity * sine - cosine * push) / (kLength * (4.0 / 3.0 - kPole * (cosine * cosine) / kMass));
     const double speed_up = push - kPoleLength * turn * cosine / kMass;
     s[0] += kTime * s[1];
     s[1] += kTime * speed_up;
@@ -177,8 +176,8 @@ struct Acrobot {
     const double phi2 = kCentre * kGravity * std::cos(s[0] + s[1] - kHalfTurn);
     const double phi1 = -kCentre * (s[3] * s[3]) * sine - 2 * kCentre * s[3] * s[2] * sine +
                         (kCentre + 1) * kGravity * std::cos(s[0] - kHalfTurn) + phi2;
-    const double second = (torque + d2 / d1 * phi1 - kCentre * (s[2] * s[2]) * sine - phi2) /
-                          (kCentre * kCentre + 1 - d2 * d2 / d1);
+    const double second =
+        (torque + d2 / d1 * phi1 - kCentre * (s[2] * s[2]) * sine - phi2) / (kCentre * kCentre + 1 - d2 * d2 / d1);
     k[0] = s[2];
     k[1] = s[3];
     k[2] = -(d2 * second + phi1) / d1;

@@ -17,7 +17,7 @@ namespace ff::envpool {
 namespace {
 
 constexpr double kWakingNs = 100'000;  // work below which a thread that sleeps is slower than the receiver
-constexpr std::size_t kChunk = 64;  // most environments that a thread takes at a time; the rest is for other threads
+constexpr std::size_t kChunk = 64;     // most environments that a thread takes at a time; the rest is for other threads
 constexpr double kReset = std::numeric_limits<double>::quiet_NaN();
 
 template <class Task>
@@ -153,16 +153,16 @@ void Pool::require_idle(const char* what) const {
 void Pool::send(std::span<const std::int32_t> ids, std::span<const double> actions) {
   require_threads();
   if (!actions.empty() && actions.size() != ids.size()) {
-    throw Error(Code::invalid, std::to_string(actions.size()) + " actions for " + std::to_string(ids.size()) +
-                                   " environments");
+    throw Error(Code::invalid,
+                std::to_string(actions.size()) + " actions for " + std::to_string(ids.size()) + " environments");
   }
   for (const double action : actions) {
     const bool known = shape_.actions == 0 ? !std::isnan(action)
                                            : action >= 0 && action < shape_.actions && action == std::floor(action);
     if (!known) {
-      throw Error(Code::invalid, "no action " + std::to_string(action) + ": expected " +
-                                     (shape_.actions == 0 ? std::string("a number")
-                                                          : "0 to " + std::to_string(shape_.actions - 1)));
+      throw Error(Code::invalid,
+                  "no action " + std::to_string(action) + ": expected " +
+                      (shape_.actions == 0 ? std::string("a number") : "0 to " + std::to_string(shape_.actions - 1)));
     }
   }
   const std::scoped_lock lock(mutex_);

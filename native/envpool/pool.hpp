@@ -105,13 +105,13 @@ class Pool {
 
   mutable std::mutex mutex_;
   std::condition_variable queued_more_, stepped_more_;
-  Queue queued_, stepped_;         // guarded by mutex_, as is what follows
+  Queue queued_, stepped_;  // guarded by mutex_, as is what follows
   std::size_t running_ = 0;
   bool receiving_ = false, stopping_ = false;
-  double step_ns_ = 1000;          // duration of a step: moving average over chunks
+  double step_ns_ = 1000;            // duration of a step: moving average over chunks
   std::vector<std::int32_t> chunk_;  // chunk of the receiver
   std::vector<std::thread> threads_;
-  const unsigned generation_;      // fork generation of the process: a forked child has no threads
+  const unsigned generation_;  // fork generation of the process: a forked child has no threads
 };
 
 }  // namespace ff::envpool

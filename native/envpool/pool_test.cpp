@@ -21,8 +21,11 @@ struct Batch {
   std::vector<std::uint8_t> terminated, truncated;
 
   Batch(const Pool& pool, std::size_t count)
-      : ids(count), observations(count * static_cast<std::size_t>(pool.shape().observation)), rewards(count),
-        terminated(count), truncated(count) {}
+      : ids(count),
+        observations(count * static_cast<std::size_t>(pool.shape().observation)),
+        rewards(count),
+        terminated(count),
+        truncated(count) {}
   void receive(Pool& pool) {
     pool.receive({ids, observations.data(), rewards.data(), terminated.data(), truncated.data()});
   }

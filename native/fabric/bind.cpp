@@ -12,7 +12,9 @@
 namespace nb = nanobind;
 using ff::fabric::Flows;
 
-namespace ff::fabric { void bind(nb::module_ m); }
+namespace ff::fabric {
+void bind(nb::module_ m);
+}
 
 namespace {
 
@@ -21,7 +23,9 @@ using Input = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Output = nb::ndarray<nb::numpy, double, nb::ndim<1>>;
 
 template <typename T>
-std::span<const T> view(const Input<T>& array) { return {array.data(), array.size()}; }
+std::span<const T> view(const Input<T>& array) {
+  return {array.data(), array.size()};
+}
 
 Output copied(const std::vector<double>& values) {
   auto data = std::make_unique_for_overwrite<double[]>(values.size() + 1);
@@ -47,10 +51,13 @@ void ff::fabric::bind(nb::module_ m) {
            "Flow i uses links[begin[i]:begin[i + 1]] and carries bytes[i]; capacities are bytes a second.")
       .def("run", &Flows::run, nb::arg("until"), nb::arg("merge"), nb::call_guard<nb::gil_scoped_release>(),
            "Runs to the time `until`. Flows whose ends differ by at most `merge` times the present time end together.")
-      .def("rates", [](const Flows& flows) { return copied(flows.rates()); }, "Bytes a second of each flow.")
-      .def("ends", [](const Flows& flows) { return copied(flows.ends()); },
-           "Time at which each flow ended, in seconds; infinity if it has not.")
-      .def("left", [](const Flows& flows) { return copied(flows.left()); }, "Bytes that each flow still carries.")
+      .def(
+          "rates", [](const Flows& flows) { return copied(flows.rates()); }, "Bytes a second of each flow.")
+      .def(
+          "ends", [](const Flows& flows) { return copied(flows.ends()); },
+          "Time at which each flow ended, in seconds; infinity if it has not.")
+      .def(
+          "left", [](const Flows& flows) { return copied(flows.left()); }, "Bytes that each flow still carries.")
       .def_prop_ro("now", &Flows::now)
       .def_prop_ro("events", &Flows::events, "Times at which rates were computed.");
 }

@@ -50,8 +50,7 @@ Flows::Flows(std::span<const double> capacities, std::span<const std::int64_t> b
   users_.resize(links_.size());
   for (std::int32_t flow = 0; flow < static_cast<std::int32_t>(flows); ++flow)
     for (const std::int32_t link : links_of(flow)) {
-      check(users_end_[link] == users_begin_[link] || users_[users_end_[link] - 1] != flow,
-            "a flow uses a link twice");
+      check(users_end_[link] == users_begin_[link] || users_[users_end_[link] - 1] != flow, "a flow uses a link twice");
       users_[users_end_[link]++] = flow;
     }
 
@@ -104,8 +103,8 @@ double Flows::next_end() {
     if (block_changed_[block] != 0) {
       block_changed_[block] = 0;
       const auto begin = due_.begin() + static_cast<std::ptrdiff_t>(block * kBlock);
-      block_due_[block] = *std::min_element(begin, begin + static_cast<std::ptrdiff_t>(
-                                                              std::min(kBlock, due_.size() - block * kBlock)));
+      block_due_[block] =
+          *std::min_element(begin, begin + static_cast<std::ptrdiff_t>(std::min(kBlock, due_.size() - block * kBlock)));
     }
     first = std::min(first, block_due_[block]);
   }

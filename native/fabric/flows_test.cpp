@@ -76,7 +76,9 @@ void bad_arguments() {
     try {
       make();
       return false;
-    } catch (const ff::Error& error) { return error.code() == ff::Code::invalid; }
+    } catch (const ff::Error& error) {
+      return error.code() == ff::Code::invalid;
+    }
   };
   CHECK(refused([&] { Flows(one, begin, std::vector<std::int32_t>{1}, one); }));
   CHECK(refused([&] { Flows(one, begin, std::vector<std::int32_t>{-1}, one); }));

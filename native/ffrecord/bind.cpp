@@ -11,13 +11,15 @@
 #include <stdexcept>
 
 #include "base/error.hpp"
+#include "ffrecord/format/v2_file.hpp"
 #include "ffrecord/read/pieces.hpp"
 #include "ffrecord/read/reader.hpp"
-#include "ffrecord/format/v2_file.hpp"
 
 namespace nb = nanobind;
 
-namespace ff::ffrecord { void bind(nb::module_ m); }
+namespace ff::ffrecord {
+void bind(nb::module_ m);
+}
 
 namespace {
 
@@ -63,8 +65,8 @@ Array<T> column(const RecordFile& file, Pick pick, const T* last = nullptr) {
 const RecordFile& file_at(const Reader& reader, std::int64_t file) {
   const auto& files = reader.files();
   if (file < 0 || file >= static_cast<std::int64_t>(files.size()))
-    throw std::out_of_range("file index " + std::to_string(file) + " is outside [0, " +
-                            std::to_string(files.size()) + ")");
+    throw std::out_of_range("file index " + std::to_string(file) + " is outside [0, " + std::to_string(files.size()) +
+                            ")");
   return *files[file];
 }
 
@@ -141,8 +143,7 @@ Strategy strategy_of(const std::string& name) {
   if (name == "direct") return Strategy::direct;
   if (name == "threads") return Strategy::threads;
   if (name == "mmap") return Strategy::mmap;
-  throw ff::Error(ff::Code::invalid,
-                  "invalid strategy '" + name + "': expected auto, cached, direct, threads or mmap");
+  throw ff::Error(ff::Code::invalid, "invalid strategy '" + name + "': expected auto, cached, direct, threads or mmap");
 }
 
 void make_reader(Reader* self, const std::vector<std::string>& paths, bool check_data, const std::string& strategy,
@@ -186,8 +187,8 @@ nb::tuple last_commit(const Reader& reader, std::int64_t number) {
   const V2Index& index = file->index();
   for (const Run& run : index.runs()) runs.append(nb::make_tuple(run.first, run.place, run.count));
   const V2Slot& commit = index.commit();
-  return nb::make_tuple(index.alignment(), commit.commit, commit.footer, commit.end, commit.samples,
-                        index.slot_place(), index.slot_torn(), runs);
+  return nb::make_tuple(index.alignment(), commit.commit, commit.footer, commit.end, commit.samples, index.slot_place(),
+                        index.slot_torn(), runs);
 }
 
 nb::bytes part(const Reader& reader, std::int64_t number, std::int64_t start, std::int64_t end) {
@@ -245,11 +246,13 @@ Array<std::int64_t> pages_of(const V2Index& index, const Indices& samples) {
   return adopt(std::move(places), samples.size());
 }
 
-Array<std::uint8_t> extents_by(const V2Index& index, const Indices& samples, const Indices& places, const Bytes& pages) {
+Array<std::uint8_t> extents_by(const V2Index& index, const Indices& samples, const Indices& places,
+                               const Bytes& pages) {
   check_in(index, samples);
   const std::size_t bytes = samples.size() * sizeof(Extent);
   if (pages.size() != places.size() * sizeof(V2Page)) throw nb::value_error("expected one page for each place");
-  if (reinterpret_cast<std::uintptr_t>(pages.data()) % alignof(V2Page) != 0) throw nb::value_error("the pages are not aligned");
+  if (reinterpret_cast<std::uintptr_t>(pages.data()) % alignof(V2Page) != 0)
+    throw nb::value_error("the pages are not aligned");
   auto data = std::make_unique_for_overwrite<std::uint8_t[]>(bytes);
   {
     const nb::gil_scoped_release release;
@@ -338,7 +341,8 @@ void bind_remote(nb::module_& m) {
            "the file seems to have grown.")
       .def_prop_ro("count", &V2Index::count)
       .def_prop_ro("end", &V2Index::end)
-      .def_prop_ro("schema", [](const V2Index& index) { return nb::bytes(index.schema().data(), index.schema().size()); })
+      .def_prop_ro("schema",
+                   [](const V2Index& index) { return nb::bytes(index.schema().data(), index.schema().size()); })
       .def("pages", &pages_of, nb::arg("indices"),
            nb::sig("def pages(self, indices: numpy.typing.NDArray[numpy.int64]) -> "
                    "numpy.typing.NDArray[numpy.int64]"),

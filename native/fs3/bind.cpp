@@ -17,11 +17,21 @@ namespace ff::fs3 {
 
 void bind(nb::module_ m);
 
-namespace client { void bind(nb::module_ m); }
-namespace io { void bind(nb::module_ m); }
-namespace mount { void bind(nb::module_ m); }
-namespace replica { void bind(nb::module_ m); }
-namespace store { void bind(nb::module_ m); }
+namespace client {
+void bind(nb::module_ m);
+}
+namespace io {
+void bind(nb::module_ m);
+}
+namespace mount {
+void bind(nb::module_ m);
+}
+namespace replica {
+void bind(nb::module_ m);
+}
+namespace store {
+void bind(nb::module_ m);
+}
 
 namespace {
 
@@ -43,8 +53,9 @@ void bind_types(nb::module_ m) {
       .value("not_found", Status::not_found)
       .value("invalid", Status::invalid);
   nb::class_<ChunkId>(m, "ChunkId", "Identifies a chunk. Ids are ordered by inode and index. Inode 0 has no chunks.")
-      .def("__init__", [](ChunkId* at, std::uint64_t inode, std::uint32_t index) { new (at) ChunkId{inode, index}; },
-           "inode"_a, "index"_a = 0)
+      .def(
+          "__init__", [](ChunkId* at, std::uint64_t inode, std::uint32_t index) { new (at) ChunkId{inode, index}; },
+          "inode"_a, "index"_a = 0)
       .def_ro("inode", &ChunkId::inode)
       .def_ro("index", &ChunkId::index)
       .def(nb::self == nb::self, nb::sig("def __eq__(self, arg: object, /) -> bool"))
@@ -52,9 +63,12 @@ void bind_types(nb::module_ m) {
       .def("__hash__", [](const ChunkId& id) { return std::hash<ChunkId>{}(id); })
       .def("__repr__", [](const ChunkId& id) { return std::to_string(id.inode) + "." + std::to_string(id.index); });
   nb::class_<Tag>(m, "Tag", "Idempotency key of a client's write while the client may retry it; client 0: none.")
-      .def("__init__", [](Tag* at, std::uint64_t client, std::uint32_t channel, std::uint64_t seq) {
-             new (at) Tag{client, channel, seq};
-           }, "client"_a = 0, "channel"_a = 0, "seq"_a = 0)
+      .def(
+          "__init__",
+          [](Tag* at, std::uint64_t client, std::uint32_t channel, std::uint64_t seq) {
+            new (at) Tag{client, channel, seq};
+          },
+          "client"_a = 0, "channel"_a = 0, "seq"_a = 0)
       .def_ro("client", &Tag::client)
       .def_ro("channel", &Tag::channel)
       .def_ro("seq", &Tag::seq)
@@ -77,8 +91,9 @@ void bind(nb::module_ m) {
   store::bind(m.def_submodule("store", "Chunk stores on real and simulated disks"));
   nb::class_<replica::StoreLookup, replica::Lookup>(m, "StoreLookup",
                                                     "A replica's queries to a chunk store, which stays open.")
-      .def("__init__", [](replica::StoreLookup* at, const store::Store& core) { new (at) replica::StoreLookup(core); },
-           "core"_a, nb::keep_alive<1, 2>());
+      .def(
+          "__init__", [](replica::StoreLookup* at, const store::Store& core) { new (at) replica::StoreLookup(core); },
+          "core"_a, nb::keep_alive<1, 2>());
 }
 
 }  // namespace ff::fs3

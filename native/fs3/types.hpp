@@ -38,7 +38,7 @@ enum class Kind : std::uint8_t {
   truncate,  // to a shorter length
   extend,    // to a greater length, with zeros
   remove,
-  replace,   // the whole chunk with its version, over any former contents
+  replace,  // the whole chunk with its version, over any former contents
 };
 
 enum class Status : std::uint8_t {
@@ -50,7 +50,7 @@ enum class Status : std::uint8_t {
   no_space,
   io_error,
   not_found,
-  invalid,        // arguments that are invalid for every chunk
+  invalid,  // arguments that are invalid for every chunk
 };
 
 }  // namespace ff::fs3

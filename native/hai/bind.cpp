@@ -11,7 +11,9 @@
 namespace nb = nanobind;
 using ff::hai::SuspendPage;
 
-namespace ff::hai { void bind(nb::module_ m); }
+namespace ff::hai {
+void bind(nb::module_ m);
+}
 
 namespace {
 
@@ -50,8 +52,7 @@ void ff::hai::bind(nb::module_ m) {
   nb::class_<SuspendPage>(m, "SuspendPage",
                           "Page of a node with the number of `suspend_requested()` calls of each rank, and the number "
                           "of the first call that returns true.")
-      .def_static("create", &SuspendPage::create, nb::arg("slots"),
-                  "Creates a page for `slots` ranks in a new memfd.")
+      .def_static("create", &SuspendPage::create, nb::arg("slots"), "Creates a page for `slots` ranks in a new memfd.")
       .def_static("map", &SuspendPage::map, nb::arg("fd"), "Maps the page behind `fd`, which the caller still owns.")
       .def("call", &call, nb::arg("slot"),
            "Counts a call. Returns false at once before a freeze; after it, waits for the decision without the GIL.")
@@ -67,14 +68,16 @@ void ff::hai::bind(nb::module_ m) {
       .def("decide", &SuspendPage::decide, nb::arg("number"),
            "Sets the decision unless there is one; returns the one in force.")
       .def("count", &SuspendPage::count, nb::arg("slot"), "Calls begun by the rank in `slot`.")
-      .def("told", [](const SuspendPage& p, std::size_t s) { return (p.flags(s) & SuspendPage::told) != 0; },
-           nb::arg("slot"), "True if a call of the rank in `slot` was answered with true.")
-      .def("acknowledged",
-           [](const SuspendPage& p, std::size_t s) { return (p.flags(s) & SuspendPage::acknowledged) != 0; },
-           nb::arg("slot"), "True if the rank in `slot` acknowledged.")
-      .def("joined",
-           [](const SuspendPage& p, std::size_t s) { return (p.flags(s) & SuspendPage::joined) != 0; },
-           nb::arg("slot"), "True if the new rank in `slot` has become a member.")
+      .def(
+          "told", [](const SuspendPage& p, std::size_t s) { return (p.flags(s) & SuspendPage::told) != 0; },
+          nb::arg("slot"), "True if a call of the rank in `slot` was answered with true.")
+      .def(
+          "acknowledged",
+          [](const SuspendPage& p, std::size_t s) { return (p.flags(s) & SuspendPage::acknowledged) != 0; },
+          nb::arg("slot"), "True if the rank in `slot` acknowledged.")
+      .def(
+          "joined", [](const SuspendPage& p, std::size_t s) { return (p.flags(s) & SuspendPage::joined) != 0; },
+          nb::arg("slot"), "True if the new rank in `slot` has become a member.")
       .def_prop_ro("decision", &SuspendPage::decision, "Number of the first call that returns true; 0: undecided.")
       .def_prop_ro("slots", &SuspendPage::slots)
       .def_prop_ro("fd", &SuspendPage::fd, "The memfd of a created page; -1 for a mapped one.");

@@ -63,7 +63,7 @@ SuspendPage SuspendPage::create(std::size_t slots) {
 }
 
 SuspendPage SuspendPage::map(int fd) {
-  struct stat status {};
+  struct stat status{};
   if (::fstat(fd, &status) != 0) throw_errno("cannot read the size of the suspend page");
   const auto bytes = static_cast<std::size_t>(status.st_size);
   if (!S_ISREG(status.st_mode) || bytes < 128) throw Error(Code::corrupted, "the file is not a suspend page");
@@ -103,8 +103,7 @@ std::uint64_t SuspendPage::begin_call(std::size_t index, bool& frozen) {
 SuspendPage::Wait SuspendPage::wait() {
   auto& word = head().decided;
   while (word.load() == 0) {
-    const long rc = ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, 0u, nullptr,
-                              nullptr, 0);
+    const long rc = ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, 0u, nullptr, nullptr, 0);
     if (rc != 0 && errno == EINTR) return Wait::interrupted;
     if (rc != 0 && errno != EAGAIN) throw_errno("cannot wait for the decision on the suspend");
   }

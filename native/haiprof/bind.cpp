@@ -157,8 +157,12 @@ class Updates {
 
 Timed timed(Log& log, nb::object function, unsigned phase, unsigned label, std::optional<nb::callable> note,
             bool outermost) {
-  return {log, std::move(function), std::move(note), EventLog::code(true, phase, label),
-          EventLog::code(false, phase, label), outermost};
+  return {log,
+          std::move(function),
+          std::move(note),
+          EventLog::code(true, phase, label),
+          EventLog::code(false, phase, label),
+          outermost};
 }
 
 }  // namespace
@@ -171,17 +175,19 @@ void bind(nb::module_ m) {
            "Keeps at most `most` events. The default `clock` is the monotonic one.")
       .def_rw("active", &Log::active, "True during the session. While false, hooks record nothing.")
       .def_prop_ro("base_ns", &Log::base, "Clock at the start of the session; times of events are relative to it.")
-      .def_prop_ro("dropped", [](Log& log) { return log.events().dropped(); },
-                   "Number of events that were dropped because the log was full.")
+      .def_prop_ro(
+          "dropped", [](Log& log) { return log.events().dropped(); },
+          "Number of events that were dropped because the log was full.")
       .def("put", &Log::put, "begin"_a, "phase"_a, "label"_a, "Records that a phase begins or ends now.")
       .def("report", &Log::report, "phase"_a, "nanoseconds"_a, "Records a duration instead of a moment.")
       .def("drain", &Log::drain, "Removes all events so far and returns them in the wire format.");
   nb::class_<Timed>(m, "Timed", nb::type_slots(timed_slots),
                     "Wrapper of a function that records when its calls begin and end.")
-      .def("__reduce__", [](const Timed& self) { return self.function.attr("__qualname__"); },
-           nb::sig("def __reduce__(self) -> str"));
-  m.def("timed", &timed, "log"_a, "function"_a, "phase"_a, "label"_a, "note"_a = nb::none(),
-        "outermost"_a = false, nb::keep_alive<0, 1>(),
+      .def(
+          "__reduce__", [](const Timed& self) { return self.function.attr("__qualname__"); },
+          nb::sig("def __reduce__(self) -> str"));
+  m.def("timed", &timed, "log"_a, "function"_a, "phase"_a, "label"_a, "note"_a = nb::none(), "outermost"_a = false,
+        nb::keep_alive<0, 1>(),
         nb::sig("def timed(log: EventLog, function: object, phase: int, label: int, "
                 "note: collections.abc.Callable[[tuple[object, ...], dict[str, object] | None], object] | None = None, "
                 "outermost: bool = False) -> Timed"),

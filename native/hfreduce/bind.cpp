@@ -2,7 +2,6 @@
 #include <sys/socket.h>
 
 #include <nanobind/nanobind.h>
-#include <mutex>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
@@ -10,18 +9,19 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <mutex>
 
+#include "base/io/socket.hpp"
 #include "base/process/fork_guard.hpp"
 #include "base/process/thread_cpus.hpp"
-#include "base/io/socket.hpp"
-#include "hfreduce/engine/arena.hpp"
-#include "hfreduce/engine/group.hpp"
-#include "hfreduce/host/placement.hpp"
-#include "hfreduce/p2p/p2p_engine.hpp"
 #include "hfreduce/device/stager_cuda.hpp"
 #include "hfreduce/device/stager_fake.hpp"
-#include "hfreduce/transport/ucx_api.hpp"
+#include "hfreduce/engine/arena.hpp"
+#include "hfreduce/engine/group.hpp"
 #include "hfreduce/engine/watch.hpp"
+#include "hfreduce/host/placement.hpp"
+#include "hfreduce/p2p/p2p_engine.hpp"
+#include "hfreduce/transport/ucx_api.hpp"
 #include "signals.hpp"
 
 namespace nb = nanobind;
@@ -39,9 +39,7 @@ Bytes arena_block(std::size_t bytes) {
     const nb::gil_scoped_release release;
     block = Arena::of_process().allocate(bytes);
   }
-  const nb::capsule owner(block, [](void* p) noexcept {
-    Arena::of_process().release(static_cast<char*>(p));
-  });
+  const nb::capsule owner(block, [](void* p) noexcept { Arena::of_process().release(static_cast<char*>(p)); });
   return Bytes(block, {bytes}, owner);
 }
 
@@ -51,8 +49,8 @@ Bytes shared_block(const Operation& operation) {
   return Bytes((*hold)->data(), {(*hold)->bytes()}, owner);
 }
 
-std::unique_ptr<Team> make_team(int control, const std::vector<std::array<int, 3>>& members,
-                                std::size_t me, bool spin) {
+std::unique_ptr<Team> make_team(int control, const std::vector<std::array<int, 3>>& members, std::size_t me,
+                                bool spin) {
   std::vector<Member> list;
   for (const auto& [rank, socket, process] : members) list.push_back({rank, socket, process});
   return std::make_unique<Team>(Segment::attach(control), std::move(list), me, spin);
@@ -78,8 +76,8 @@ Pieces pieces_of(const Buffers& buffers) {
 
 void make_group(Group* self, int rank, int world, double timeout_s, bool spin, int control,
                 const std::vector<std::array<int, 3>>& members, std::size_t me,
-                const std::vector<std::vector<int>>& hosts, std::size_t host,
-                const std::vector<std::uint32_t>& zones, TransportKind transport) {
+                const std::vector<std::vector<int>>& hosts, std::size_t host, const std::vector<std::uint32_t>& zones,
+                TransportKind transport) {
   auto team = members.size() > 1 ? make_team(control, members, me, spin) : nullptr;
   new (self) Group({rank, world, timeout_s, Layout{hosts, host, me, zones}, transport}, std::move(team));
 }
@@ -95,10 +93,9 @@ Request make_request(Kind kind, std::uint64_t count, DType dtype, Op op, int roo
   return request;
 }
 
-std::shared_ptr<Operation> submit(Group& group, Kind kind, const Buffers& in, const Buffers& out,
-                                  std::uint64_t count, DType dtype, Op op, int root, Codec wire,
-                                  std::uintptr_t residual, std::uint64_t seed, bool shared,
-                                  int priority, std::uint64_t label, double timeout_s, bool run_here) {
+std::shared_ptr<Operation> submit(Group& group, Kind kind, const Buffers& in, const Buffers& out, std::uint64_t count,
+                                  DType dtype, Op op, int root, Codec wire, std::uintptr_t residual, std::uint64_t seed,
+                                  bool shared, int priority, std::uint64_t label, double timeout_s, bool run_here) {
   Request request = make_request(kind, count, dtype, op, root, wire);
   request.in = pieces_of(in);
   request.out = pieces_of(out);
@@ -112,8 +109,8 @@ std::shared_ptr<Operation> submit(Group& group, Kind kind, const Buffers& in, co
 }
 
 // Fast path of a synchronous allreduce on one host; returns null when it is over.
-std::shared_ptr<Operation> allreduce_now(Group& group, std::uintptr_t data, std::size_t bytes,
-                                         std::uint64_t count, DType dtype, Op op) {
+std::shared_ptr<Operation> allreduce_now(Group& group, std::uintptr_t data, std::size_t bytes, std::uint64_t count,
+                                         DType dtype, Op op) {
   auto operation = signals::run_with_handlers([&] {
     Request request = make_request(Kind::allreduce, count, dtype, op, -1, Codec::none);
     request.in.push_back({reinterpret_cast<char*>(data), bytes});
@@ -125,8 +122,7 @@ std::shared_ptr<Operation> allreduce_now(Group& group, std::uintptr_t data, std:
   return nullptr;
 }
 
-std::vector<int> peers(Group& group, Kind kind, std::uint64_t count, DType dtype, int root, Codec wire,
-                       int priority) {
+std::vector<int> peers(Group& group, Kind kind, std::uint64_t count, DType dtype, int root, Codec wire, int priority) {
   Request request = make_request(kind, count, dtype, Op::sum, root, wire);
   request.priority = priority;
   return group.peers(request);
@@ -235,12 +231,12 @@ void bind_rules(nb::module_ m) {
       .value("TREE", Algorithm::tree)
       .value("DIRECT", Algorithm::direct)
       .value("CHAIN", Algorithm::chain);
-  nb::class_<Rule>(m, "Rule",
-                   "Algorithm for calls of `kind` on at least `hosts` hosts and of at most `bytes` bytes.")
+  nb::class_<Rule>(m, "Rule", "Algorithm for calls of `kind` on at least `hosts` hosts and of at most `bytes` bytes.")
       .def(
           "__init__",
-          [](Rule* self, Kind kind, std::size_t hosts, std::size_t bytes, Algorithm algorithm,
-             std::size_t lanes) { new (self) Rule{kind, hosts, bytes, algorithm, lanes}; },
+          [](Rule* self, Kind kind, std::size_t hosts, std::size_t bytes, Algorithm algorithm, std::size_t lanes) {
+            new (self) Rule{kind, hosts, bytes, algorithm, lanes};
+          },
           nb::kw_only(), "kind"_a, "hosts"_a, "bytes"_a, "algorithm"_a, "lanes"_a,
           "bytes: ANY_BYTES is no limit; lanes: the most lanes to use, 0 for all.")
       .def_ro("kind", &Rule::kind)
@@ -249,8 +245,8 @@ void bind_rules(nb::module_ m) {
       .def_ro("algorithm", &Rule::algorithm)
       .def_ro("lanes", &Rule::lanes)
       .def(
-          "__eq__", [](const Rule& rule, const Rule& other) { return rule == other; },
-          nb::is_operator(), nb::sig("def __eq__(self, other: object, /) -> bool"))
+          "__eq__", [](const Rule& rule, const Rule& other) { return rule == other; }, nb::is_operator(),
+          nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__repr__", [](const Rule& rule) {
         return nb::str("Rule({}, hosts={}, bytes={}, {}, lanes={})")
             .format(rule.kind, rule.hosts, rule.bytes, rule.algorithm, rule.lanes);
@@ -315,10 +311,12 @@ void bind_segments(nb::module_ m) {
 // ---- Devices ------------------------------------------------------------------------------------------
 using Operations = std::vector<std::shared_ptr<Operation>>;
 
-std::pair<Operations, std::shared_ptr<Passage>> submit_staged(
-    Stager& stager, Group& group, Device::Stream stream, const std::vector<std::uint64_t>& counts,
-    Kind kind, const Buffers& in, const Buffers& out, std::uint64_t count, DType dtype, Op op, int root,
-    Codec wire, std::uintptr_t residual, std::uint64_t seed, int priority, std::uint64_t label, double timeout_s) {
+std::pair<Operations, std::shared_ptr<Passage>> submit_staged(Stager& stager, Group& group, Device::Stream stream,
+                                                              const std::vector<std::uint64_t>& counts, Kind kind,
+                                                              const Buffers& in, const Buffers& out,
+                                                              std::uint64_t count, DType dtype, Op op, int root,
+                                                              Codec wire, std::uintptr_t residual, std::uint64_t seed,
+                                                              int priority, std::uint64_t label, double timeout_s) {
   Request request = make_request(kind, count, dtype, op, root, wire);
   request.in = pieces_of(in);
   request.out = pieces_of(out);
@@ -343,8 +341,9 @@ void bind_devices(nb::module_ m) {
       .def("make_stream", &FakeDevice::make_stream, GilReleased())
       .def(
           "copy",
-          [](FakeDevice& device, Device::Stream stream, std::uintptr_t to, std::uintptr_t from,
-             std::size_t bytes) { device.copy(stream, address(to), address(from), bytes); },
+          [](FakeDevice& device, Device::Stream stream, std::uintptr_t to, std::uintptr_t from, std::size_t bytes) {
+            device.copy(stream, address(to), address(from), bytes);
+          },
           "stream"_a, "to"_a, "source"_a, "bytes"_a, GilReleased(), "Queues a copy, as the user's computation.")
       .def("stop", &FakeDevice::stop, "stream"_a, GilReleased(), "Stops a stream before its next command.")
       .def("go_on", &FakeDevice::go_on, "stream"_a, GilReleased())
@@ -353,12 +352,11 @@ void bind_devices(nb::module_ m) {
       .def_prop_ro("pinned_bytes", &FakeDevice::pinned_bytes)
       .def_prop_ro("live_events", &FakeDevice::live_events);
   m.def(
-      "fake_device",
-      [](std::int64_t delay_us) { return new FakeDevice(std::chrono::microseconds(delay_us)); },
+      "fake_device", [](std::int64_t delay_us) { return new FakeDevice(std::chrono::microseconds(delay_us)); },
       "delay_us"_a = 0, nb::rv_policy::reference, "Makes a fake device that waits `delay_us` before each command.");
   m.def(
-      "cuda_device", [](int index) -> Device* { return new CudaDevice(index); }, "index"_a,
-      nb::rv_policy::reference, GilReleased(), "Opens a CUDA device with the CUDA runtime of this process.");
+      "cuda_device", [](int index) -> Device* { return new CudaDevice(index); }, "index"_a, nb::rv_policy::reference,
+      GilReleased(), "Opens a CUDA device with the CUDA runtime of this process.");
 
   nb::class_<Passage>(m, "Passage", "A call on device memory, until the device has finished with it.")
       .def("follow", &Passage::follow, "stream"_a, GilReleased(),
@@ -371,9 +369,8 @@ void bind_devices(nb::module_ m) {
 
   nb::class_<Stager>(m, "Stager", "Stages the calls of one group on one device.")
       .def(nb::init<Device&>(), "device"_a, GilReleased())
-      .def("submit", &submit_staged,
-           nb::kw_only(), "group"_a, "stream"_a, "counts"_a, "kind"_a, "inputs"_a, "outputs"_a, "count"_a,
-           "dtype"_a, "op"_a = Op::sum, "root"_a = -1, "wire"_a = Codec::none, "residual"_a = 0,
+      .def("submit", &submit_staged, nb::kw_only(), "group"_a, "stream"_a, "counts"_a, "kind"_a, "inputs"_a,
+           "outputs"_a, "count"_a, "dtype"_a, "op"_a = Op::sum, "root"_a = -1, "wire"_a = Codec::none, "residual"_a = 0,
            "seed"_a = 0, "priority"_a = 0, "label"_a = 0, "timeout_s"_a = 0.0,
            "Submits a call on device memory (see Group.submit) after the current work in `stream`. `counts`: the "
            "elements of each operation into which the call is cut. Memory must stay alive until the passage is "
@@ -441,28 +438,31 @@ void bind(nb::module_ m) {
       .def("rethrow", &Operation::rethrow, "Raises the error of a finished operation, if any.");
 
   nb::class_<Group>(m, "Group", "A process group of the engine.")
-      .def("__init__", &make_group, nb::kw_only(), "rank"_a, "world"_a, "timeout_s"_a, "spin"_a,
-           "control"_a, "members"_a, "me"_a, "hosts"_a, "host"_a, "zones"_a,
-           "transport"_a = TransportKind::tcp,
+      .def("__init__", &make_group, nb::kw_only(), "rank"_a, "world"_a, "timeout_s"_a, "spin"_a, "control"_a,
+           "members"_a, "me"_a, "hosts"_a, "host"_a, "zones"_a, "transport"_a = TransportKind::tcp,
            "members: (rank, Unix socket, pidfd) of this host in team order, -1 where there is none; control: "
            "descriptor of the control segment, -1 for a rank alone on its host.")
-      .def("submit", &submit, nb::kw_only(), "kind"_a, "inputs"_a, "outputs"_a, "count"_a, "dtype"_a,
-           "op"_a = Op::sum, "root"_a = -1, "wire"_a = Codec::none, "residual"_a = 0, "seed"_a = 0,
-           "shared"_a = false, "priority"_a = 0, "label"_a = 0, "timeout_s"_a = 0.0, "run_here"_a = false,
+      .def("submit", &submit, nb::kw_only(), "kind"_a, "inputs"_a, "outputs"_a, "count"_a, "dtype"_a, "op"_a = Op::sum,
+           "root"_a = -1, "wire"_a = Codec::none, "residual"_a = 0, "seed"_a = 0, "shared"_a = false, "priority"_a = 0,
+           "label"_a = 0, "timeout_s"_a = 0.0, "run_here"_a = false,
            "Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done. "
            "timeout_s: timeout of this call; 0: the group's.")
       .def("allreduce_now", &allreduce_now, "data"_a, "bytes"_a, "count"_a, "dtype"_a, "op"_a,
            "Runs a synchronous allreduce in place. Returns None when it is over; returns the operation if other "
            "operations must run before it.")
-      .def("peers", &peers, nb::kw_only(), "kind"_a, "count"_a, "dtype"_a, "root"_a = -1,
-           "wire"_a = Codec::none, "priority"_a = 0, GilReleased(), "Ranks of other hosts that such a call sends to.")
+      .def("peers", &peers, nb::kw_only(), "kind"_a, "count"_a, "dtype"_a, "root"_a = -1, "wire"_a = Codec::none,
+           "priority"_a = 0, GilReleased(), "Ranks of other hosts that such a call sends to.")
       .def("add_outgoing", &Group::add_outgoing, "rank"_a, "fd"_a, GilReleased(),
            "A connected socket to send payload to `rank`; owned by the group.")
       .def("add_incoming", &Group::add_incoming, "rank"_a, "fd"_a, GilReleased(),
            "A connected socket to receive payload from `rank`; owned by the group.")
       .def("abort", &Group::abort, GilReleased())
-      .def("rethrow", [](Group& group) { if (const auto error = group.failure()) throw Error(*error); },
-           "Raises the error that broke the group, if any.")
+      .def(
+          "rethrow",
+          [](Group& group) {
+            if (const auto error = group.failure()) throw Error(*error);
+          },
+          "Raises the error that broke the group, if any.")
       .def("records", &records, "The last operations, oldest first, with times of the monotonic clock.")
       .def("set_rules", &Group::set_rules, "rules"_a, GilReleased(),
            "Sets the rules that choose the algorithms between hosts. REQUIRES: equal rules on all ranks, and no "
@@ -470,8 +470,7 @@ void bind(nb::module_ m) {
       .def("withdrawals", &Group::withdrawals, GilReleased(),
            "Numbers of operations that will end as cancelled when their turn comes; on rank 0 only.")
       .def("set_timeout", &Group::set_timeout, "seconds"_a)
-      .def_prop_ro("network_bytes_sent", &Group::network_bytes_sent,
-                   "Bytes this rank has sent to other hosts.");
+      .def_prop_ro("network_bytes_sent", &Group::network_bytes_sent, "Bytes this rank has sent to other hosts.");
 
   nb::class_<P2PEngine>(m, "P2PEngine", "Point-to-point messages between the ranks of a group.")
       .def(nb::init<int, int>(), nb::kw_only(), "rank"_a, "world"_a)
@@ -499,8 +498,8 @@ void bind(nb::module_ m) {
           "deadline.")
       .def(
           "receive",
-          [](P2PEngine& post, int from, std::uint64_t tag, std::uintptr_t data, std::size_t bytes,
-             double seconds, bool attended) {
+          [](P2PEngine& post, int from, std::uint64_t tag, std::uintptr_t data, std::size_t bytes, double seconds,
+             bool attended) {
             return post.receive(from, tag, reinterpret_cast<void*>(data), bytes, seconds, attended);
           },
           "source"_a, "tag"_a, "data"_a, "bytes"_a, "seconds"_a, "attended"_a, GilReleased(),
@@ -514,16 +513,17 @@ void bind(nb::module_ m) {
           },
           "message"_a, "rank"_a = -1, GilReleased(), "Ends all present and later messages with this error.");
 
-  m.def("load_ucx", [] { ucx::api(); }, GilReleased(),
-        "Raises CollectiveError, which names the package to install, if a group over UCX cannot be made.");
+  m.def(
+      "load_ucx", [] { ucx::api(); }, GilReleased(),
+      "Raises CollectiveError, which names the package to install, if a group over UCX cannot be made.");
   m.def("control_bytes", &Team::control_bytes, "members"_a);
   bind_rules(m);
   bind_segments(m);
   bind_devices(m);
-  m.def("arena_block", &arena_block, "bytes"_a,
-        "Allocates zero-copy memory as a uint8 array; freed with the array.");
-  m.def("arena_reserved_bytes", [] { return Arena::of_process().reserved_bytes(); },
-        "Shared memory that this process holds for zero-copy tensors.");
+  m.def("arena_block", &arena_block, "bytes"_a, "Allocates zero-copy memory as a uint8 array; freed with the array.");
+  m.def(
+      "arena_reserved_bytes", [] { return Arena::of_process().reserved_bytes(); },
+      "Shared memory that this process holds for zero-copy tensors.");
   m.def(
       "in_arena",
       [](std::uintptr_t data, std::size_t bytes) {

@@ -12,9 +12,16 @@
 
 namespace ff::hfreduce {
 
-
 enum class Kind : std::uint32_t {
-  allreduce = 1, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all, barrier,
+  allreduce = 1,
+  reduce_scatter,
+  all_gather,
+  broadcast,
+  reduce,
+  gather,
+  scatter,
+  all_to_all,
+  barrier,
 };
 
 // The part of a call that must be equal on all ranks. Sent over the wire and shared memory unchanged.
@@ -64,8 +71,7 @@ struct Place {
 Place place_of(const Pieces& pieces);
 
 // Returns the first element of slice `index` of `parts` in `count` elements; slices begin on cache lines of the tensor.
-inline std::size_t slice_begin(std::size_t count, DType dtype, std::size_t index,
-                               std::size_t parts) {
+inline std::size_t slice_begin(std::size_t count, DType dtype, std::size_t index, std::size_t parts) {
   const std::size_t line = 64 / size_of(dtype);
   const std::size_t lines = (count + line - 1) / line;
   const std::size_t begin = lines * index / parts * line;

@@ -109,7 +109,8 @@ std::size_t digests_in(std::string_view all) {
 
 std::string_view digest_at(std::string_view all, std::size_t at) { return all.substr(at * kDigest, kDigest); }
 
-void insert_all(PageIndex& index, std::uint32_t segment, const nb::bytes& entries, const std::vector<std::uint32_t>& salts) {
+void insert_all(PageIndex& index, std::uint32_t segment, const nb::bytes& entries,
+                const std::vector<std::uint32_t>& salts) {
   const std::string_view all = text(entries);
   if (all.size() % sizeof(Entry) != 0) throw Error(Code::invalid, "an entry has 36 bytes");
   index.begin(segment);
@@ -136,10 +137,8 @@ nb::list find_all(PageIndex& index, const nb::bytes& digests, bool hit) {
   for (std::size_t at = 0; at < digests_in(all); ++at) {
     if (hit) index.hit(digest_at(all, at));
     const std::optional<Page> page = index.find(digest_at(all, at));
-    if (page)
-      found.append(nb::make_tuple(page->segment, page->unit * kPageUnit, page->bytes, page->crc, page->hits));
-    else
-      found.append(nb::none());
+    if (page) found.append(nb::make_tuple(page->segment, page->unit * kPageUnit, page->bytes, page->crc, page->hits));
+    else found.append(nb::none());
   }
   return found;
 }
@@ -156,8 +155,10 @@ void bind_pages(nb::module_ m) {
       .def("find", &find_all, "digests"_a, "hit"_a,
            nb::sig("def find(self, digests: bytes, hit: bool) -> list[tuple[int, int, int, int, int] | None]"),
            "Returns (segment, offset, bytes, CRC32C, hits) of each digest, or None. `hit`: count a use.")
-      .def("remove", [](PageIndex& index, const nb::bytes& digest, std::uint32_t segment) { index.remove(text(digest), segment); },
-           "digest"_a, "segment"_a, "Removes a page if it lies in this segment.")
+      .def(
+          "remove",
+          [](PageIndex& index, const nb::bytes& digest, std::uint32_t segment) { index.remove(text(digest), segment); },
+          "digest"_a, "segment"_a, "Removes a page if it lies in this segment.")
       .def("forget", &PageIndex::forget, "segment"_a, "Removes a segment and its pages.")
       .def("bytes_of", &PageIndex::bytes_of, "salt"_a, "Bytes of the pages with this salt.")
       .def("__len__", &PageIndex::pages)
@@ -174,23 +175,24 @@ void bind(nb::module_ m) {
   m.attr("TRAILER_BYTES") = kTrailer;
   nb::class_<Memtable>(m, "Memtable", "Recent operations in the order of their keys.")
       .def(nb::init<>())
-      .def("apply",
-           [](Memtable& memtable, const nb::bytes& operations, std::size_t offset, std::uint64_t sequence) {
-             if (offset > operations.size()) throw Error(Code::invalid, "the offset lies beyond the frame");
-             return memtable.apply(text(operations).substr(offset), sequence);
-           },
-           "frame"_a, "offset"_a, "sequence"_a,
-           "Adds the operations of a log frame from `offset` on; returns their number. Raises Corrupted.")
+      .def(
+          "apply",
+          [](Memtable& memtable, const nb::bytes& operations, std::size_t offset, std::uint64_t sequence) {
+            if (offset > operations.size()) throw Error(Code::invalid, "the offset lies beyond the frame");
+            return memtable.apply(text(operations).substr(offset), sequence);
+          },
+          "frame"_a, "offset"_a, "sequence"_a,
+          "Adds the operations of a log frame from `offset` on; returns their number. Raises Corrupted.")
       .def("__len__", [](const Memtable& memtable) { return memtable.map().size(); })
       .def_prop_ro("bytes", &Memtable::bytes, "Approximate memory in bytes.");
   nb::class_<BlockCache>(m, "BlockCache", "Blocks of tables in memory, at most `capacity` bytes.")
       .def(nb::init<std::size_t>(), "capacity"_a)
       .def_prop_ro("bytes", &BlockCache::bytes);
   nb::class_<Table>(m, "Table", "Sorted table, whose file the caller reads.")
-      .def(nb::new_([](const std::string& name, const nb::bytes& first, const nb::bytes& last, std::uint64_t index_offset,
-                       std::uint64_t index_bytes, std::shared_ptr<BlockCache> cache) {
-             return std::make_shared<Table>(name, std::string(text(first)), std::string(text(last)), index_offset, index_bytes,
-                                            std::move(cache));
+      .def(nb::new_([](const std::string& name, const nb::bytes& first, const nb::bytes& last,
+                       std::uint64_t index_offset, std::uint64_t index_bytes, std::shared_ptr<BlockCache> cache) {
+             return std::make_shared<Table>(name, std::string(text(first)), std::string(text(last)), index_offset,
+                                            index_bytes, std::move(cache));
            }),
            "name"_a, "first"_a, "last"_a, "index_offset"_a, "index_bytes"_a, "cache"_a)
       .def_prop_ro("name", &Table::name)
@@ -198,25 +200,28 @@ void bind(nb::module_ m) {
       .def("range", &Table::range, "block"_a, "most"_a = 0,
            "(offset, bytes) of the index for block -1; else of this block and the missing ones after it, at most "
            "`most` bytes.")
-      .def("supply", [](Table& table, std::uint64_t offset, const nb::bytes& data) { table.supply(offset, text(data)); },
-           "offset"_a, "data"_a, "Supplies the bytes of a range. Raises Corrupted.");
+      .def(
+          "supply", [](Table& table, std::uint64_t offset, const nb::bytes& data) { table.supply(offset, text(data)); },
+          "offset"_a, "data"_a, "Supplies the bytes of a range. Raises Corrupted.");
   nb::class_<View>(m, "View", "Memtables and runs of tables, newest first, up to a sequence number.")
-      .def("__init__",
-           [](View* self, const Memtables& memtables, std::vector<Run> runs, std::uint64_t sequence) {
-             new (self) View(view_of(memtables, std::move(runs), sequence));
-           },
-           "memtables"_a, "runs"_a, "sequence"_a)
+      .def(
+          "__init__",
+          [](View* self, const Memtables& memtables, std::vector<Run> runs, std::uint64_t sequence) {
+            new (self) View(view_of(memtables, std::move(runs), sequence));
+          },
+          "memtables"_a, "runs"_a, "sequence"_a)
       .def_rw("sequence", &View::sequence)
       .def("copy", [](const View& view) { return View(view); })
       .def("get", &get, "key"_a, "now"_a,
            nb::sig("def get(self, key: bytes, now: int) -> bytes | tuple[Table, int] | None"),
            "Returns the value, None, or the (table, block) to supply before another try. `now`: ms since 1970.");
   nb::class_<Scan>(m, "Scan", "Walk through the visible records of a view, in the order of keys.")
-      .def("__init__",
-           [](Scan* self, View view, const nb::bytes& start, const std::optional<nb::bytes>& end) {
-             new (self) Scan(std::move(view), text(start), end ? std::optional(std::string(text(*end))) : std::nullopt);
-           },
-           "view"_a, "start"_a, "end"_a.none())
+      .def(
+          "__init__",
+          [](Scan* self, View view, const nb::bytes& start, const std::optional<nb::bytes>& end) {
+            new (self) Scan(std::move(view), text(start), end ? std::optional(std::string(text(*end))) : std::nullopt);
+          },
+          "view"_a, "start"_a, "end"_a.none())
       .def("next", &next_items, "now"_a, "items"_a, "most"_a,
            nb::sig("def next(self, now: int, items: int, most: int) -> "
                    "tuple[list[tuple[bytes, bytes]], tuple[Table, int] | bool]"),

@@ -38,11 +38,10 @@ void PageIndex::count(std::uint32_t segment, std::uint32_t salt, std::int64_t pa
   its.pages += static_cast<std::size_t>(pages);
   pages_ += static_cast<std::size_t>(pages);
   usage_[salt] += static_cast<std::uint64_t>(bytes);
-  const auto place = std::find_if(its.usage.begin(), its.usage.end(), [salt](const auto& each) { return each.first == salt; });
-  if (place == its.usage.end())
-    its.usage.emplace_back(salt, bytes);
-  else
-    place->second += static_cast<std::uint64_t>(bytes);
+  const auto place =
+      std::find_if(its.usage.begin(), its.usage.end(), [salt](const auto& each) { return each.first == salt; });
+  if (place == its.usage.end()) its.usage.emplace_back(salt, bytes);
+  else place->second += static_cast<std::uint64_t>(bytes);
 }
 
 void PageIndex::lay() {

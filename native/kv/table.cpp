@@ -64,10 +64,8 @@ std::size_t Block::lower_bound(std::string_view key) const {
   while (low < high) {
     const std::size_t middle = (low + high) / 2;
     const char* const at = bytes_.data() + offset(middle);
-    if (std::string_view(at + 25, load<std::uint32_t>(at + 1)) < key)
-      low = middle + 1;
-    else
-      high = middle;
+    if (std::string_view(at + 25, load<std::uint32_t>(at + 1)) < key) low = middle + 1;
+    else high = middle;
   }
   return low;
 }
@@ -80,10 +78,8 @@ void BlockCache::added(const std::shared_ptr<Table>& table, std::size_t block, s
     Place place = std::move(turn_.front());
     turn_.pop_front();
     const std::shared_ptr<Table> owner = place.table.lock();
-    if (owner && !owner->evict(place.block))
-      turn_.push_back(std::move(place));
-    else
-      bytes_ -= place.bytes;
+    if (owner && !owner->evict(place.block)) turn_.push_back(std::move(place));
+    else bytes_ -= place.bytes;
   }
 }
 
@@ -102,13 +98,15 @@ std::pair<std::uint64_t, std::uint64_t> Table::range(std::int64_t block, std::ui
   if (at >= blocks_.size()) throw Error(Code::invalid, "table " + name_ + " has no block " + std::to_string(block));
   const std::uint64_t begin = blocks_[at].offset;
   std::uint64_t end = begin + blocks_[at].bytes;
-  while (++at < blocks_.size() && !blocks_[at].block && end + blocks_[at].bytes - begin <= most) end += blocks_[at].bytes;
+  while (++at < blocks_.size() && !blocks_[at].block && end + blocks_[at].bytes - begin <= most)
+    end += blocks_[at].bytes;
   return {begin, end - begin};
 }
 
 void Table::supply(std::uint64_t offset, std::string_view bytes) {
   if (offset == index_offset_) {
-    if (bytes.size() != index_bytes_ + kTrailer) throw Error(Code::corrupted, "table " + name_ + " ends inside its index");
+    if (bytes.size() != index_bytes_ + kTrailer)
+      throw Error(Code::corrupted, "table " + name_ + " ends inside its index");
     if (bytes.substr(index_bytes_) != trailer_of(index_offset_, index_bytes_))
       throw Error(Code::corrupted, "the trailer of table " + name_ + " does not match");
     if (!indexed()) take_index(bytes.substr(0, index_bytes_));
@@ -132,7 +130,8 @@ void Table::supply(std::uint64_t offset, std::string_view bytes) {
 
 void Table::take_index(std::string_view bytes) {
   Parser parser(checked(bytes, "an index"));
-  std::vector<Place> blocks(parser.number<std::uint32_t>() <= bytes.size() / 16 ? load<std::uint32_t>(bytes.data() + 4) : 0);
+  std::vector<Place> blocks(parser.number<std::uint32_t>() <= bytes.size() / 16 ? load<std::uint32_t>(bytes.data() + 4)
+                                                                                : 0);
   std::uint64_t next = 0;
   for (Place& place : blocks) {
     place.offset = parser.number<std::uint64_t>();

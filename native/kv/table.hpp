@@ -79,7 +79,7 @@ class Table : public std::enable_shared_from_this<Table> {
   // REQUIRES: indexed(). First block whose last key is at least `key`; count() if there is none.
   std::size_t block_of(std::string_view key) const;
   std::shared_ptr<const Block> block(std::size_t at);  // nullptr: not in memory
-  bool evict(std::size_t at);  // false: the block was used since the last call, and stays
+  bool evict(std::size_t at);                          // false: the block was used since the last call, and stays
 
  private:
   struct Place {

@@ -98,7 +98,8 @@ void refuses_every_flipped_bit() {
     bool refused = false;
     try {
       supply(damaged, {table, -1}, 0);
-      for (std::size_t block = 0; block < table->count(); ++block) supply(damaged, {table, static_cast<std::int64_t>(block)}, 0);
+      for (std::size_t block = 0; block < table->count(); ++block)
+        supply(damaged, {table, static_cast<std::int64_t>(block)}, 0);
     } catch (const ff::Error& error) {
       refused = error.code() == ff::Code::corrupted;
     }

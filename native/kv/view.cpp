@@ -8,8 +8,9 @@ namespace {
 
 // First table whose last key is at least `key`.
 std::size_t table_of(const Run& run, std::string_view key) {
-  const auto place = std::lower_bound(run.begin(), run.end(), key,
-                                      [](const std::shared_ptr<Table>& its, std::string_view wanted) { return its->last() < wanted; });
+  const auto place =
+      std::lower_bound(run.begin(), run.end(), key,
+                       [](const std::shared_ptr<Table>& its, std::string_view wanted) { return its->last() < wanted; });
   return place - run.begin();
 }
 

@@ -106,7 +106,11 @@ class Compaction {
  public:
   // `bottom`: there are no older tables. Deletions, and records that expired before `dead_before` (ms), are left out.
   Compaction(View view, std::size_t target, bool bottom, std::int64_t dead_before)
-      : view_(std::move(view)), merge_(view_, {}, std::nullopt), target_(target), bottom_(bottom), dead_before_(dead_before) {}
+      : view_(std::move(view)),
+        merge_(view_, {}, std::nullopt),
+        target_(target),
+        bottom_(bottom),
+        dead_before_(dead_before) {}
 
   enum class State { blocked, full, ended };
   State step();  // after State::full and State::ended, call `take`

@@ -25,7 +25,9 @@ namespace {
 using Address = std::uintptr_t;
 
 template <class T>
-T* at(Address address) { return reinterpret_cast<T*>(address); }
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
 
 // Elements of a part: enough to repay a thread, and a multiple of 64 so that no two threads share a word of bits. There
 // are more parts than threads, so that a thread with a free core takes more of them.
@@ -135,7 +137,9 @@ std::size_t inner_size(std::uint32_t type) { return static_cast<Float>(type) == 
 
 // Advances an address by some rows; null stays null.
 template <class T = void>
-T* on(Address address, std::size_t bytes) { return address == 0 ? nullptr : at<T>(address + bytes); }
+T* on(Address address, std::size_t bytes) {
+  return address == 0 ? nullptr : at<T>(address + bytes);
+}
 
 void rms_norm(std::uint32_t type, const std::array<Address, 6>& memory, std::size_t rows, std::size_t width, double eps,
               unsigned threads) {
@@ -155,15 +159,15 @@ void rms_norm_backward(std::uint32_t type, const std::array<Address, 8>& memory,
   const std::size_t size = size_of(static_cast<Float>(type)) * width, inner = inner_size(type);
   const auto [h, weight, scales, g, gh, dh, apart, products] = memory;
   in_rows(rows, width, threads, [&](std::size_t row, std::size_t n) {
-    const NormBackward of{on(h, row * size),  on(weight, 0),          on(scales, row * inner),
-                          on(g, row * size),  on(gh, row * size),     on(dh, row * size),
-                          on(apart, row * size), on(products, row * inner * width)};
+    const NormBackward of{
+        on(h, row * size),  on(weight, 0),      on(scales, row * inner), on(g, row * size),
+        on(gh, row * size), on(dh, row * size), on(apart, row * size),   on(products, row * inner * width)};
     kernel(of, n, width);
   });
 }
 
-void bit_product(Address a, std::size_t planes_a, Address b, std::size_t planes_b, std::size_t rows,
-                 std::size_t panels, std::size_t words, Address out, unsigned threads) {
+void bit_product(Address a, std::size_t planes_a, Address b, std::size_t planes_b, std::size_t rows, std::size_t panels,
+                 std::size_t words, Address out, unsigned threads) {
   constexpr std::size_t kRows = 64;  // their planes stay in the cache beside a panel
   const auto kernel = kernels().bit_product;
   const nb::gil_scoped_release release;
@@ -193,7 +197,8 @@ void decode(const Numbers& numbers, Address codes, std::size_t planes, Address i
 }  // namespace
 
 void bind(nb::module_ m) {
-  m.doc() = "Kernels of the operators of fireflyer.nn, on addresses. `type`: 0 float32, 1 float64, 2 float16, 3 bfloat16.";
+  m.doc() =
+      "Kernels of the operators of fireflyer.nn, on addresses. `type`: 0 float32, 1 float64, 2 float16, 3 bfloat16.";
   m.def("forward", &forward, "activation"_a, "type"_a, "x"_a, "y"_a, "bits"_a, "count"_a, "slope"_a, "threads"_a,
         "Applies activation 0 (ReLU), 1 (ReLU6) or 2 (leaky ReLU), and sets the bits of elements whose gradient "
         "passes. `bits`: a multiple of 8 bytes.");

@@ -28,8 +28,7 @@ inline simd::U8 ones_of_bytes(Words v) {
   const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4));
   const __m256i low = simd::as<__m256i>(v & 0x0F0F0F0F0F0F0F0Fu);
   const __m256i high = simd::as<__m256i>((v >> 4) & 0x0F0F0F0F0F0F0F0Fu);
-  return simd::as<simd::U8>(_mm256_shuffle_epi8(table, low)) +
-         simd::as<simd::U8>(_mm256_shuffle_epi8(table, high));
+  return simd::as<simd::U8>(_mm256_shuffle_epi8(table, low)) + simd::as<simd::U8>(_mm256_shuffle_epi8(table, high));
 #endif
 }
 
@@ -45,8 +44,8 @@ constexpr std::size_t kRun = 31;  // a byte counts to 255: 31 words of at most 8
 
 // Sets found[r][p] to the number of ones in (row r of a) & (part p of the panel), lane by lane.
 template <std::size_t rows>
-inline __attribute__((always_inline)) void count_tile(const std::uint64_t* a, const std::uint64_t* b,
-                                                      std::size_t words, Words (&found)[kTile][kParts]) {
+inline __attribute__((always_inline)) void count_tile(const std::uint64_t* a, const std::uint64_t* b, std::size_t words,
+                                                      Words (&found)[kTile][kParts]) {
   for (std::size_t begin = 0; begin < words; begin += kRun) {
     const std::size_t end = words - begin < kRun ? words : begin + kRun;
     simd::U8 bytes[rows][kParts] = {};
@@ -94,8 +93,7 @@ using CountTile = void (*)(const std::uint64_t* a, const std::uint64_t* b, std::
 // Sets `found` by an instruction that only some processors with AVX-512 have.
 template <std::size_t rows>
 __attribute__((target("avx512vpopcntdq"))) void count_tile_at_once(const std::uint64_t* a, const std::uint64_t* b,
-                                                                  std::size_t words,
-                                                                  Words (&found)[kTile][kParts]) {
+                                                                   std::size_t words, Words (&found)[kTile][kParts]) {
   __m512i counts[rows];
   for (auto& count : counts) count = _mm512_setzero_si512();
   for (std::size_t w = 0; w < words; ++w) {

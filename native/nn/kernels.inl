@@ -20,19 +20,11 @@ using I64 = simd::Vector<std::int64_t>;
 inline std::uint64_t bits_of(I32 mask) { return _mm512_movepi32_mask(simd::as<__m512i>(mask)); }
 inline std::uint64_t bits_of(I64 mask) { return _mm512_movepi64_mask(simd::as<__m512i>(mask)); }
 #elif defined(__AVX2__)
-inline std::uint64_t bits_of(I32 mask) {
-  return static_cast<unsigned>(_mm256_movemask_ps(simd::as<__m256>(mask)));
-}
-inline std::uint64_t bits_of(I64 mask) {
-  return static_cast<unsigned>(_mm256_movemask_pd(simd::as<__m256d>(mask)));
-}
+inline std::uint64_t bits_of(I32 mask) { return static_cast<unsigned>(_mm256_movemask_ps(simd::as<__m256>(mask))); }
+inline std::uint64_t bits_of(I64 mask) { return static_cast<unsigned>(_mm256_movemask_pd(simd::as<__m256d>(mask))); }
 #else
-inline std::uint64_t bits_of(I32 mask) {
-  return static_cast<unsigned>(_mm_movemask_ps(simd::as<__m128>(mask)));
-}
-inline std::uint64_t bits_of(I64 mask) {
-  return static_cast<unsigned>(_mm_movemask_pd(simd::as<__m128d>(mask)));
-}
+inline std::uint64_t bits_of(I32 mask) { return static_cast<unsigned>(_mm_movemask_ps(simd::as<__m128>(mask))); }
+inline std::uint64_t bits_of(I64 mask) { return static_cast<unsigned>(_mm_movemask_pd(simd::as<__m128d>(mask))); }
 #endif
 
 template <class I, class Lane>
@@ -46,8 +38,7 @@ inline I64 mask_of(std::uint64_t bits, F64) { return mask_of_lanes<I64, std::int
 
 // Reads one step of T at x, applies each(v, i) to its accumulators, and writes them, rounded, to y.
 template <class T, class Each>
-inline __attribute__((always_inline)) void map_step(const char* x, char* y, std::size_t i,
-                                                    Each each) {
+inline __attribute__((always_inline)) void map_step(const char* x, char* y, std::size_t i, Each each) {
   typename T::Vec v[kVectors];
   T::read(x, v);
   each(v, i);
@@ -58,8 +49,7 @@ inline __attribute__((always_inline)) void map_step(const char* x, char* y, std:
 
 // Does so for `count` elements. The last ones go through a buffer of a whole step.
 template <class T, class Each>
-inline __attribute__((always_inline)) void map(const void* from, void* to, std::size_t count,
-                                               Each each) {
+inline __attribute__((always_inline)) void map(const void* from, void* to, std::size_t count, Each each) {
   const char* x = static_cast<const char*>(from);
   char* y = static_cast<char*>(to);
   std::size_t i = 0;
@@ -84,14 +74,20 @@ inline std::uint64_t read_bits(const std::uint8_t* bits, std::size_t i) {
 
 struct Relu {
   template <class V>
-  static auto passes(V x, V) { return ~(x <= V{}); }  // NaN passes
+  static auto passes(V x, V) {
+    return ~(x <= V{});
+  }  // NaN passes
   template <class V>
-  static V value(V x, V) { return x < V{} ? V{} : x; }
+  static V value(V x, V) {
+    return x < V{} ? V{} : x;
+  }
 };
 
 struct Relu6 {
   template <class V>
-  static auto passes(V x, V) { return (x > V{}) & (x < splat<V>(6.0f)); }
+  static auto passes(V x, V) {
+    return (x > V{}) & (x < splat<V>(6.0f));
+  }
   template <class V>
   static V value(V x, V) {
     const V positive = x < V{} ? V{} : x;
@@ -101,9 +97,13 @@ struct Relu6 {
 
 struct Leaky {
   template <class V>
-  static auto passes(V x, V) { return x > V{}; }
+  static auto passes(V x, V) {
+    return x > V{};
+  }
   template <class V>
-  static V value(V x, V slope) { return x > V{} ? x : x * slope; }
+  static V value(V x, V slope) {
+    return x > V{} ? x : x * slope;
+  }
 };
 
 template <class T, class Operation>
@@ -144,8 +144,7 @@ inline void factors(simd::Noise& noise, std::uint32_t threshold, F64 scale, F64 
   for (std::size_t j = 0; j < kVectors; j += 2) {
     const I32 dropped = noise.next() < splat<simd::U32>(threshold);
     for (std::size_t half = 0; half < 2; ++half) {
-      const Half part =
-          simd::load<Half>(reinterpret_cast<const char*>(&dropped) + half * sizeof(Half));
+      const Half part = simd::load<Half>(reinterpret_cast<const char*>(&dropped) + half * sizeof(Half));
       found[j + half] = __builtin_convertvector(part, I64) ? F64{} : scale;
     }
   }

@@ -23,8 +23,9 @@ std::vector<float> numbers(std::size_t count) {
   std::normal_distribution<float> normal(0, 4);
   std::vector<float> found(count);
   for (float& x : found) x = normal(random);
-  const float special[] = {0.0f, -0.0f, std::numeric_limits<float>::infinity(),
-                           -std::numeric_limits<float>::infinity(), 6.0f, 1e-42f, -1e-42f};
+  const float special[] = {
+      0.0f,   -0.0f,  std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), 6.0f,
+      1e-42f, -1e-42f};
   for (std::size_t i = 0; i < count && i < 7; ++i) found[i] = special[i];
   return found;
 }

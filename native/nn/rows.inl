@@ -12,8 +12,7 @@ inline bool has_nan(const simd::F32 (&v)[kVectors]) { return simd::any_nan(v[0],
 
 // Rounds a step to storage form.
 template <class T>
-inline __attribute__((always_inline)) void round_step(typename T::Vec (&v)[kVectors],
-                                                      typename T::Raw (&raw)[T::kRaw]) {
+inline __attribute__((always_inline)) void round_step(typename T::Vec (&v)[kVectors], typename T::Raw (&raw)[T::kRaw]) {
   if constexpr (T::size == 2) {
     if (__builtin_expect(has_nan(v), 0)) {
       for (auto& part : v) part = part == part ? part : T::quiet();
@@ -34,8 +33,7 @@ inline __attribute__((always_inline)) void settle(typename T::Vec (&v)[kVectors]
 
 // Reads the first `n` elements of a step; the others are 0.
 template <class T>
-inline __attribute__((always_inline)) void read(const char* p, std::size_t n,
-                                                typename T::Vec (&v)[kVectors]) {
+inline __attribute__((always_inline)) void read(const char* p, std::size_t n, typename T::Vec (&v)[kVectors]) {
   if (__builtin_expect(n >= T::step, 1)) return T::read(p, v);
   char buffer[T::step * T::size] = {};
   std::memcpy(buffer, p, n * T::size);
@@ -44,8 +42,7 @@ inline __attribute__((always_inline)) void read(const char* p, std::size_t n,
 
 // Rounds a step and writes its first `n` elements.
 template <class T>
-inline __attribute__((always_inline)) void write(char* p, std::size_t n,
-                                                 typename T::Vec (&v)[kVectors]) {
+inline __attribute__((always_inline)) void write(char* p, std::size_t n, typename T::Vec (&v)[kVectors]) {
   typename T::Raw raw[T::kRaw];
   round_step<T>(v, raw);
   if (__builtin_expect(n < T::step, 0)) {

@@ -85,15 +85,13 @@ void swiglu(const void* gate, const void* up, void* y, std::size_t count, std::s
 }
 
 template <class T>
-void swiglu_backward(const void* g, const void* gate, const void* up, void* d_gate, void* d_up,
-                     std::size_t count, std::size_t whole) {
-  const auto *dy = static_cast<const char*>(g), *a = static_cast<const char*>(gate),
-             *b = static_cast<const char*>(up);
+void swiglu_backward(const void* g, const void* gate, const void* up, void* d_gate, void* d_up, std::size_t count,
+                     std::size_t whole) {
+  const auto *dy = static_cast<const char*>(g), *a = static_cast<const char*>(gate), *b = static_cast<const char*>(up);
   auto *da = static_cast<char*>(d_gate), *db = static_cast<char*>(d_up);
   swiglu_backward_part<T, true>(dy, a, b, da, db, whole);
   const std::size_t rest = whole * T::size;
-  swiglu_backward_part<T, false>(dy + rest, a + rest, b + rest, da + rest, db + rest,
-                                 count - whole);
+  swiglu_backward_part<T, false>(dy + rest, a + rest, b + rest, da + rest, db + rest, count - whole);
 }
 
 }  // namespace

@@ -37,13 +37,11 @@ void require(Codec codec, DType dtype) {
   }
 }
 
-void apply(ReduceFn kernel, const void* source, std::size_t count, void* target,
-           double scale = 1.0) {
+void apply(ReduceFn kernel, const void* source, std::size_t count, void* target, double scale = 1.0) {
   kernel(&target, 1, &source, 1, count, scale);
 }
 
-void apply(ReduceFn kernel, const void* a, const void* b, std::size_t count, void* target,
-           double scale = 1.0) {
+void apply(ReduceFn kernel, const void* a, const void* b, std::size_t count, void* target, double scale = 1.0) {
   const void* sources[] = {a, b};
   kernel(&target, 1, sources, 2, count, scale);
 }
@@ -72,8 +70,7 @@ void unpack(Codec codec, const char* wire, std::size_t n, Tile& out) {
   }
 }
 
-void pack(Codec codec, const Tile& x, std::size_t n, std::uint64_t seed, std::size_t first,
-          char* wire, Tile& scratch) {
+void pack(Codec codec, const Tile& x, std::size_t n, std::uint64_t seed, std::size_t first, char* wire, Tile& scratch) {
   const CodecKernels& kernel = kernels().codec;
   if (codec == Codec::int8) return kernel.encode_int8(x.x, n, seed, first, wire);
   const bool random = seed != 0 && codec != Codec::fp32;
@@ -98,8 +95,8 @@ std::size_t encoded_bytes(Codec codec, DType dtype, std::size_t count) {
   return wire_bytes(codec, dtype, count);
 }
 
-void encode(Codec codec, DType dtype, const void* values, std::size_t count, void* wire,
-            float* residual, std::uint64_t seed) {
+void encode(Codec codec, DType dtype, const void* values, std::size_t count, void* wire, float* residual,
+            std::uint64_t seed) {
   require(codec, dtype);
   if (codec == Codec::none) {
     if (count > 0) std::memcpy(wire, values, count * size_of(dtype));
@@ -124,8 +121,7 @@ void encode(Codec codec, DType dtype, const void* values, std::size_t count, voi
   });
 }
 
-void decode(Codec codec, DType dtype, const void* wire, std::size_t count, void* values,
-            double scale) {
+void decode(Codec codec, DType dtype, const void* wire, std::size_t count, void* values, double scale) {
   require(codec, dtype);
   if (codec != Codec::int8) {
     if (const auto kernel = direct_kernel(wire_type(codec, dtype), dtype)) {
@@ -139,8 +135,7 @@ void decode(Codec codec, DType dtype, const void* wire, std::size_t count, void*
   });
 }
 
-void decode_add(Codec codec, DType dtype, const void* wire, std::size_t count, void* values,
-                double scale) {
+void decode_add(Codec codec, DType dtype, const void* wire, std::size_t count, void* values, double scale) {
   require(codec, dtype);
   if (codec != Codec::int8 && wire_type(codec, dtype) == dtype) {
     return apply(reduce_kernel(dtype, Op::sum), values, wire, count, values, scale);

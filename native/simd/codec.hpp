@@ -36,16 +36,14 @@ std::size_t encoded_bytes(Codec codec, DType dtype, std::size_t count);
 // seed: 0 rounds to nearest, ties to even. Any other seed rounds up or down at random, so that the mean over seeds is
 //   x. The bits depend only on seed and element index. Stochastic rounding may round an x between the largest bf16 or
 //   f16 and the next power of two to infinity.
-void encode(Codec codec, DType dtype, const void* values, std::size_t count, void* wire,
-            float* residual, std::uint64_t seed);
+void encode(Codec codec, DType dtype, const void* values, std::size_t count, void* wire, float* residual,
+            std::uint64_t seed);
 
 // values = decoded * scale, rounded once.
-void decode(Codec codec, DType dtype, const void* wire, std::size_t count, void* values,
-            double scale);
+void decode(Codec codec, DType dtype, const void* wire, std::size_t count, void* values, double scale);
 
 // values = (values + decoded) * scale, computed in f32 and rounded once.
-void decode_add(Codec codec, DType dtype, const void* wire, std::size_t count, void* values,
-                double scale);
+void decode_add(Codec codec, DType dtype, const void* wire, std::size_t count, void* values, double scale);
 
 }  // namespace simd
 }  // namespace ff

@@ -13,8 +13,8 @@
 #include <random>
 #include <vector>
 
-#include "base/testing/check.hpp"
 #include "base/error.hpp"
+#include "base/testing/check.hpp"
 #include "base/testing/one_thread.hpp"
 #include "simd/kernels.hpp"
 #include "simd/reference.hpp"
@@ -42,8 +42,8 @@ using Bytes = std::vector<unsigned char>;
 Bytes from_floats(DType dtype, const std::vector<float>& values) {
   Bytes bytes(values.size() * size_of(dtype));
   for (std::size_t i = 0; i < values.size(); ++i) {
-    const std::uint32_t code = dtype == DType::f32 ? std::bit_cast<std::uint32_t>(values[i])
-                                                   : short_of(dtype).encode(values[i]);
+    const std::uint32_t code =
+        dtype == DType::f32 ? std::bit_cast<std::uint32_t>(values[i]) : short_of(dtype).encode(values[i]);
     std::memcpy(bytes.data() + i * size_of(dtype), &code, size_of(dtype));
   }
   return bytes;
@@ -175,7 +175,7 @@ void int8_blocks() {
 void stochastic() {
   constexpr std::size_t kSeeds = 2000;
   std::vector<float> x = random_values(300, 7, 2.0);
-  x[0] = 1.0f;  // on the grid of bf16 and fp16: must stay
+  x[0] = 1.0f;         // on the grid of bf16 and fp16: must stay
   x[1] = -0x1.8p-20f;  // a denormal f16
   x[2] = 0x1p-26f;     // a quarter of the smallest f16
   for (const Codec codec : kLossy) {

@@ -62,8 +62,7 @@ inline U32 dithered(F32 t, U32 noise) {
   return as<U32>(floor - 128) & 0xFFu;
 }
 
-void encode_int8(const float* x, std::size_t count, std::uint64_t seed, std::uint64_t first,
-                 char* wire) {
+void encode_int8(const float* x, std::size_t count, std::uint64_t seed, std::uint64_t first, char* wire) {
   Noise noise(seed, first);
   for (std::size_t i = 0; i < count; i += kInt8Block) {
     const std::size_t n = count - i < kInt8Block ? count - i : kInt8Block;

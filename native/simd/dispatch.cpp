@@ -26,12 +26,8 @@ ReduceFn reduce_kernel(DType dtype, Op op) {
   return row <= kDTypes ? entry(kernels().reduce[row], static_cast<std::uint32_t>(op)) : nullptr;
 }
 
-ReduceFn widen_kernel(DType dtype) {
-  return entry(kernels().widen, static_cast<std::uint32_t>(dtype));
-}
+ReduceFn widen_kernel(DType dtype) { return entry(kernels().widen, static_cast<std::uint32_t>(dtype)); }
 
-ReduceFn narrow_kernel(DType dtype) {
-  return entry(kernels().narrow, static_cast<std::uint32_t>(dtype));
-}
+ReduceFn narrow_kernel(DType dtype) { return entry(kernels().narrow, static_cast<std::uint32_t>(dtype)); }
 
 }  // namespace ff::simd

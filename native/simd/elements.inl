@@ -55,8 +55,7 @@ struct Short {
   using Scalar = float;
   using Vec = F32;
   using Raw = Vector<Storage>;
-  static constexpr std::size_t size = sizeof(Storage), step = kVectors * kLanes,
-                               kRaw = step * size / kWidth;
+  static constexpr std::size_t size = sizeof(Storage), step = kVectors * kLanes, kRaw = step * size / kWidth;
   static constexpr bool floating = true;
   static F32 quiet() { return Float32::quiet(); }
 };

@@ -21,8 +21,8 @@ namespace ff::simd {
 //   2.13 converts.
 // With these rules all instruction sets give the same bits for all inputs.
 // REQUIRES: srcs >= 1. A dst may be one of the srcs (in place); otherwise ranges must not overlap. No alignment.
-using ReduceFn = void (*)(void* const* dst, std::size_t dsts, const void* const* src,
-                          std::size_t srcs, std::size_t count, double scale);
+using ReduceFn = void (*)(void* const* dst, std::size_t dsts, const void* const* src, std::size_t srcs,
+                          std::size_t count, double scale);
 
 // Kernels of the codecs (codec.hpp). A tile is an array of floats, 64-byte aligned, that may be read and written up to
 // the next multiple of kTileStep elements. Its elements past `count` must be 0 when it is read.
@@ -31,19 +31,17 @@ inline constexpr std::size_t kInt8Block = 256;  // values that share a scale
 
 struct CodecKernels {
   // y[i] = x[i] rounded to bf16 or f16, up or down at random: the random bits depend on seed and first + i alone.
-  using Dither = void (*)(const float* x, std::size_t count, std::uint64_t seed,
-                          std::uint64_t first, float* y);
+  using Dither = void (*)(const float* x, std::size_t count, std::uint64_t seed, std::uint64_t first, float* y);
   Dither dither_bf16, dither_f16;
   // Tile to blocks of one f32 scale and kInt8Block signed bytes, and back; seed 0 rounds to nearest.
-  void (*encode_int8)(const float* x, std::size_t count, std::uint64_t seed, std::uint64_t first,
-                      char* wire);
+  void (*encode_int8)(const float* x, std::size_t count, std::uint64_t seed, std::uint64_t first, char* wire);
   void (*decode_int8)(const char* wire, std::size_t count, float* y);
   // residual[i] = x[i] - y[i], or 0 if that is not finite. `residual` is not a tile.
   void (*subtract)(const float* x, const float* y, std::size_t count, float* residual);
 };
 
 struct Kernels {
-  const char* isa;  // "base", "v3" (AVX2) or "v4" (AVX-512)
+  const char* isa;                         // "base", "v3" (AVX2) or "v4" (AVX-512)
   ReduceFn reduce[kDTypes + 1][kOps + 1];  // nullptr if the combination has no meaning
   ReduceFn widen[kDTypes + 1];
   ReduceFn narrow[kDTypes + 1];

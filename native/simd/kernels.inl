@@ -12,13 +12,17 @@ namespace {
 struct Sum {
   static constexpr bool scales = true;
   template <class V>
-  static V apply(V a, V b) { return a + b; }
+  static V apply(V a, V b) {
+    return a + b;
+  }
 };
 
 struct Product {
   static constexpr bool scales = true;
   template <class V>
-  static V apply(V a, V b) { return a * b; }
+  static V apply(V a, V b) {
+    return a * b;
+  }
 };
 
 // `b == b` fails for NaN alone; a NaN in `a` stays since no comparison with it holds.
@@ -43,19 +47,25 @@ struct Max {
 struct And {
   static constexpr bool scales = false;
   template <class V>
-  static V apply(V a, V b) { return a & b; }
+  static V apply(V a, V b) {
+    return a & b;
+  }
 };
 
 struct Or {
   static constexpr bool scales = false;
   template <class V>
-  static V apply(V a, V b) { return a | b; }
+  static V apply(V a, V b) {
+    return a | b;
+  }
 };
 
 struct Xor {
   static constexpr bool scales = false;
   template <class V>
-  static V apply(V a, V b) { return a ^ b; }
+  static V apply(V a, V b) {
+    return a ^ b;
+  }
 };
 
 // Distance in bytes at which sources are prefetched. Without prefetching, types that take more instructions a byte keep
@@ -72,8 +82,7 @@ inline void ask_ahead(const char* p, std::size_t bytes) {
 // Does one step of the reduction. source(k) is the address of From::step elements of source k, target(k) that of
 // destination k.
 template <class Operation, class From, class To, class Source, class Target>
-inline __attribute__((always_inline)) void reduce_step(std::size_t dsts, std::size_t srcs,
-                                                       double scale, Source source,
+inline __attribute__((always_inline)) void reduce_step(std::size_t dsts, std::size_t srcs, double scale, Source source,
                                                        Target target) {
   typename From::Vec acc[kVectors], x[kVectors];
   From::read(source(0), acc);
@@ -99,8 +108,7 @@ inline __attribute__((always_inline)) void reduce_step(std::size_t dsts, std::si
 
 // Reduces the `rest` < From::step elements from i on, through buffers of a whole step.
 template <class Operation, class From, class To>
-__attribute__((noinline)) void reduce_rest(void* const* dst, std::size_t dsts,
-                                           const void* const* src, std::size_t srcs,
+__attribute__((noinline)) void reduce_rest(void* const* dst, std::size_t dsts, const void* const* src, std::size_t srcs,
                                            std::size_t i, std::size_t rest, double scale) {
   char in[From::step * From::size] = {}, out[To::step * To::size];
   const auto source = [&](std::size_t k) {
@@ -114,8 +122,8 @@ __attribute__((noinline)) void reduce_rest(void* const* dst, std::size_t dsts,
 }
 
 template <class Operation, class From, class To = From>
-void reduce(void* const* dst, std::size_t dsts, const void* const* src, std::size_t srcs,
-            std::size_t count, double scale) {
+void reduce(void* const* dst, std::size_t dsts, const void* const* src, std::size_t srcs, std::size_t count,
+            double scale) {
   static_assert(From::step == To::step);
   std::size_t i = 0;
   for (; count - i >= From::step; i += From::step) {

@@ -95,8 +95,8 @@ bool reduce_integers(Op op, const std::vector<const unsigned char*>& at, unsigne
 }
 
 // Computes one element of the result; false if the operation has no meaning.
-bool reduce_one(DType from, DType to, Op op, const std::vector<const unsigned char*>& at,
-                double scale, unsigned char* out) {
+bool reduce_one(DType from, DType to, Op op, const std::vector<const unsigned char*>& at, double scale,
+                unsigned char* out) {
   switch (from) {
     case DType::i64: return reduce_integers<std::int64_t>(op, at, out);
     case DType::i32: return reduce_integers<std::int32_t>(op, at, out);
@@ -119,8 +119,7 @@ bool reduce_one(DType from, DType to, Op op, const std::vector<const unsigned ch
         acc = *next;
       }
       acc = finish(op, acc, scale);
-      const auto code =
-          std::isnan(acc) ? 0x7FF8000000000000u : std::bit_cast<std::uint64_t>(acc);
+      const auto code = std::isnan(acc) ? 0x7FF8000000000000u : std::bit_cast<std::uint64_t>(acc);
       std::memcpy(out, &code, sizeof code);
       return combine_floats(op, acc, acc).has_value();
     }
@@ -138,8 +137,8 @@ bool reduce_one(DType from, DType to, Op op, const std::vector<const unsigned ch
 
 // Runs `kernel` from and to odd addresses, into `dsts` destinations, the first of which is a source if `in_place`.
 // Requires `expected` in all of them and no write beyond them.
-void check(ReduceFn kernel, const std::vector<Bytes>& inputs, const Bytes& expected,
-           std::size_t count, std::size_t dsts, bool in_place, double scale) {
+void check(ReduceFn kernel, const std::vector<Bytes>& inputs, const Bytes& expected, std::size_t count,
+           std::size_t dsts, bool in_place, double scale) {
   constexpr unsigned char kMark = 0xA5;
   std::vector<Bytes> sources, targets(dsts, Bytes(expected.size() + 2, kMark));
   std::vector<const void*> src;
@@ -263,8 +262,7 @@ void every_code(DType dtype) {
   for (std::uint32_t c = 0; c < type.format.end(); ++c) {
     for (const float sign : {1.0f, -1.0f}) {
       const float middle = sign * type.half_way(c);
-      values.insert(values.end(), {middle, std::nextafter(middle, INFINITY),
-                                   std::nextafter(middle, -INFINITY)});
+      values.insert(values.end(), {middle, std::nextafter(middle, INFINITY), std::nextafter(middle, -INFINITY)});
     }
   }
   std::mt19937 random(2);
@@ -297,8 +295,7 @@ void known_codes() {
   const auto& f16 = short_of(DType::f16);
   CHECK(f16.encode(65519) == 0x7BFF && f16.encode(65520) == 0x7C00 && f16.encode(1) == 0x3C00);
   const auto& bf16 = short_of(DType::bf16);
-  CHECK(bf16.encode(1) == 0x3F80 && bf16.encode(1 + 0x1p-8f) == 0x3F80 &&
-        bf16.encode(1 + 0x3p-8f) == 0x3F82);
+  CHECK(bf16.encode(1) == 0x3F80 && bf16.encode(1 + 0x1p-8f) == 0x3F80 && bf16.encode(1 + 0x3p-8f) == 0x3F82);
 }
 
 }  // namespace

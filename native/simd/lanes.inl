@@ -62,9 +62,7 @@ inline V splat(T value) {
 }
 
 inline F32 absolute(F32 v) { return as<F32>(as<U32>(v) & 0x7FFFFFFFu); }
-inline F32 with_sign_of(F32 magnitude, F32 v) {
-  return as<F32>(as<U32>(magnitude) | (as<U32>(v) & 0x80000000u));
-}
+inline F32 with_sign_of(F32 magnitude, F32 v) { return as<F32>(as<U32>(magnitude) | (as<U32>(v) & 0x80000000u)); }
 
 // Returns a * b + c, rounded once.
 inline F32 fused(F32 a, F32 b, F32 c) {
@@ -90,9 +88,7 @@ inline I32 to_integer(F32 v) {
 }
 
 inline Half16 low_half(U16 v) { return load<Half16>(&v); }
-inline Half16 high_half(U16 v) {
-  return load<Half16>(reinterpret_cast<const char*>(&v) + sizeof(Half16));
-}
+inline Half16 high_half(U16 v) { return load<Half16>(reinterpret_cast<const char*>(&v) + sizeof(Half16)); }
 
 #if defined(__AVX512BW__)
 
@@ -105,16 +101,13 @@ inline U16 wide(Half8 v) { return as<U16>(_mm512_maskz_cvtepu8_epi16(~0u, as<__m
 inline I32 wide(Quarter8s v) { return as<I32>(_mm512_maskz_cvtepi8_epi32(kAll, as<__m128i>(v))); }
 
 inline bool any_nan(F32 a, F32 b, F32 c, F32 d) {
-  return !_mm512_kortestz(_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q),
-                          _mm512_cmp_ps_mask(c, d, _CMP_UNORD_Q));
+  return !_mm512_kortestz(_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q), _mm512_cmp_ps_mask(c, d, _CMP_UNORD_Q));
 }
 inline bool any_nan(F64 a, F64 b, F64 c, F64 d) {
-  return !_mm512_kortestz(_mm512_cmp_pd_mask(a, b, _CMP_UNORD_Q),
-                          _mm512_cmp_pd_mask(c, d, _CMP_UNORD_Q));
+  return !_mm512_kortestz(_mm512_cmp_pd_mask(a, b, _CMP_UNORD_Q), _mm512_cmp_pd_mask(c, d, _CMP_UNORD_Q));
 }
 inline U16 join(Half16 low, Half16 high) {
-  return as<U16>(_mm512_maskz_inserti64x4(0xFF, _mm512_castsi256_si512(as<__m256i>(low)),
-                                          as<__m256i>(high), 1));
+  return as<U16>(_mm512_maskz_inserti64x4(0xFF, _mm512_castsi256_si512(as<__m256i>(low)), as<__m256i>(high), 1));
 }
 // Lanes of two vectors, low halves only, in order: each lane's value must fit.
 inline U16 pack(U32 low, U32 high) {
@@ -127,8 +120,7 @@ inline U8 pack(U16 low, U16 high) {
 }
 inline F32 half_to_float(Half16 v) { return _mm512_maskz_cvtph_ps(kAll, as<__m256i>(v)); }
 inline Half16 float_to_half(F32 v) {
-  return as<Half16>(
-      _mm512_maskz_cvtps_ph(kAll, v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  return as<Half16>(_mm512_maskz_cvtps_ph(kAll, v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
 #elif defined(__AVX2__)
@@ -136,21 +128,16 @@ inline Half16 float_to_half(F32 v) {
 // Each lane widened.
 inline U32 wide(Half16 v) { return as<U32>(_mm256_cvtepu16_epi32(as<__m128i>(v))); }
 inline U16 wide(Half8 v) { return as<U16>(_mm256_cvtepu8_epi16(as<__m128i>(v))); }
-inline I32 wide(Quarter8s v) {
-  return as<I32>(_mm256_cvtepi8_epi32(_mm_set_epi64x(0, load<std::int64_t>(&v))));
-}
+inline I32 wide(Quarter8s v) { return as<I32>(_mm256_cvtepi8_epi32(_mm_set_epi64x(0, load<std::int64_t>(&v)))); }
 
 inline bool any_nan(F32 a, F32 b, F32 c, F32 d) {
-  return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q),
-                                         _mm256_cmp_ps(c, d, _CMP_UNORD_Q))) != 0;
+  return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q), _mm256_cmp_ps(c, d, _CMP_UNORD_Q))) != 0;
 }
 inline bool any_nan(F64 a, F64 b, F64 c, F64 d) {
-  return _mm256_movemask_pd(_mm256_or_pd(_mm256_cmp_pd(a, b, _CMP_UNORD_Q),
-                                         _mm256_cmp_pd(c, d, _CMP_UNORD_Q))) != 0;
+  return _mm256_movemask_pd(_mm256_or_pd(_mm256_cmp_pd(a, b, _CMP_UNORD_Q), _mm256_cmp_pd(c, d, _CMP_UNORD_Q))) != 0;
 }
 inline U16 join(Half16 low, Half16 high) {
-  return as<U16>(
-      _mm256_inserti128_si256(_mm256_castsi128_si256(as<__m128i>(low)), as<__m128i>(high), 1));
+  return as<U16>(_mm256_inserti128_si256(_mm256_castsi128_si256(as<__m128i>(low)), as<__m128i>(high), 1));
 }
 // Lanes of two vectors, low halves only, in order: each lane's value must fit.
 inline U16 pack(U32 low, U32 high) {
@@ -189,12 +176,9 @@ inline U16 join(Half16 low, Half16 high) {
 // Lanes of two vectors, low halves only, in order: each lane's value must fit. SSE2 packs with signed saturation, so
 // the words are made signed first.
 inline U16 pack(U32 low, U32 high) {
-  return as<U16>(_mm_packs_epi32(as<__m128i>(as<I32>(low << 16) >> 16),
-                                 as<__m128i>(as<I32>(high << 16) >> 16)));
+  return as<U16>(_mm_packs_epi32(as<__m128i>(as<I32>(low << 16) >> 16), as<__m128i>(as<I32>(high << 16) >> 16)));
 }
-inline U8 pack(U16 low, U16 high) {
-  return as<U8>(_mm_packus_epi16(as<__m128i>(low), as<__m128i>(high)));
-}
+inline U8 pack(U16 low, U16 high) { return as<U8>(_mm_packus_epi16(as<__m128i>(low), as<__m128i>(high))); }
 
 // An f16 has 5 exponent bits of bias 15 and 10 mantissa bits. Shifted up by 13, its fields are in the places of an
 // f32's, and the exponent needs 112 more. A denormal's exponent needs 113 more; its implicit bit is then subtracted.

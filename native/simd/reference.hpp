@@ -15,8 +15,8 @@ namespace ff::simd::reference {
 
 struct Format {
   int exponent_bits, mantissa_bits;
-  bool infinity;         // the highest exponent means infinity or NaN; else only its last number is NaN
-  std::uint32_t quiet;   // the code of a stored NaN
+  bool infinity;        // the highest exponent means infinity or NaN; else only its last number is NaN
+  std::uint32_t quiet;  // the code of a stored NaN
 
   int bits() const { return 1 + exponent_bits + mantissa_bits; }
   int bias() const { return (1 << (exponent_bits - 1)) - 1; }
@@ -25,8 +25,7 @@ struct Format {
   double plain(std::uint32_t code) const {
     const auto exponent = static_cast<int>(code >> mantissa_bits);
     const double fraction = std::ldexp(code & ((1u << mantissa_bits) - 1), -mantissa_bits);
-    return exponent == 0 ? std::ldexp(fraction, 1 - bias())
-                         : std::ldexp(1 + fraction, exponent - bias());
+    return exponent == 0 ? std::ldexp(fraction, 1 - bias()) : std::ldexp(1 + fraction, exponent - bias());
   }
   // Returns the first code beyond the finite ones.
   std::uint32_t end() const {
@@ -76,9 +75,7 @@ class Short {
   }
 
   // Returns the float midway between the finite codes `code` and `code` + 1.
-  float half_way(std::uint32_t code) const {
-    return static_cast<float>((values_[code] + values_[code + 1]) / 2);
-  }
+  float half_way(std::uint32_t code) const { return static_cast<float>((values_[code] + values_[code + 1]) / 2); }
 
   const Format format;
 
@@ -87,8 +84,7 @@ class Short {
 };
 
 inline const Short& short_of(DType dtype) {
-  static const Short types[] = {Short(DType::f16), Short(DType::bf16), Short(DType::f8e4m3),
-                                Short(DType::f8e5m2)};
+  static const Short types[] = {Short(DType::f16), Short(DType::bf16), Short(DType::f8e4m3), Short(DType::f8e5m2)};
   return types[static_cast<int>(dtype) - static_cast<int>(DType::f16)];
 }
 

@@ -27,11 +27,13 @@ constexpr std::uint64_t kMostReserve = std::uint64_t{1} << 30;
   throw std::system_error(error, std::generic_category(), what);
 }
 
-std::uint64_t rounded(std::uint64_t bytes) { return (bytes + Appender::kAlign - 1) / Appender::kAlign * Appender::kAlign; }
+std::uint64_t rounded(std::uint64_t bytes) {
+  return (bytes + Appender::kAlign - 1) / Appender::kAlign * Appender::kAlign;
+}
 
 // Returns whether the file system has a disk, so that bypassing the page cache can pay off.
 bool has_disk(int fd) {
-  struct statfs info {};
+  struct statfs info{};
   return ::fstatfs(fd, &info) == 0 && info.f_type != TMPFS_MAGIC && info.f_type != RAMFS_MAGIC;
 }
 
@@ -99,7 +101,8 @@ void Appender::append(const char* data, std::size_t bytes) {
     position_ += bytes;
     // Starts writeback now instead of at the caller's fsync.
     if (position_ - started_ >= kWriteBack) {
-      ::sync_file_range(fd_, static_cast<off_t>(started_), static_cast<off_t>(position_ - started_), SYNC_FILE_RANGE_WRITE);
+      ::sync_file_range(fd_, static_cast<off_t>(started_), static_cast<off_t>(position_ - started_),
+                        SYNC_FILE_RANGE_WRITE);
       started_ = position_;
     }
     return;

@@ -9,8 +9,8 @@
 #include <cstring>
 #include <system_error>
 
-#include "base/testing/check.hpp"
 #include "base/io/thread_queue.hpp"
+#include "base/testing/check.hpp"
 #include "storage/scenes.hpp"
 
 namespace {
@@ -113,7 +113,9 @@ int error_of(const Pages& pages, const MakeQueue& make, std::uint64_t size) {
 void errors(const Pages& pages) {
   for (const int error : {ENOSPC, EIO, EDQUOT}) {
     for (const int from : {0, 1, 5, 15}) {
-      const auto make = [&](unsigned entries) { return std::make_unique<ff::storage::RoughQueue>(entries, from, error); };
+      const auto make = [&](unsigned entries) {
+        return std::make_unique<ff::storage::RoughQueue>(entries, from, error);
+      };
       CHECK(error_of(pages, make, 0) == error);
     }
   }

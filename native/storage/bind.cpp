@@ -96,19 +96,20 @@ class Writer {
 
 void read(const std::vector<std::string>& paths, const Rows& rows, const Crcs& crcs, unsigned threads, bool in_place) {
   if (crcs.shape(0) != rows.shape(0))
-    throw Error(Code::invalid, std::to_string(rows.shape(0)) + " segments and " + std::to_string(crcs.shape(0)) + " CRCs");
+    throw Error(Code::invalid,
+                std::to_string(rows.shape(0)) + " segments and " + std::to_string(crcs.shape(0)) + " CRCs");
   std::vector<Segment> segments;
   segments.reserve(rows.shape(0));
   for (std::size_t i = 0; i < rows.shape(0); ++i) {
     const std::int64_t* const row = rows.data() + 4 * i;
-    segments.push_back({static_cast<std::size_t>(row[0]), row[1], row[2], reinterpret_cast<char*>(row[3]),
-                        crcs.data()[i]});
+    segments.push_back(
+        {static_cast<std::size_t>(row[0]), row[1], row[2], reinterpret_cast<char*>(row[3]), crcs.data()[i]});
   }
   try {
     const nb::gil_scoped_release release;
     read_checked(paths, segments, {.threads = threads, .in_place = in_place});
   } catch (const SegmentError& error) {
-    const char* const name = error.code() == Code::corrupted   ? "Corrupted"
+    const char* const name = error.code() == Code::corrupted  ? "Corrupted"
                              : error.code() == Code::no_space ? "NoSpace"
                                                               : "StorageError";
     const nb::object type = nb::module_::import_("fireflyer.errors").attr(name);
@@ -147,12 +148,14 @@ void bind(nb::module_ m) {
       "read_summed",
       [](const std::vector<std::string>& paths, const Rows& rows, const std::vector<std::uint32_t>& starts) {
         if (starts.size() != rows.shape(0))
-          throw Error(Code::invalid, std::to_string(rows.shape(0)) + " ranges and " + std::to_string(starts.size()) + " starts");
+          throw Error(Code::invalid,
+                      std::to_string(rows.shape(0)) + " ranges and " + std::to_string(starts.size()) + " starts");
         std::vector<SummedRange> ranges;
         ranges.reserve(rows.shape(0));
         for (std::size_t i = 0; i < rows.shape(0); ++i) {
           const std::int64_t* const row = rows.data() + 4 * i;
-          ranges.push_back({static_cast<std::size_t>(row[0]), row[1], row[2], reinterpret_cast<char*>(row[3]), starts[i]});
+          ranges.push_back(
+              {static_cast<std::size_t>(row[0]), row[1], row[2], reinterpret_cast<char*>(row[3]), starts[i]});
         }
         const nb::gil_scoped_release release;
         return read_summed(paths, ranges);

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "base/testing/check.hpp"
 #include "base/crc/crc32.hpp"
 #include "base/io/thread_queue.hpp"
+#include "base/testing/check.hpp"
 #include "storage/scenes.hpp"
 #include "storage/segment_file.hpp"
 
@@ -135,7 +135,8 @@ void damage(const TemporaryFile& file, const std::vector<char>& bytes) {
   std::vector<char> target;
   const auto segments = tiled(bytes, kTile, target);
   for (const bool cold : {true, false}) {
-    for (const std::size_t at : {std::size_t{0}, std::size_t{4095}, kTile - 1, kTile, std::size_t{7} << 20, kSize - 1}) {
+    for (const std::size_t at :
+         {std::size_t{0}, std::size_t{4095}, kTile - 1, kTile, std::size_t{7} << 20, kSize - 1}) {
       const char flipped = static_cast<char>(bytes[at] ^ 0x40);
       CHECK(::pwrite(file.fd(), &flipped, 1, static_cast<off_t>(at)) == 1 && ::fsync(file.fd()) == 0);
       if (cold) forget(file);
@@ -192,14 +193,16 @@ void errors(const TemporaryFile& file, const std::vector<char>& bytes) {
   auto segments = tiled(bytes, 1 << 20, target);
   for (const int error : {EIO, EINVAL}) {  // even if the plain descriptor is refused
     forget(file);
-    const MakeQueue make = [&](unsigned entries) { return std::make_unique<ff::storage::RoughQueue>(entries, 2, error); };
+    const MakeQueue make = [&](unsigned entries) {
+      return std::make_unique<ff::storage::RoughQueue>(entries, 2, error);
+    };
     CHECK(blamed({file.path()}, segments, {.make = make}, ff::Code::storage) >= 0);
   }
   segments[4].file = 1;
   CHECK(blamed({file.path(), file.path() + "-absent"}, segments, {}, ff::Code::storage) == 4);
-  for (const Segment& bad : {Segment{1, 0, 1, target.data(), 0}, Segment{0, -1, 1, target.data(), 0},
-                             Segment{0, 0, -1, target.data(), 0}, Segment{0, 0, kMostSegment + 1, target.data(), 0},
-                             Segment{0, 0, 1, nullptr, 0}}) {
+  for (const Segment& bad :
+       {Segment{1, 0, 1, target.data(), 0}, Segment{0, -1, 1, target.data(), 0}, Segment{0, 0, -1, target.data(), 0},
+        Segment{0, 0, kMostSegment + 1, target.data(), 0}, Segment{0, 0, 1, nullptr, 0}}) {
     try {
       ff::storage::read_checked({file.path()}, {bad});
       CHECK(false);

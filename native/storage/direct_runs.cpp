@@ -14,9 +14,9 @@ namespace ff::storage {
 namespace {
 
 constexpr std::int64_t kAlign = 4096;
-constexpr std::int64_t kGap = std::int64_t{32} << 10;       // a gap of at most this many bytes is read, not skipped
+constexpr std::int64_t kGap = std::int64_t{32} << 10;  // a gap of at most this many bytes is read, not skipped
 constexpr std::int64_t kRequest = std::int64_t{1} << 20;
-constexpr std::int64_t kSumStep = std::int64_t{256} << 10;   // in the core's cache between checksum and copy
+constexpr std::int64_t kSumStep = std::int64_t{256} << 10;  // in the core's cache between checksum and copy
 constexpr std::size_t kBlock = static_cast<std::size_t>(kMostSegment + 2 * kAlign);
 constexpr unsigned kParts = static_cast<unsigned>((kMostSegment + 2 * kAlign + kRequest - 1) / kRequest);
 
@@ -85,11 +85,11 @@ class Reader {
  private:
   struct Slot {
     const Run* run = nullptr;
-    char* memory = nullptr;         // that the disk writes to: a block, or the segment's own place
-    std::int64_t begin = 0;         // of the block's first byte in the file
-    std::int64_t at[kParts] = {};   // next position of each part
+    char* memory = nullptr;        // that the disk writes to: a block, or the segment's own place
+    std::int64_t begin = 0;        // of the block's first byte in the file
+    std::int64_t at[kParts] = {};  // next position of each part
     std::int64_t stop[kParts] = {};
-    unsigned parts = 0;             // parts that have not arrived
+    unsigned parts = 0;  // parts that have not arrived
   };
 
   // Returns true if the disk can write the run directly to its place: the run is one segment of whole pages.
@@ -182,8 +182,7 @@ std::vector<Run> runs_of(const std::vector<Job>& jobs) {
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     const Job& job = jobs[i];
     const bool joins = !runs.empty() && jobs[runs.back().first].file == job.file &&
-                       job.segment->offset <= runs.back().end + kGap &&
-                       job.end() - runs.back().offset <= kMostSegment;
+                       job.segment->offset <= runs.back().end + kGap && job.end() - runs.back().offset <= kMostSegment;
     if (!joins) runs.push_back({i, i, job.segment->offset, job.segment->offset});
     runs.back().last = i + 1;
     runs.back().end = std::max(runs.back().end, job.end());

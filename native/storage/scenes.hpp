@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "base/testing/check.hpp"
 #include "base/io/io_queue.hpp"
+#include "base/testing/check.hpp"
 #include "base/testing/test_bytes.hpp"
 
 namespace ff::storage {

@@ -38,10 +38,10 @@ void Job::compare(std::uint32_t crc) const {
 
 void Job::fail(int error) const {
   const bool full = error == ENOMEM;
-  throw SegmentError(full ? Code::no_space : Code::storage,
-                     "cannot read " + file->path() + " at byte " + std::to_string(segment->offset) + ": " +
-                         std::strerror(error),
-                     number);
+  throw SegmentError(
+      full ? Code::no_space : Code::storage,
+      "cannot read " + file->path() + " at byte " + std::to_string(segment->offset) + ": " + std::strerror(error),
+      number);
 }
 
 void Job::ends_at(std::int64_t offset) const {
@@ -51,8 +51,7 @@ void Job::ends_at(std::int64_t offset) const {
 
 SegmentFile::SegmentFile(const std::string& path, std::size_t segment)
     : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-  if (fd_ < 0)
-    throw SegmentError(Code::storage, "cannot read " + path + ": " + std::strerror(errno), segment);
+  if (fd_ < 0) throw SegmentError(Code::storage, "cannot read " + path + ": " + std::strerror(errno), segment);
   // With this advice, a read that finds nothing in the page cache fetches one page instead of the readahead.
   ::posix_fadvise(fd_, 0, 0, POSIX_FADV_RANDOM);
   direct_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
@@ -61,8 +60,8 @@ SegmentFile::SegmentFile(const std::string& path, std::size_t segment)
 
 // Only for files in memory: elsewhere an unreadable page raises SIGBUS instead of an error.
 void SegmentFile::map() {
-  struct statfs system {};
-  struct stat status {};
+  struct statfs system{};
+  struct stat status{};
   if (::fstatfs(fd_, &system) != 0 || system.f_type != TMPFS_MAGIC) return;
   if (::fstat(fd_, &status) != 0 || status.st_size < kLeastCopied) return;
   void* const at = ::mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_SHARED, fd_, 0);

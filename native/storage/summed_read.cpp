@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::int64_t kPiece = std::int64_t{256} << 10;
 constexpr std::int64_t kInline = std::int64_t{1} << 20;  // bytes that the calling thread reads by itself
-constexpr unsigned kReaders = 4;  // also on fewer cores, so that a disk has several requests
+constexpr unsigned kReaders = 4;                         // also on fewer cores, so that a disk has several requests
 
 class Descriptor {
  public:
@@ -49,7 +49,8 @@ std::uint32_t read_one(const std::string& path, int file, const SummedRange& ran
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail_reading(path);
     if (got == 0)
-      throw Error(Code::corrupted, path + " ends at byte " + std::to_string(range.offset + at) + ", inside a needed range");
+      throw Error(Code::corrupted,
+                  path + " ends at byte " + std::to_string(range.offset + at) + ", inside a needed range");
     crc = crc32c(crc, range.target + at, static_cast<std::size_t>(got));
     at += got;
   }

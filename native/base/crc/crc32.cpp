@@ -49,9 +49,7 @@ constexpr CrcFactors kFactors = {.by2048 = {0x011542778a, 0x01322d1430},
 
 #define FF_CLMUL __attribute__((target("pclmul,sse4.1")))
 
-FF_CLMUL inline __m128i load(const unsigned char* p) {
-  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-}
+FF_CLMUL inline __m128i load(const unsigned char* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 
 FF_CLMUL inline __m128i pair(CrcFactors::Pair both) {
   return _mm_set_epi64x(static_cast<long long>(both.high), static_cast<long long>(both.low));
@@ -59,9 +57,7 @@ FF_CLMUL inline __m128i pair(CrcFactors::Pair both) {
 
 // Returns acc * x^k folded onto the next 128 bits; `k` holds the two remainders for that distance.
 FF_CLMUL inline __m128i fold(__m128i acc, __m128i k, __m128i next) {
-  return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(acc, k, 0x00),
-                                     _mm_clmulepi64_si128(acc, k, 0x11)),
-                       next);
+  return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(acc, k, 0x00), _mm_clmulepi64_si128(acc, k, 0x11)), next);
 }
 
 // Folds the rest of the message onto `a`, the folded beginning. Returns the register after the whole message, by
@@ -74,8 +70,7 @@ FF_CLMUL inline std::uint32_t finish(__m128i a, const unsigned char* p, std::siz
 
   const __m128i low32 = _mm_setr_epi32(-1, 0, -1, 0);
   a = _mm_xor_si128(_mm_srli_si128(a, 8), _mm_clmulepi64_si128(a, fold128, 0x10));
-  a = _mm_xor_si128(_mm_srli_si128(a, 4),
-                    _mm_clmulepi64_si128(_mm_and_si128(a, low32), fold64, 0x00));
+  a = _mm_xor_si128(_mm_srli_si128(a, 4), _mm_clmulepi64_si128(_mm_and_si128(a, low32), fold64, 0x00));
   __m128i q = _mm_clmulepi64_si128(_mm_and_si128(a, low32), barrett, 0x10);
   q = _mm_clmulepi64_si128(_mm_and_si128(q, low32), barrett, 0x00);
   return static_cast<std::uint32_t>(_mm_extract_epi32(_mm_xor_si128(a, q), 1));

@@ -70,8 +70,7 @@ constexpr std::array<std::array<std::uint32_t, 256>, 8> make_tables() {
     tables[0][i] = c;
   }
   for (std::uint32_t i = 0; i < 256; ++i)
-    for (std::size_t t = 1; t < 8; ++t)
-      tables[t][i] = (tables[t - 1][i] >> 8) ^ tables[0][tables[t - 1][i] & 0xFF];
+    for (std::size_t t = 1; t < 8; ++t) tables[t][i] = (tables[t - 1][i] >> 8) ^ tables[0][tables[t - 1][i] & 0xFF];
   return tables;
 }
 constexpr auto kTables = make_tables();
@@ -111,9 +110,8 @@ FF_SSE42 std::uint32_t crc32c_sse42(std::uint32_t value, const unsigned char* p,
   return ~c;
 }
 
-constexpr CrcFactors kFactors = {.by2048 = {0xdcb17aa4, 0xb9e02b86},
-                                 .by512 = {0x740eef02, 0x9e4addf8},
-                                 .by128 = {0xf20c0dfe, 0x14cd00bd6}};
+constexpr CrcFactors kFactors = {
+    .by2048 = {0xdcb17aa4, 0xb9e02b86}, .by512 = {0x740eef02, 0x9e4addf8}, .by128 = {0xf20c0dfe, 0x14cd00bd6}};
 
 // Folds the first part by `wider` and processes the rest by the CRC32 instruction. REQUIRES: size >= 256.
 FF_SSE42 std::uint32_t crc32c_folded(CrcFold wider, std::uint32_t value, const unsigned char* p, std::size_t size) {

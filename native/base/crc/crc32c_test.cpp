@@ -49,7 +49,8 @@ void combine_and_zeros() {
   // Longer than any array: zeros in two pieces equal zeros in one.
   const std::uint64_t many = (std::uint64_t{1} << 40) + 12345;
   CHECK(ff::crc32c_zeros(ff::crc32c_zeros(1, many), 77) == ff::crc32c_zeros(1, many + 77));
-  CHECK(ff::crc32c_combine(ff::crc32c_zeros(0, many), ff::crc32c_zeros(0, many), many) == ff::crc32c_zeros(0, 2 * many));
+  CHECK(ff::crc32c_combine(ff::crc32c_zeros(0, many), ff::crc32c_zeros(0, many), many) ==
+        ff::crc32c_zeros(0, 2 * many));
 }
 
 }  // namespace

@@ -36,8 +36,8 @@ FF_FOLD256 inline __m256i both256(CrcFactors::Pair pair) {
 }
 
 FF_FOLD256 inline __m256i fold_half(__m256i acc, __m256i k, __m256i next) {
-  return _mm256_xor_si256(next, _mm256_xor_si256(_mm256_clmulepi64_epi128(acc, k, 0x00),
-                                                 _mm256_clmulepi64_epi128(acc, k, 0x11)));
+  return _mm256_xor_si256(
+      next, _mm256_xor_si256(_mm256_clmulepi64_epi128(acc, k, 0x00), _mm256_clmulepi64_epi128(acc, k, 0x11)));
 }
 
 FF_FOLD256 inline Halves fold256(Halves acc, __m256i k, Halves next) {

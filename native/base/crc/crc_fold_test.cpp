@@ -11,10 +11,10 @@
 #include <string_view>
 #include <vector>
 
-#include "base/testing/check.hpp"
 #include "base/crc/crc32.hpp"
 #include "base/crc/crc32c.hpp"
 #include "base/error.hpp"
+#include "base/testing/check.hpp"
 #include "base/testing/one_thread.hpp"
 
 namespace {

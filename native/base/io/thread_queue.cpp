@@ -19,8 +19,7 @@ namespace {
 
 class Threads final : public IoQueue {
  public:
-  Threads(unsigned entries, unsigned threads)
-      : generation_(fork_guard::generation()), capacity_(entries) {
+  Threads(unsigned entries, unsigned threads) : generation_(fork_guard::generation()), capacity_(entries) {
     try {
       for (unsigned i = 0; i < threads; ++i) threads_.emplace_back([this] { serve(); });
     } catch (const std::system_error& error) {

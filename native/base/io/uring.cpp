@@ -22,8 +22,8 @@ int answer(long result) { return result < 0 ? -errno : static_cast<int>(result);
 class Shared {
  public:
   Shared(int fd, std::uint64_t place, std::size_t bytes) : bytes_(bytes) {
-    void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd,
-                            static_cast<off_t>(place));
+    void* const at =
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, static_cast<off_t>(place));
     if (at == MAP_FAILED) return;
     at_ = static_cast<char*>(at);
     if (::madvise(at_, bytes_, MADV_DONTFORK) != 0) unmap();
@@ -128,9 +128,7 @@ class Ring final : public IoQueue {
     ++added_;
   }
 
-  unsigned ready() const {
-    return std::atomic_ref(*cq_tail_).load(std::memory_order_acquire) - *cq_head_;
-  }
+  unsigned ready() const { return std::atomic_ref(*cq_tail_).load(std::memory_order_acquire) - *cq_head_; }
 
   int fd_;
   Calls calls_;
@@ -144,7 +142,7 @@ class Ring final : public IoQueue {
   unsigned* cq_tail_ = nullptr;
   unsigned cq_mask_ = 0;
   io_uring_cqe* cqes_ = nullptr;
-  unsigned added_ = 0;   // entries that the kernel has not taken yet
+  unsigned added_ = 0;      // entries that the kernel has not taken yet
   unsigned in_flight_ = 0;  // entries that the kernel has taken and whose results are not taken yet
 };
 
@@ -152,9 +150,7 @@ class Ring final : public IoQueue {
 
 const Calls& kernel() {
   static const Calls calls{
-      [](unsigned entries, io_uring_params* params) {
-        return answer(::syscall(__NR_io_uring_setup, entries, params));
-      },
+      [](unsigned entries, io_uring_params* params) { return answer(::syscall(__NR_io_uring_setup, entries, params)); },
       [](int fd, unsigned submit, unsigned wanted, unsigned flags) {
         return answer(::syscall(__NR_io_uring_enter, fd, submit, wanted, flags, nullptr, 0));
       }};
@@ -167,8 +163,7 @@ std::unique_ptr<IoQueue> make(unsigned entries, const Calls& calls) {
   if (fd < 0) return nullptr;
   // Kernels before 5.6 have rings, but lack these reads and writes. Features that came with these operations tell such
   // a kernel.
-  const bool able = (params.features & IORING_FEAT_SINGLE_MMAP) != 0 &&
-                    (params.features & IORING_FEAT_RW_CUR_POS) != 0;
+  const bool able = (params.features & IORING_FEAT_SINGLE_MMAP) != 0 && (params.features & IORING_FEAT_RW_CUR_POS) != 0;
   if (!able) {
     ::close(fd);
     return nullptr;

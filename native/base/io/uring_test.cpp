@@ -12,9 +12,9 @@
 #include <cstdio>
 #include <vector>
 
-#include "base/testing/check.hpp"
 #include "base/error.hpp"
 #include "base/io/thread_queue.hpp"
+#include "base/testing/check.hpp"
 
 namespace {
 

@@ -75,8 +75,9 @@ long result_of(long value) { return value == 0 ? 0 : -errno; }
 
 const Calls& kernel() {
   static const Calls calls{
-      [](void* start, unsigned long bytes, int mode, const unsigned long* mask, unsigned long bits,
-         unsigned flags) { return result_of(::syscall(SYS_mbind, start, bytes, mode, mask, bits, flags)); },
+      [](void* start, unsigned long bytes, int mode, const unsigned long* mask, unsigned long bits, unsigned flags) {
+        return result_of(::syscall(SYS_mbind, start, bytes, mode, mask, bits, flags));
+      },
       [](int* mode, unsigned long* mask, unsigned long bits, void* address, unsigned flags) {
         return result_of(::syscall(SYS_get_mempolicy, mode, mask, bits, address, flags));
       }};
@@ -103,8 +104,7 @@ void set_policy(void* start, std::size_t bytes, const Policy& policy, const Call
   const int mode = policy.mode == Mode::interleave ? MPOL_INTERLEAVE : MPOL_BIND;
   const long refused = calls.mbind(start, bytes, mode, mask.data(), kBits, 0);
   if (refused != 0) {
-    throw_errno("cannot place " + std::to_string(bytes) + " bytes on memory nodes",
-                static_cast<int>(-refused));
+    throw_errno("cannot place " + std::to_string(bytes) + " bytes on memory nodes", static_cast<int>(-refused));
   }
 }
 

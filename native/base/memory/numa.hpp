@@ -23,11 +23,10 @@ struct Policy {
 
 // The system calls, for tests to replace. They return 0 or a negative error number.
 struct Calls {
-  std::function<long(void* start, unsigned long bytes, int mode, const unsigned long* mask,
-                     unsigned long bits, unsigned flags)>
+  std::function<long(void* start, unsigned long bytes, int mode, const unsigned long* mask, unsigned long bits,
+                     unsigned flags)>
       mbind;
-  std::function<long(int* mode, unsigned long* mask, unsigned long bits, void* address, unsigned flags)>
-      get_mempolicy;
+  std::function<long(int* mode, unsigned long* mask, unsigned long bits, void* address, unsigned flags)> get_mempolicy;
 };
 const Calls& kernel();
 

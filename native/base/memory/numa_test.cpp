@@ -8,10 +8,10 @@
 #include <filesystem>
 #include <fstream>
 
-#include "base/testing/check.hpp"
 #include "base/error.hpp"
-#include "base/testing/one_thread.hpp"
 #include "base/memory/segment.hpp"
+#include "base/testing/check.hpp"
+#include "base/testing/one_thread.hpp"
 
 namespace {
 
@@ -82,8 +82,8 @@ void what_the_kernel_is_told() {
   char memory;
   long answer = 0;
   ff::numa::Calls calls;
-  calls.mbind = [&](void* start, unsigned long bytes, int mode, const unsigned long* mask,
-                    unsigned long bits, unsigned flags) {
+  calls.mbind = [&](void* start, unsigned long bytes, int mode, const unsigned long* mask, unsigned long bits,
+                    unsigned flags) {
     CHECK(start == &memory && bytes == 8192 && flags == 0);
     CHECK(mode == MPOL_INTERLEAVE && bits == 1025);  // the kernel subtracts one
     CHECK(mask[0] == 0b1001 && mask[1] == 0b10 && mask[15] == 1ul << 63);
@@ -91,8 +91,7 @@ void what_the_kernel_is_told() {
   };
   const Policy policy{Mode::interleave, {0, 3, 65, 1023}};
   ff::numa::set_policy(&memory, 8192, policy, calls);
-  for (const auto& [error, code] :
-       {std::pair{EPERM, ff::Code::storage}, std::pair{ENOMEM, ff::Code::no_space}}) {
+  for (const auto& [error, code] : {std::pair{EPERM, ff::Code::storage}, std::pair{ENOMEM, ff::Code::no_space}}) {
     answer = -error;
     try {
       ff::numa::set_policy(&memory, 8192, policy, calls);
@@ -139,8 +138,7 @@ void a_segment_that_cannot_be_placed_leaves_nothing() {
 }
 
 bool forbidden() {
-  char* page = static_cast<char*>(
-      ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  char* page = static_cast<char*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   const unsigned long node = 1;
   const long refused = ff::numa::kernel().mbind(page, 4096, MPOL_BIND, &node, 65, 0);
   ::munmap(page, 4096);
@@ -150,8 +148,8 @@ bool forbidden() {
 // With the real calls, a policy set through one mapping belongs to the memory: another mapping sees it.
 void the_kernel_keeps_a_policy() {
   const Policy wanted{Mode::bind, {0}};
-  const ff::Segment segment = ff::Segment::create(
-      "test", 2 * 4096, [&](char* data) { ff::numa::set_policy(data + 4096, 4096, wanted); });
+  const ff::Segment segment =
+      ff::Segment::create("test", 2 * 4096, [&](char* data) { ff::numa::set_policy(data + 4096, 4096, wanted); });
   const ff::Segment again = ff::Segment::attach(::dup(segment.fd()));
   for (const ff::Segment* mapped : {&segment, &again}) {
     CHECK(ff::numa::policy_at(mapped->data() + 4096) == wanted);

@@ -7,8 +7,8 @@
 
 #include <utility>
 
-#include "base/memory/available_memory.hpp"
 #include "base/error.hpp"
+#include "base/memory/available_memory.hpp"
 
 namespace ff {
 namespace {
@@ -61,7 +61,7 @@ Segment Segment::create(const std::string& name, std::size_t bytes, const Place&
 }
 
 Segment Segment::attach(int fd) {
-  struct stat info {};
+  struct stat info{};
   if (::fstat(fd, &info) != 0) {
     const int error = errno;
     ::close(fd);

@@ -37,7 +37,8 @@ void stream_copy(char* to, const char* from, std::size_t bytes) {
   to += head, from += head, bytes -= head;
   for (; bytes >= kPages * kPage; to += kPages * kPage, from += kPages * kPage, bytes -= kPages * kPage) {
     for (std::size_t line = 0; line < kPage; line += kLine) {
-      for (std::size_t page = 0; page < kPages; ++page) stream_line(to + page * kPage + line, from + page * kPage + line);
+      for (std::size_t page = 0; page < kPages; ++page)
+        stream_line(to + page * kPage + line, from + page * kPage + line);
     }
   }
   for (; bytes >= kLine; to += kLine, from += kLine, bytes -= kLine) stream_line(to, from);

@@ -58,9 +58,7 @@ void what_is_not_guarded_stays() {
   ff::fork_guard::add(pair[1]);
   ff::fork_guard::remove(pair[1]);
   const unsigned before = ff::fork_guard::generation();
-  in_child([&] {
-    return !is_socket(pair[0]) && is_socket(pair[1]) && ff::fork_guard::generation() == before + 1;
-  });
+  in_child([&] { return !is_socket(pair[0]) && is_socket(pair[1]) && ff::fork_guard::generation() == before + 1; });
   CHECK(ff::fork_guard::generation() == before);
   ff::fork_guard::close(pair[0]);
   in_child([&] { return is_socket(pair[1]); });

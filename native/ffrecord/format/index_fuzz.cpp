@@ -10,12 +10,12 @@
 #include <numeric>
 #include <random>
 
-#include "base/testing/check.hpp"
 #include "base/error.hpp"
+#include "base/testing/check.hpp"
 #include "base/testing/fuzz_driver.hpp"
 #include "base/testing/one_thread.hpp"
-#include "ffrecord/read/reader.hpp"
 #include "ffrecord/format/v2_encode.hpp"
+#include "ffrecord/read/reader.hpp"
 
 namespace {
 
@@ -108,13 +108,14 @@ void change(Bytes& file, Random& random) {
     case 4: file[at & ~std::size_t{kPage - 1}] = static_cast<unsigned char>(random()); break;
     case 5: {  // another field of the same file
       const std::size_t from = random() % file.size() & ~std::size_t{7};
-      if (field + 8 <= file.size() && from + 8 <= file.size())
-        std::memcpy(file.data() + field, file.data() + from, 8);
+      if (field + 8 <= file.size() && from + 8 <= file.size()) std::memcpy(file.data() + field, file.data() + from, 8);
       break;
     }
     default: {  // an extreme number
-      static constexpr std::uint64_t kNumbers[] = {0, 1, 7, 8, 127, 128, kPage, 3 * kPage, 1ull << 31, 1ull << 32,
-                                                   1ull << 62, (1ull << 63) - 1, 1ull << 63, ~0ull, ~0ull - 7};
+      static constexpr std::uint64_t kNumbers[] = {0,          1,          7,          8,
+                                                   127,        128,        kPage,      3 * kPage,
+                                                   1ull << 31, 1ull << 32, 1ull << 62, (1ull << 63) - 1,
+                                                   1ull << 63, ~0ull,      ~0ull - 7};
       std::uint64_t value = kNumbers[random() % std::size(kNumbers)];
       if (random() % 2 == 0) value = file.size() - random() % 32;
       const std::size_t size = random() % 2 == 0 ? 8 : 4;

@@ -77,8 +77,8 @@ std::unique_ptr<RecordFile> RecordFile::open(std::string path) {
 }
 
 void damaged(const std::string& name, const std::string& what) {
-  throw Error(Code::corrupted, "record file '" + name + "' is damaged: " + what +
-                                   "; write it again or restore it from a copy");
+  throw Error(Code::corrupted,
+              "record file '" + name + "' is damaged: " + what + "; write it again or restore it from a copy");
 }
 
 void RecordFile::ends_at(std::int64_t offset) const {
@@ -125,8 +125,7 @@ void RecordFile::read(void* data, std::size_t size, std::int64_t offset) const {
 void RecordFile::compare(std::int64_t i, const Extent& extent, std::uint32_t found) const {
   if (found != extent.crc)
     corrupted("sample " + std::to_string(i) + " (" + std::to_string(extent.bytes) + " bytes at byte " +
-              std::to_string(extent.offset) + ") has checksum " + hex(found) + ", the index says " +
-              hex(extent.crc));
+              std::to_string(extent.offset) + ") has checksum " + hex(found) + ", the index says " + hex(extent.crc));
 }
 
 void RecordFile::check_all() const {

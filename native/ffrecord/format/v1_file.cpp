@@ -9,8 +9,8 @@
 namespace ff::ffrecord {
 namespace {
 
-constexpr std::int64_t kHeader = 12;     // u32 checksum of the metadata, i64 number of samples
-constexpr std::int64_t kPerSample = 12;  // u32 checksum, i64 offset
+constexpr std::int64_t kHeader = 12;       // u32 checksum of the metadata, i64 number of samples
+constexpr std::int64_t kPerSample = 12;    // u32 checksum, i64 offset
 constexpr std::int64_t kStep = 256 << 10;  // stays in the L2 cache between read and checksum
 
 template <typename T>
@@ -79,8 +79,7 @@ void V1File::check_index(std::uint32_t stored, std::uint32_t found) {
     corrupted("its samples start at byte " + std::to_string(start) + " instead of " + std::to_string(first));
   if (wrong >= 0)
     corrupted("sample " + std::to_string(wrong - 1) + " starts at byte " + std::to_string(before) +
-              ", after its end at " + std::to_string(after) +
-              (wrong == count_ ? ", the end of the file" : ""));
+              ", after its end at " + std::to_string(after) + (wrong == count_ ? ", the end of the file" : ""));
 }
 
 Extent V1File::at(std::int64_t i) const {

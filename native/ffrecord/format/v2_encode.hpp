@@ -65,8 +65,8 @@ inline Bytes encode_v2(const std::vector<std::vector<Bytes>>& commits, const std
     for (const Bytes& sample : commits[number]) {
       fill(file, 8);
       const auto size = static_cast<std::int64_t>(sample.size());
-      entries.push_back({static_cast<std::int64_t>(file.size()), size, size,
-                         crc32(0, sample.data(), sample.size()), kPlain});
+      entries.push_back(
+          {static_cast<std::int64_t>(file.size()), size, size, crc32(0, sample.data(), sample.size()), kPlain});
       file.insert(file.end(), sample.begin(), sample.end());
     }
     fill(file, kPage);
@@ -86,9 +86,14 @@ inline Bytes encode_v2(const std::vector<std::vector<Bytes>>& commits, const std
     append(file, V2FooterHead{0, static_cast<std::uint32_t>(runs.size()), static_cast<std::int64_t>(number)});
     for (const Run& run : runs) append(file, run);
     seal(file, footer, file.size() - footer);
-    const V2Slot slot{0, 0, static_cast<std::int64_t>(number), static_cast<std::int64_t>(footer),
+    const V2Slot slot{0,
+                      0,
+                      static_cast<std::int64_t>(number),
+                      static_cast<std::int64_t>(footer),
                       static_cast<std::int64_t>(file.size() - footer),
-                      static_cast<std::int64_t>(file.size()), samples, {0, 0}};
+                      static_cast<std::int64_t>(file.size()),
+                      samples,
+                      {0, 0}};
     const std::size_t place = slots + kPage * (number % 2);
     std::memcpy(file.data() + place, &slot, sizeof slot);
     seal(file, place, sizeof slot);

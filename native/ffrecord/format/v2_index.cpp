@@ -48,8 +48,7 @@ void V2Index::load_header(const V2Bytes& bytes) {
   V2Header header;
   bytes.read(&header, sizeof header, 0);
   const std::uint32_t found = crc32(0, &header.version, sizeof header - 12);
-  if (found != header.crc)
-    corrupted("its header has checksum " + hex(found) + " instead of " + hex(header.crc));
+  if (found != header.crc) corrupted("its header has checksum " + hex(found) + " instead of " + hex(header.crc));
   if (header.version != 2)
     throw Error(Code::storage, "cannot read record file '" + name_ + "': it has version " +
                                    std::to_string(header.version) + ", which needs a later Fireflyer");

@@ -29,8 +29,8 @@ void too_large(std::size_t bytes) {
 }
 
 Block::Block(std::size_t needed) : capacity_(std::bit_ceil(needed)) {
-  void* const at = ::mmap(nullptr, capacity_, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const at =
+      ::mmap(nullptr, capacity_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == MAP_FAILED) too_large(needed);
   data_ = static_cast<std::uint8_t*>(at);
   all_blocks += capacity_;

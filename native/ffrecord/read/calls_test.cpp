@@ -9,8 +9,8 @@
 
 #include "base/testing/check.hpp"
 #include "base/testing/one_thread.hpp"
-#include "ffrecord/read/reader.hpp"
 #include "ffrecord/format/v2_encode.hpp"
+#include "ffrecord/read/reader.hpp"
 
 namespace {
 

@@ -20,9 +20,9 @@ constexpr int kRunParts = 256;
 static_assert(kRunParts <= IOV_MAX);
 constexpr std::int64_t kGapBytes = 4096;
 constexpr unsigned kCopyThreads = 4;
-constexpr std::int64_t kShare = std::int64_t{256} << 10;   // bytes per thread, when copying
-constexpr std::int64_t kMapped = 4096;      // samples of up to this many bytes are copied from the mapping
-constexpr std::size_t kMany = 32;           // samples copied between two checks for waits on the disk
+constexpr std::int64_t kShare = std::int64_t{256} << 10;  // bytes per thread, when copying
+constexpr std::int64_t kMapped = 4096;  // samples of up to this many bytes are copied from the mapping
+constexpr std::size_t kMany = 32;       // samples copied between two checks for waits on the disk
 constexpr std::int64_t kWaitShare = std::int64_t{64} << 10;  // bytes per thread, when waiting
 
 // Calls `part` with ranges [first, last) of the pieces, of about `bytes` each, on up to `threads` threads.

@@ -100,8 +100,8 @@ class Direct {
 
   void start(unsigned slot) {
     const Request& request = in_slot_[slot];
-    queue_.queue().read(request.fd, queue_.slot(slot),
-                        static_cast<std::size_t>(request.end - request.offset), request.offset, slot);
+    queue_.queue().read(request.fd, queue_.slot(slot), static_cast<std::size_t>(request.end - request.offset),
+                        request.offset, slot);
     ++in_flight_;
   }
 
@@ -114,8 +114,9 @@ class Direct {
       return true;
     }
     if (result < 0)
-      throw_errno("cannot read record file '" + request.source->file().path() + "' at byte " +
-                      std::to_string(request.offset), static_cast<int>(-result));
+      throw_errno(
+          "cannot read record file '" + request.source->file().path() + "' at byte " + std::to_string(request.offset),
+          static_cast<int>(-result));
     const std::int64_t got = request.offset + result;
     const bool whole = got >= request.needed;
     const std::int64_t good = whole ? request.needed : got / kAlign * kAlign;
@@ -147,8 +148,8 @@ class Direct {
 
   Job& job_;
   DirectQueue& queue_;
-  std::vector<Piece*> pieces_;       // pieces to be read here
-  std::vector<std::int64_t> left_;   // bytes of each that are still missing
+  std::vector<Piece*> pieces_;      // pieces to be read here
+  std::vector<std::int64_t> left_;  // bytes of each that are still missing
   std::vector<Request> requests_;
   std::vector<Request> in_slot_;
   unsigned in_flight_ = 0;

@@ -13,9 +13,9 @@
 #include <random>
 #include <thread>
 
-#include "base/testing/check.hpp"
 #include "base/crc/crc32.hpp"
 #include "base/error.hpp"
+#include "base/testing/check.hpp"
 #include "base/testing/test_bytes.hpp"
 #include "ffrecord/read/reader.hpp"
 
@@ -28,12 +28,12 @@ const Strategy kAll[] = {Strategy::automatic, Strategy::cached, Strategy::direct
 
 // Behaviour of a test's kernel.
 struct Weather {
-  bool rough = false;        // interruptions, short results, pages not in the cache
-  bool lies = false;         // reports all pages as cached
-  bool no_nowait = false;    // RWF_NOWAIT is not supported
-  bool no_queue = false;     // io_uring is forbidden
-  int open_error = 0;        // O_DIRECT is refused at open
-  std::int64_t result = 0;   // returned by every direct read, if not 0
+  bool rough = false;       // interruptions, short results, pages not in the cache
+  bool lies = false;        // reports all pages as cached
+  bool no_nowait = false;   // RWF_NOWAIT is not supported
+  bool no_queue = false;    // io_uring is forbidden
+  int open_error = 0;       // O_DIRECT is refused at open
+  std::int64_t result = 0;  // returned by every direct read, if not 0
 };
 
 std::atomic<int> direct_reads = 0;

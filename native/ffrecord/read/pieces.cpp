@@ -15,8 +15,8 @@
 
 #include "base/crc/crc32.hpp"
 #include "base/process/worker_pool.hpp"
-#include "ffrecord/read/fetch.hpp"
 #include "ffrecord/format/record_file.hpp"
+#include "ffrecord/read/fetch.hpp"
 
 namespace ff::ffrecord {
 namespace {
@@ -121,8 +121,8 @@ std::vector<std::uint8_t> check_samples(const std::uint8_t* arena, const std::in
   std::vector<std::uint8_t> right(count);
   const auto bytes = [&](std::size_t i) { return offsets[i + 1] - offsets[i]; };
   const std::vector<std::size_t> cuts = cut(count, bytes);
-  const unsigned threads = cuts.size() > static_cast<std::size_t>(kShareBytes / kCut)
-                               ? std::min(worker_pool::cores(), kCheckThreads) : 1;
+  const unsigned threads =
+      cuts.size() > static_cast<std::size_t>(kShareBytes / kCut) ? std::min(worker_pool::cores(), kCheckThreads) : 1;
   worker_pool::share(threads, cuts.size() - 1, [&](std::size_t part) {
     for (std::size_t i = cuts[part]; i < cuts[part + 1]; ++i)
       right[i] = crc32(0, arena + offsets[i], static_cast<std::size_t>(bytes(i))) == crcs[i];

@@ -8,8 +8,8 @@
 #include <fstream>
 #include <thread>
 
-#include "base/testing/check.hpp"
 #include "base/crc/crc32.hpp"
+#include "base/testing/check.hpp"
 
 namespace {
 
@@ -74,7 +74,10 @@ int main() {
 
   // While other threads delete chunks and restore them, a piece is whole or missing.
   std::vector<std::thread> threads;
-  for (int i = 0; i < 3; ++i) threads.emplace_back([&] { for (int k = 0; k < 5; ++k) check_read(directory, key, true); });
+  for (int i = 0; i < 3; ++i)
+    threads.emplace_back([&] {
+      for (int k = 0; k < 5; ++k) check_read(directory, key, true);
+    });
   threads.emplace_back([&] {
     for (std::int64_t round = 0; round < 100; ++round) {
       const std::int64_t chunk = 5 + round % 30;

@@ -26,8 +26,7 @@ Reader::Reader(const std::vector<std::string>& paths, const Options& options, co
 
 std::size_t Reader::file_of(std::int64_t index) const {
   // upper_bound skips files without samples, which share their start with the next one.
-  return static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), index) -
-                                  starts_.begin() - 1);
+  return static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), index) - starts_.begin() - 1);
 }
 
 // Starts reading all index pages that a batch touches for the first time. Their page faults then find them cached or in

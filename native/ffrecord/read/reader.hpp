@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "ffrecord/format/record_file.hpp"
 #include "ffrecord/read/arena.hpp"
 #include "ffrecord/read/fetch.hpp"
-#include "ffrecord/format/record_file.hpp"
 #include "ffrecord/read/source.hpp"
 
 namespace ff::ffrecord {

@@ -9,8 +9,8 @@
 #include <random>
 #include <thread>
 
-#include "base/testing/check.hpp"
 #include "base/error.hpp"
+#include "base/testing/check.hpp"
 #include "ffrecord/format/v2_encode.hpp"
 
 namespace {
@@ -114,7 +114,7 @@ void share(const Scratch& scratch, const Bytes& file, const std::vector<Bytes>& 
         for (std::size_t j = 0; j < wanted.size(); ++j) {
           const Bytes& sample = samples[wanted[j]];
           CHECK(batch.offsets[j + 1] - batch.offsets[j] == static_cast<std::int64_t>(sample.size()) &&
-                     std::equal(sample.begin(), sample.end(), batch.arena.data() + batch.offsets[j]));
+                std::equal(sample.begin(), sample.end(), batch.arena.data() + batch.offsets[j]));
         }
       }
     });

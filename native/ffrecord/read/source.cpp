@@ -20,34 +20,34 @@ constexpr std::size_t kSystemPage = 4096;
 constexpr int kWrong = 4;
 // Magic numbers of statfs: 9P, AFS, BeeGFS, Ceph, CIFS, FUSE, GPFS, Lustre, NFS, SMB and SMB2.
 constexpr std::array<std::uint32_t, 11> kRemoteFileSystems = {0x01021997, 0x5346414f, 0x19830326, 0x00c36400,
-                                                      0xff534d42, 0x65735546, 0x47504653, 0x0bd00bd0,
-                                                      0x6969,     0x517b,     0xfe534d42};
+                                                              0xff534d42, 0x65735546, 0x47504653, 0x0bd00bd0,
+                                                              0x6969,     0x517b,     0xfe534d42};
 
 }  // namespace
 
 const Calls& kernel() {
-  static const Calls calls{
-      [](int fd, const iovec* parts, int count, std::int64_t offset, int flags) -> long {
-        const long got = ::preadv2(fd, parts, count, offset, flags);
-        return got < 0 ? -errno : got;
-      },
-      [](int fd) {
-        // Opens by the descriptor, because the path may lead to another file by now.
-        const int found = ::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
-        return found < 0 ? -errno : found;
-      },
-      [](unsigned entries) { return uring::make(entries); },
-      [](const void* start, std::size_t bytes, unsigned char* present) {
-        return ::mincore(const_cast<void*>(start), bytes, present) < 0 ? -errno : 0;
-      },
-      [](int fd, std::int64_t offset, std::int64_t bytes) {
-        static_cast<void>(::posix_fadvise(fd, offset, bytes, POSIX_FADV_WILLNEED));  // a hint
-      },
-      [] {
-        struct rusage usage;
-        return ::getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_majflt : 0;
-      },
-      [](int fd, struct statfs* found) { return ::fstatfs(fd, found) < 0 ? -errno : 0; }};
+  static const Calls calls{[](int fd, const iovec* parts, int count, std::int64_t offset, int flags) -> long {
+                             const long got = ::preadv2(fd, parts, count, offset, flags);
+                             return got < 0 ? -errno : got;
+                           },
+                           [](int fd) {
+                             // Opens by the descriptor, because the path may lead to another file by now.
+                             const int found = ::open(("/proc/self/fd/" + std::to_string(fd)).c_str(),
+                                                      O_RDONLY | O_CLOEXEC | O_DIRECT);
+                             return found < 0 ? -errno : found;
+                           },
+                           [](unsigned entries) { return uring::make(entries); },
+                           [](const void* start, std::size_t bytes, unsigned char* present) {
+                             return ::mincore(const_cast<void*>(start), bytes, present) < 0 ? -errno : 0;
+                           },
+                           [](int fd, std::int64_t offset, std::int64_t bytes) {
+                             static_cast<void>(::posix_fadvise(fd, offset, bytes, POSIX_FADV_WILLNEED));  // a hint
+                           },
+                           [] {
+                             struct rusage usage;
+                             return ::getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_majflt : 0;
+                           },
+                           [](int fd, struct statfs* found) { return ::fstatfs(fd, found) < 0 ? -errno : 0; }};
   return calls;
 }
 
@@ -184,7 +184,7 @@ const std::shared_ptr<const MappedFile>& Source::mapping() {
 
 bool Source::remote() {
   if (remote_ < 0) {
-    struct statfs found {};
+    struct statfs found{};
     const bool known = calls_.fstatfs(file_.fd(), &found) == 0;
     const auto type = static_cast<std::uint32_t>(found.f_type);
     remote_ = known && std::ranges::find(kRemoteFileSystems, type) == kRemoteFileSystems.end() ? 0 : 1;

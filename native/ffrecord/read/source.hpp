@@ -6,8 +6,8 @@
 #pragma once
 
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <sys/uio.h>
+#include <sys/vfs.h>
 
 #include <atomic>
 #include <cstdint>
@@ -22,8 +22,8 @@ namespace ff::ffrecord {
 // The kernel calls, for tests to replace. They return their result or a negative error number.
 struct Calls {
   std::function<long(int fd, const iovec* parts, int count, std::int64_t offset, int flags)> preadv2;
-  std::function<int(int fd)> open_direct;                       // opens the same file again with O_DIRECT
-  std::function<std::unique_ptr<IoQueue>(unsigned)> queue;    // null if the kernel forbids it
+  std::function<int(int fd)> open_direct;                   // opens the same file again with O_DIRECT
+  std::function<std::unique_ptr<IoQueue>(unsigned)> queue;  // null if the kernel forbids it
   std::function<int(const void* start, std::size_t bytes, unsigned char* present)> mincore;
   std::function<void(int fd, std::int64_t offset, std::int64_t bytes)> will_need;  // starts reading into the page cache
   std::function<long()> waits;  // page faults of this thread so far that waited for the disk

@@ -24,8 +24,8 @@ std::vector<io::Piece> split(std::span<const FileMap* const> files, std::span<co
   pieces.reserve(ranges.size());
   for (const Range& range : ranges) {
     if (range.file >= files.size() || range.offset < 0 || range.bytes < 0 || range.offset > INT64_MAX - range.bytes)
-      throw Error(Code::invalid, "invalid range: offset " + std::to_string(range.offset) + ", " + std::to_string(range.bytes) +
-                                     " bytes of file " + std::to_string(range.file));
+      throw Error(Code::invalid, "invalid range: offset " + std::to_string(range.offset) + ", " +
+                                     std::to_string(range.bytes) + " bytes of file " + std::to_string(range.file));
     const FileMap& file = *files[range.file];
     const std::uint64_t chunk_size = std::uint64_t{1} << file.chunk_bits;
     auto offset = static_cast<std::uint64_t>(range.offset), left = static_cast<std::uint64_t>(range.bytes);
@@ -52,7 +52,8 @@ std::vector<std::tuple<std::size_t, int, std::uint32_t, std::uint32_t>> Pieces::
   std::vector<std::tuple<std::size_t, int, std::uint32_t, std::uint32_t>> failed;
   for (std::size_t n = 0; n < pieces.size(); ++n) {
     const io::Piece& piece = pieces[n];
-    if (piece.outcome != io::Outcome::ok) failed.emplace_back(n, static_cast<int>(piece.outcome), piece.chain, piece.asked);
+    if (piece.outcome != io::Outcome::ok)
+      failed.emplace_back(n, static_cast<int>(piece.outcome), piece.chain, piece.asked);
   }
   return failed;
 }
@@ -92,9 +93,11 @@ std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> Pieces::fou
   return answers;
 }
 
-std::vector<std::uint32_t> Pieces::sums(std::span<const std::int64_t> ranges, std::span<const std::uint32_t> starts) const {
+std::vector<std::uint32_t> Pieces::sums(std::span<const std::int64_t> ranges,
+                                        std::span<const std::uint32_t> starts) const {
   if (ranges.size() != starts.size())
-    throw Error(Code::invalid, std::to_string(ranges.size()) + " ranges and " + std::to_string(starts.size()) + " starts");
+    throw Error(Code::invalid,
+                std::to_string(ranges.size()) + " ranges and " + std::to_string(starts.size()) + " starts");
   std::vector<std::uint32_t> crcs(starts.begin(), starts.end());
   std::size_t next = 0;
   for (std::size_t n = 0; n < ranges.size(); ++n) {

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "base/crc/crc32c.hpp"
-#include "base/testing/check.hpp"
 #include "base/error.hpp"
+#include "base/testing/check.hpp"
 #include "base/testing/one_thread.hpp"
 
 namespace ff::fs3::client {

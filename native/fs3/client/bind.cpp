@@ -211,18 +211,23 @@ void bind(nb::module_ m) {
            "last chunk). The chunks of a row are len(chains) apart; a row of 0: there is no chunk.");
   nb::class_<Batch, Pieces>(m, "Batch", "Pieces with the memory that they fill or write.")
       .def(nb::new_(&of_ranges), "files"_a, "rows"_a,
-           "rows: int64[n, 4] of (index of the file, offset, bytes, address). The memory must stay alive; ranges that are "
+           "rows: int64[n, 4] of (index of the file, offset, bytes, address). The memory must stay alive; ranges that "
+           "are "
            "written must not overlap.")
-      .def_static("of_buffers", &of_buffers, "files"_a, "ends"_a, "requests"_a,
-                  nb::sig("def of_buffers(files: collections.abc.Sequence[FileMap], ends: collections.abc.Sequence[int], "
-                          "requests: collections.abc.Sequence[tuple[int, int, typing_extensions.Buffer]]) -> Batch"),
-                  "requests: (index of the file, offset, contiguous memory), kept by the batch. ends: end of each "
-                  "file, beyond which nothing is read; empty for writes.")
-      .def_prop_ro("counts", [](const Batch& batch) { return batch.counts; }, "Bytes of each request or row.")
-      .def("sums", [](const Batch& batch, const std::vector<std::uint32_t>& starts) { return batch.sums(batch.counts, starts); },
-           "starts"_a,
-           "CRC32C of each request or row, continued from its start and joined from the CRCs with which the bytes were "
-           "compared. Valid once all is read.")
+      .def_static(
+          "of_buffers", &of_buffers, "files"_a, "ends"_a, "requests"_a,
+          nb::sig("def of_buffers(files: collections.abc.Sequence[FileMap], ends: collections.abc.Sequence[int], "
+                  "requests: collections.abc.Sequence[tuple[int, int, typing_extensions.Buffer]]) -> Batch"),
+          "requests: (index of the file, offset, contiguous memory), kept by the batch. ends: end of each "
+          "file, beyond which nothing is read; empty for writes.")
+      .def_prop_ro(
+          "counts", [](const Batch& batch) { return batch.counts; }, "Bytes of each request or row.")
+      .def(
+          "sums",
+          [](const Batch& batch, const std::vector<std::uint32_t>& starts) { return batch.sums(batch.counts, starts); },
+          "starts"_a,
+          "CRC32C of each request or row, continued from its start and joined from the CRCs with which the bytes were "
+          "compared. Valid once all is read.")
       .def_static("of_chunks", &of_chunks, "file"_a, "kind"_a, "indexes"_a, "length"_a = 0,
                   "Makes a batch with the same change of each chunk; `length`: the chunk's new length.")
       .def_static("of_chains", &of_chains, "file"_a, "asks"_a,
@@ -230,28 +235,32 @@ void bind(nb::module_ m) {
                   "index on that chain, and the number of chunks in the row that ends there.")
       .def_static("joined", &joined, "batches"_a, "Joins the pieces of batches that move no bytes, in order.");
   nb::class_<Engine>(m, "Engine", "The client's data path; docs/internals/fs3-service.md. Any thread.")
-      .def("__init__",
-           [](Engine* self, std::uint64_t client, nb::callable connect, unsigned lanes, unsigned senders, double connect_s,
-              bool local) {
-             const auto limit = std::chrono::milliseconds(std::lround(1000 * connect_s));
-             new (self) Engine(client, {lanes, senders, limit, local}, connecting(std::move(connect)), look_at_signals);
-           },
-           "client"_a, "connect"_a, "lanes"_a = 8, "senders"_a = 2, "connect_s"_a = 1.0, "local"_a = true,
-           nb::sig("def __init__(self, client: int, connect: collections.abc.Callable[[int, float], int], "
-                   "lanes: int = 8, senders: int = 2, connect_s: float = 1.0, local: bool = True) -> None"),
-           "connect(node, seconds) returns the descriptor of a connected and authenticated socket, which the engine "
-           "then owns, or raises PeerLost or DeadlineExceeded. local: over a Unix socket, read chunks from the node's "
-           "files.")
+      .def(
+          "__init__",
+          [](Engine* self, std::uint64_t client, nb::callable connect, unsigned lanes, unsigned senders,
+             double connect_s, bool local) {
+            const auto limit = std::chrono::milliseconds(std::lround(1000 * connect_s));
+            new (self) Engine(client, {lanes, senders, limit, local}, connecting(std::move(connect)), look_at_signals);
+          },
+          "client"_a, "connect"_a, "lanes"_a = 8, "senders"_a = 2, "connect_s"_a = 1.0, "local"_a = true,
+          nb::sig("def __init__(self, client: int, connect: collections.abc.Callable[[int, float], int], "
+                  "lanes: int = 8, senders: int = 2, connect_s: float = 1.0, local: bool = True) -> None"),
+          "connect(node, seconds) returns the descriptor of a connected and authenticated socket, which the engine "
+          "then owns, or raises PeerLost or DeadlineExceeded. local: over a Unix socket, read chunks from the node's "
+          "files.")
       .def("routing", &set_routing, "chains"_a, "local"_a = io::kAnyNode,
            "chains: (chain, version, nodes of the serving targets, head first). local: the node on this machine.")
-      .def("read", [](Engine& e, Pieces& b, double seconds) { return e.read(b.pieces, after(seconds)); }, "batch"_a,
-           "seconds"_a, Free(), "Reads the open pieces; returns how many pieces are not OK.")
-      .def("write", [](Engine& e, Pieces& b, double seconds) { return e.write(b.pieces, after(seconds)); }, "batch"_a,
-           "seconds"_a, Free(),
-           "Writes the open pieces; returns how many are not OK. A piece that was tried keeps its tag, so that the "
-           "write is done once.")
-      .def("query_last", [](Engine& e, Pieces& b, double seconds) { return e.query_last(b.pieces, after(seconds)); },
-           "batch"_a, "seconds"_a, Free(), "Sends the open queries; returns how many pieces are not OK.")
+      .def(
+          "read", [](Engine& e, Pieces& b, double seconds) { return e.read(b.pieces, after(seconds)); }, "batch"_a,
+          "seconds"_a, Free(), "Reads the open pieces; returns how many pieces are not OK.")
+      .def(
+          "write", [](Engine& e, Pieces& b, double seconds) { return e.write(b.pieces, after(seconds)); }, "batch"_a,
+          "seconds"_a, Free(),
+          "Writes the open pieces; returns how many are not OK. A piece that was tried keeps its tag, so that the "
+          "write is done once.")
+      .def(
+          "query_last", [](Engine& e, Pieces& b, double seconds) { return e.query_last(b.pieces, after(seconds)); },
+          "batch"_a, "seconds"_a, Free(), "Sends the open queries; returns how many pieces are not OK.")
       .def("statistics", &statistics, nb::sig("def statistics(self) -> dict[str, int]"),
            "Counters: read_bytes, local_bytes (part of read_bytes: from files of this machine), written_bytes, frames, "
            "mismatches, connections, held (large reads whose answers waited for a permit), senders and most_senders "

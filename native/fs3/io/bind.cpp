@@ -86,7 +86,8 @@ class Node {
 
   // Grants a lease that ends `left` seconds from now to these targets, each with its chain's version at the manager.
   void lease(double left, const std::vector<std::tuple<TargetId, ChainVersion>>& targets) {
-    const auto until = Target::Clock::now() + std::chrono::duration_cast<Target::Clock::duration>(std::chrono::duration<double>(left));
+    const auto until =
+        Target::Clock::now() + std::chrono::duration_cast<Target::Clock::duration>(std::chrono::duration<double>(left));
     for (const auto& [id, version] : targets) {
       if (const auto target = find(id)) target->lease(until, version);
     }
@@ -113,7 +114,8 @@ class Node {
 
   // Compares the bytes of up to `limit` chunks after (inode, index) with their CRCs and has damage repaired. Returns
   // the last position, or (0, 0) at the end.
-  std::tuple<std::uint64_t, std::uint32_t> scrub(TargetId id, std::uint64_t inode, std::uint32_t index, std::size_t limit) {
+  std::tuple<std::uint64_t, std::uint32_t> scrub(TargetId id, std::uint64_t inode, std::uint32_t index,
+                                                 std::size_t limit) {
     const auto target = find(id);
     if (!target) return {};
     const bool first = inode == 0 && index == 0;

@@ -133,7 +133,8 @@ class Mount {
 
 std::int64_t move(Mount& mount, FileState& file, std::int64_t offset, nb::handle memory, bool write) {
   Py_buffer view;
-  if (PyObject_GetBuffer(memory.ptr(), &view, PyBUF_C_CONTIGUOUS | (write ? 0 : PyBUF_WRITABLE)) != 0) throw nb::python_error();
+  if (PyObject_GetBuffer(memory.ptr(), &view, PyBUF_C_CONTIGUOUS | (write ? 0 : PyBUF_WRITABLE)) != 0)
+    throw nb::python_error();
   std::int64_t count = 0;
   {
     const nb::gil_scoped_release released;
@@ -175,17 +176,21 @@ void bind(nb::module_ m) {
            }),
            "inode"_a, "map"_a, "end"_a)
       .def_ro("inode", &FileState::inode)
-      .def_prop_rw("end", [](const FileState& f) { return f.end.load(); }, [](FileState& f, std::int64_t to) { f.end = to; },
-                   "Length in bytes that this mount knows.")
-      .def_prop_rw("widened", [](const FileState& f) { return f.widened.load(); },
-                   [](FileState& f, std::int64_t to) { f.widened = to; },
-                   "Limit of writes: no byte at or beyond it is written.")
-      .def_prop_ro("writers", [](const FileState& f) { return f.writers.load(); }, "Writes in flight.")
-      .def_prop_ro("dirty", [](const FileState& f) { return f.written != kClean; },
-                   "True if bytes were written since `take`.")
-      .def_prop_ro("written_ns", [](const FileState& f) { return f.written_ns.load(); }, "Time of the last write.")
-      .def("take", [](FileState& f) { return f.written.exchange(kClean); },
-           "Returns the largest end written since the last call, or -1.")
+      .def_prop_rw(
+          "end", [](const FileState& f) { return f.end.load(); }, [](FileState& f, std::int64_t to) { f.end = to; },
+          "Length in bytes that this mount knows.")
+      .def_prop_rw(
+          "widened", [](const FileState& f) { return f.widened.load(); },
+          [](FileState& f, std::int64_t to) { f.widened = to; }, "Limit of writes: no byte at or beyond it is written.")
+      .def_prop_ro(
+          "writers", [](const FileState& f) { return f.writers.load(); }, "Writes in flight.")
+      .def_prop_ro(
+          "dirty", [](const FileState& f) { return f.written != kClean; }, "True if bytes were written since `take`.")
+      .def_prop_ro(
+          "written_ns", [](const FileState& f) { return f.written_ns.load(); }, "Time of the last write.")
+      .def(
+          "take", [](FileState& f) { return f.written.exchange(kClean); },
+          "Returns the largest end written since the last call, or -1.")
       .def("reach", &FileState::reach, "end"_a, "Raises the file's `end` to at least this value.")
       .def("wrote", &FileState::wrote, "end"_a, "Records a write up to `end`.");
   nb::class_<Mount>(m, "Mount", "Answers the kernel's requests for a directory. Any thread.")
@@ -197,19 +202,28 @@ void bind(nb::module_ m) {
                    "attempt_s: float, slowest: float) -> None"),
            "call(request) returns an error number or the answer. finish(inode, pieces, write) finishes pieces that "
            "failed or touched a hole, and returns an error number.")
-      .def("mount", &Mount::mount, "library"_a, "directory"_a, "source"_a, "attributes_s"_a, "others"_a,
-           Free(),
+      .def("mount", &Mount::mount, "library"_a, "directory"_a, "source"_a, "attributes_s"_a, "others"_a, Free(),
            "library: path of libff_fuse.so. source: name in /proc/mounts. others: allow other users. Raises "
            "StorageError.")
       .def("work", &Mount::work, Free(), "Answers requests until the directory is unmounted or `stop` is called.")
       .def("stop", &Mount::stop, Free())
       .def("close", &Mount::close, Free(), "Unmounts the directory. No thread may be in `work`.")
-      .def("read", [](Mount& a, FileState& f, std::int64_t offset, nb::handle memory) { return move(a, f, offset, memory, false); },
-           "file"_a, "offset"_a, "memory"_a, nb::sig("def read(self, file: FileState, offset: int, memory: typing_extensions.Buffer) -> int"),
-           "Reads into memory, as the kernel's READ does; returns the bytes read or a negative error number.")
-      .def("write", [](Mount& a, FileState& f, std::int64_t offset, nb::handle memory) { return move(a, f, offset, memory, true); },
-           "file"_a, "offset"_a, "memory"_a, nb::sig("def write(self, file: FileState, offset: int, memory: typing_extensions.Buffer) -> int"),
-           "Writes memory, as the kernel's WRITE does; returns the bytes written or a negative error number.");
+      .def(
+          "read",
+          [](Mount& a, FileState& f, std::int64_t offset, nb::handle memory) {
+            return move(a, f, offset, memory, false);
+          },
+          "file"_a, "offset"_a, "memory"_a,
+          nb::sig("def read(self, file: FileState, offset: int, memory: typing_extensions.Buffer) -> int"),
+          "Reads into memory, as the kernel's READ does; returns the bytes read or a negative error number.")
+      .def(
+          "write",
+          [](Mount& a, FileState& f, std::int64_t offset, nb::handle memory) {
+            return move(a, f, offset, memory, true);
+          },
+          "file"_a, "offset"_a, "memory"_a,
+          nb::sig("def write(self, file: FileState, offset: int, memory: typing_extensions.Buffer) -> int"),
+          "Writes memory, as the kernel's WRITE does; returns the bytes written or a negative error number.");
 }
 
 }  // namespace ff::fs3::mount

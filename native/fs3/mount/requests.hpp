@@ -52,7 +52,8 @@ struct FileState : std::enable_shared_from_this<FileState> {
 
  private:
   static void raise(std::atomic<std::int64_t>& value, std::int64_t to) {
-    for (std::int64_t now = value; now < to && !value.compare_exchange_weak(now, to);) {}
+    for (std::int64_t now = value; now < to && !value.compare_exchange_weak(now, to);) {
+    }
   }
 };
 
@@ -77,8 +78,8 @@ struct Request {
   std::uint32_t flags = 0;           // open, rename, xattr or fallocate flags; setattr: which fields are valid
   std::uint32_t mode = 0;
   std::int64_t offset = 0, size = 0;
-  std::int64_t uid = -1, gid = -1;                // of chown
-  std::int64_t atime = 0, mtime = 0;              // ns
+  std::int64_t uid = -1, gid = -1;    // of chown
+  std::int64_t atime = 0, mtime = 0;  // ns
   std::uint32_t caller_uid = 0, caller_gid = 0;
   std::int32_t caller_pid = 0;
 };
@@ -89,7 +90,7 @@ struct Answer {
   std::string bytes = {};
   std::vector<Entry> entries = {};
   std::shared_ptr<FileState> file = {};
-  bool keep = false;  // open: the kernel's pages of the file are still valid
+  bool keep = false;                              // open: the kernel's pages of the file are still valid
   std::uint64_t blocks = 0, free = 0, files = 0;  // statfs, in units of `attributes.block`
 };
 
@@ -113,7 +114,7 @@ struct Options {
 // A mounted directory.
 class Session {
  public:
-  virtual ~Session() = default;  // unmounts; REQUIRES: no thread is in `work`
+  virtual ~Session() = default;      // unmounts; REQUIRES: no thread is in `work`
   virtual void work() noexcept = 0;  // answers requests until the directory is unmounted or `stop` was called
   virtual void stop() noexcept = 0;
 };

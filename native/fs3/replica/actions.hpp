@@ -105,8 +105,8 @@ struct Unrepairable {
   Version version = 0;
 };
 
-using Action = std::variant<Apply, Commit, Drop, Mark, Conclude, Send, Reply, ServeRead, Pause, LocalState, Release,
-                            Unrepairable>;
+using Action =
+    std::variant<Apply, Commit, Drop, Mark, Conclude, Send, Reply, ServeRead, Pause, LocalState, Release, Unrepairable>;
 using Actions = std::vector<Action>;
 
 }  // namespace ff::fs3::replica

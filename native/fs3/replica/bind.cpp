@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "fs3/replica/simulation/map_store.hpp"
 #include "fs3/replica/print.hpp"
+#include "fs3/replica/simulation/map_store.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -49,11 +49,14 @@ class ObjectLookup final : public Lookup {
 // Binds the class of an event and the overload of Replica.step() that takes it.
 template <class E>
 nb::class_<E> event(nb::module_ m, Machine& machine, const char* called) {
-  machine.def("step", [](Replica& replica, const E& e) {
-    Actions actions;
-    replica.step(e, actions);
-    return actions;
-  }, "event"_a);
+  machine.def(
+      "step",
+      [](Replica& replica, const E& e) {
+        Actions actions;
+        replica.step(e, actions);
+        return actions;
+      },
+      "event"_a);
   return nb::class_<E>(m, called).def("__repr__", [](const E& e) { return to_string(Event{e}); });
 }
 
@@ -83,18 +86,24 @@ void bind_values(nb::module_ m) {
       .value("uptodate", Local::uptodate)
       .value("faulty", Local::faulty);
   nb::class_<Member>(m, "Member")
-      .def("__init__", [](Member* at, TargetId target, State state, Incarnation incarnation) {
-             new (at) Member{target, state, incarnation};
-           }, "target"_a, "state"_a, "incarnation"_a = 0)
+      .def(
+          "__init__",
+          [](Member* at, TargetId target, State state, Incarnation incarnation) {
+            new (at) Member{target, state, incarnation};
+          },
+          "target"_a, "state"_a, "incarnation"_a = 0)
       .def_ro("target", &Member::target)
       .def_ro("state", &Member::state)
       .def_ro("incarnation", &Member::incarnation);
   nb::class_<Entry>(m, "Entry", "State of a chunk in an index or a page; version 0: none.")
-      .def("__init__", [](Entry* at, const ChunkId& chunk, Version committed, std::uint32_t length, std::uint32_t crc,
-                          Version pending, bool removes, std::uint32_t pending_crc) {
-             new (at) Entry{chunk, committed, length, crc, pending, removes, pending_crc};
-           }, "chunk"_a, "committed"_a = 0, "length"_a = 0, "crc"_a = 0, "pending"_a = 0, "removes"_a = false,
-           "pending_crc"_a = 0)
+      .def(
+          "__init__",
+          [](Entry* at, const ChunkId& chunk, Version committed, std::uint32_t length, std::uint32_t crc,
+             Version pending, bool removes, std::uint32_t pending_crc) {
+            new (at) Entry{chunk, committed, length, crc, pending, removes, pending_crc};
+          },
+          "chunk"_a, "committed"_a = 0, "length"_a = 0, "crc"_a = 0, "pending"_a = 0, "removes"_a = false,
+          "pending_crc"_a = 0)
       .def_ro("chunk", &Entry::chunk)
       .def_ro("committed", &Entry::committed)
       .def_ro("length", &Entry::length)
@@ -102,13 +111,19 @@ void bind_values(nb::module_ m) {
       .def_ro("pending", &Entry::pending)
       .def_ro("removes", &Entry::removes);
   nb::class_<Pending>(m, "Pending", "A pending version; `length`: the chunk's length in that version.")
-      .def("__init__", [](Pending* at, const ChunkId& chunk, Version version, std::uint32_t length, bool removes,
-                          const Tag& tag) { new (at) Pending{chunk, version, length, removes, tag}; },
-           "chunk"_a, "version"_a, "length"_a, "removes"_a, "tag"_a = Tag{});
+      .def(
+          "__init__",
+          [](Pending* at, const ChunkId& chunk, Version version, std::uint32_t length, bool removes, const Tag& tag) {
+            new (at) Pending{chunk, version, length, removes, tag};
+          },
+          "chunk"_a, "version"_a, "length"_a, "removes"_a, "tag"_a = Tag{});
   nb::class_<Tagged>(m, "Tagged", "The newest write of a channel; version 0: the write did not happen.")
-      .def("__init__", [](Tagged* at, const Tag& tag, const ChunkId& chunk, Version version) {
-             new (at) Tagged{tag, chunk, version};
-           }, "tag"_a, "chunk"_a, "version"_a)
+      .def(
+          "__init__",
+          [](Tagged* at, const Tag& tag, const ChunkId& chunk, Version version) {
+            new (at) Tagged{tag, chunk, version};
+          },
+          "tag"_a, "chunk"_a, "version"_a)
       .def_ro("tag", &Tagged::tag)
       .def_ro("chunk", &Tagged::chunk)
       .def_ro("version", &Tagged::version);
@@ -116,9 +131,10 @@ void bind_values(nb::module_ m) {
 
 void bind_events(nb::module_ m, Machine& r) {
   event<Applied>(m, r, "Applied")
-      .def("__init__", [](Applied* at, Op op, Status status, std::uint32_t length) {
-             new (at) Applied{op, status, length};
-           }, "op"_a, "status"_a = Status::ok, "length"_a = 0)
+      .def(
+          "__init__",
+          [](Applied* at, Op op, Status status, std::uint32_t length) { new (at) Applied{op, status, length}; }, "op"_a,
+          "status"_a = Status::ok, "length"_a = 0)
       .def_ro("op", &Applied::op)
       .def_ro("status", &Applied::status)
       .def_ro("length", &Applied::length);
@@ -135,27 +151,38 @@ void bind_events(nb::module_ m, Machine& r) {
       .def_ro("forget", &Update::forget);
   message<Answer>(m, r, "Answer").def_ro("status", &Answer::status);
   event<ClientWrite>(m, r, "ClientWrite")
-      .def("__init__", [](ClientWrite* at, Op op, ChainVersion chain_version, const ChunkId& chunk, Kind kind,
-                          std::uint32_t offset, std::uint32_t length, const Tag& tag, Payload payload) {
-             new (at) ClientWrite{op, chain_version, chunk, kind, offset, length, tag, payload};
-           }, "op"_a, "chain_version"_a, "chunk"_a, "kind"_a, "offset"_a = 0, "length"_a = 0, "tag"_a = Tag{},
-           "payload"_a = 0);
+      .def(
+          "__init__",
+          [](ClientWrite* at, Op op, ChainVersion chain_version, const ChunkId& chunk, Kind kind, std::uint32_t offset,
+             std::uint32_t length, const Tag& tag,
+             Payload payload) { new (at) ClientWrite{op, chain_version, chunk, kind, offset, length, tag, payload}; },
+          "op"_a, "chain_version"_a, "chunk"_a, "kind"_a, "offset"_a = 0, "length"_a = 0, "tag"_a = Tag{},
+          "payload"_a = 0);
   event<Read>(m, r, "Read")
-      .def("__init__", [](Read* at, Op op, ChainVersion chain_version, const ChunkId& chunk, bool allow_uncommitted) {
-             new (at) Read{op, chain_version, chunk, allow_uncommitted};
-           }, "op"_a, "chain_version"_a, "chunk"_a, "allow_uncommitted"_a = false);
+      .def(
+          "__init__",
+          [](Read* at, Op op, ChainVersion chain_version, const ChunkId& chunk, bool allow_uncommitted) {
+            new (at) Read{op, chain_version, chunk, allow_uncommitted};
+          },
+          "op"_a, "chain_version"_a, "chunk"_a, "allow_uncommitted"_a = false);
   event<SendFailed>(m, r, "SendFailed")
-      .def("__init__", [](SendFailed* at, Op op, Status status) { new (at) SendFailed{op, status}; }, "op"_a,
-           "status"_a = Status::io_error);
+      .def(
+          "__init__", [](SendFailed* at, Op op, Status status) { new (at) SendFailed{op, status}; }, "op"_a,
+          "status"_a = Status::io_error);
   event<Retry>(m, r, "Retry").def("__init__", [](Retry* at, Op op) { new (at) Retry{op}; }, "op"_a);
   event<Damaged>(m, r, "Damaged")
       .def("__init__", [](Damaged* at, const ChunkId& chunk) { new (at) Damaged{chunk}; }, "chunk"_a);
-  event<Lease>(m, r, "Lease").def("__init__", [](Lease* at, bool runs, ChainVersion version) { new (at) Lease{runs, version}; }, "runs"_a,
-           "version"_a = 0);
+  event<Lease>(m, r, "Lease")
+      .def(
+          "__init__", [](Lease* at, bool runs, ChainVersion version) { new (at) Lease{runs, version}; }, "runs"_a,
+          "version"_a = 0);
   event<Routing>(m, r, "Routing")
-      .def("__init__", [](Routing* at, ChainVersion version, std::vector<Member> members) {
-             new (at) Routing{version, std::move(members)};
-           }, "version"_a, "members"_a);
+      .def(
+          "__init__",
+          [](Routing* at, ChainVersion version, std::vector<Member> members) {
+            new (at) Routing{version, std::move(members)};
+          },
+          "version"_a, "members"_a);
   message<PageAsk>(m, r, "PageAsk").def_ro("after", &PageAsk::after);
   message<Page>(m, r, "Page")
       .def_ro("entries", &Page::entries)
@@ -198,8 +225,9 @@ void bind_actions(nb::module_ m) {
       .def_ro("payload", &Conclude::payload);
   action<Send>(m, "Send")
       .def_ro("to", &Send::to)
-      .def_prop_ro("message", [](const Send& send) { return send.message; },
-                   "A copy of the message, which is an event of the receiver.")
+      .def_prop_ro(
+          "message", [](const Send& send) { return send.message; },
+          "A copy of the message, which is an event of the receiver.")
       .def_ro("as_is", &Send::as_is);
   action<Reply>(m, "Reply")
       .def_ro("op", &Reply::op)
@@ -224,8 +252,9 @@ void bind_lookups(nb::module_ m) {
                                    "Queries an object with entry(chunk) -> Entry, page(after, limit) -> list[Entry], "
                                    "tag(client, channel) -> Tagged | None, floor() -> int, complete() -> bool and "
                                    "pendings() -> list[Pending].")
-      .def("__init__", [](ObjectLookup* at, nb::object store) { new (at) ObjectLookup(std::move(store)); }, "store"_a,
-           nb::sig("def __init__(self, store: object) -> None"));
+      .def(
+          "__init__", [](ObjectLookup* at, nb::object store) { new (at) ObjectLookup(std::move(store)); }, "store"_a,
+          nb::sig("def __init__(self, store: object) -> None"));
   nb::class_<MapStore, Lookup>(m, "MapStore", "A store whose chunks hold one number each; for tests.")
       .def(nb::init<>())
       .def("apply", &MapStore::apply, "action"_a, "written"_a = 0, "bad"_a = false,
@@ -250,9 +279,11 @@ void bind(nb::module_ m) {
   bind_actions(m);
   bind_events(m, machine);
   machine
-      .def("__init__", [](Replica* at, TargetId target, Incarnation incarnation, const Lookup& lookup, std::size_t page,
-                          std::size_t window) { new (at) Replica(target, incarnation, lookup, {page, window}); },
-           "target"_a, "incarnation"_a, "lookup"_a, "page"_a = 256, "window"_a = 8, nb::keep_alive<1, 4>())
+      .def(
+          "__init__",
+          [](Replica* at, TargetId target, Incarnation incarnation, const Lookup& lookup, std::size_t page,
+             std::size_t window) { new (at) Replica(target, incarnation, lookup, {page, window}); },
+          "target"_a, "incarnation"_a, "lookup"_a, "page"_a = 256, "window"_a = 8, nb::keep_alive<1, 4>())
       .def_prop_ro("target", &Replica::target)
       .def_prop_ro("incarnation", &Replica::incarnation)
       .def_prop_ro("local", &Replica::local, "The last LocalState.")

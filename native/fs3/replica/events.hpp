@@ -32,7 +32,7 @@ struct Entry {
   Version committed = 0;  // 0: absent
   std::uint32_t length = 0;
   std::uint32_t crc = 0;
-  Version pending = 0;  // 0: none
+  Version pending = 0;   // 0: none
   bool removes = false;  // the pending version removes the chunk
   std::uint32_t pending_crc = 0;
 };
@@ -187,7 +187,7 @@ struct Tags {  // the store's tags, also those of pending versions, unchanged
 };
 
 using Message = std::variant<Update, Answer, PageAsk, Page, SyncDone, Fetch, Fetched, TagsAsk, Tags>;
-using Event = std::variant<Routing, Lease, ClientWrite, Read, Damaged, Applied, SendFailed, Retry, Update, Answer, PageAsk,
-                           Page, SyncDone, Fetch, Fetched, TagsAsk, Tags>;
+using Event = std::variant<Routing, Lease, ClientWrite, Read, Damaged, Applied, SendFailed, Retry, Update, Answer,
+                           PageAsk, Page, SyncDone, Fetch, Fetched, TagsAsk, Tags>;
 
 }  // namespace ff::fs3::replica

@@ -82,8 +82,8 @@ void Replica::on(const TagsAsk& asked) {
 
 void Replica::on(const Fetch& asked) {
   const bool in_path = serving() || role_ == State::syncing;
-  const bool asked_well = in_path ? asked.chain_version == chain_
-                                  : role_ == State::lastsrv && may_ask(asked.from, asked.chain_version);
+  const bool asked_well =
+      in_path ? asked.chain_version == chain_ : role_ == State::lastsrv && may_ask(asked.from, asked.chain_version);
   if (!asked_well) {
     answer(asked.op, asked.from, asked.chain_version, Status::stale_routing);
     return;

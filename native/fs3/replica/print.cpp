@@ -26,9 +26,7 @@ const char* name(Status status) {
   return kNames[static_cast<int>(status)];
 }
 
-std::string to_string(const ChunkId& chunk) {
-  return std::to_string(chunk.inode) + "." + std::to_string(chunk.index);
-}
+std::string to_string(const ChunkId& chunk) { return std::to_string(chunk.inode) + "." + std::to_string(chunk.index); }
 
 namespace {
 
@@ -79,9 +77,9 @@ struct Printer {
   void operator()(const Retry& r) { out << "Retry " << r.op; }
   void operator()(const Update& u) {
     head("Update", u);
-    out << (u.forget ? " forget " : " ") << (u.forget ? "" : name(u.kind)) << (u.forget ? "" : " ") << to_string(u.chunk)
-        << " v" << u.version << " on v" << u.base << range_of(u.kind, u.offset, u.length) << tag_of(u.tag)
-        << bytes_of(u.payload);
+    out << (u.forget ? " forget " : " ") << (u.forget ? "" : name(u.kind)) << (u.forget ? "" : " ")
+        << to_string(u.chunk) << " v" << u.version << " on v" << u.base << range_of(u.kind, u.offset, u.length)
+        << tag_of(u.tag) << bytes_of(u.payload);
   }
   void operator()(const Answer& a) {
     head("Answer", a);
@@ -139,9 +137,7 @@ struct Printer {
     out << "Reply " << r.op << " " << name(r.status);
     if (r.version != 0) out << " v" << r.version << " length " << r.length;
   }
-  void operator()(const ServeRead& r) {
-    out << "ServeRead " << r.op << " " << to_string(r.chunk) << " v" << r.version;
-  }
+  void operator()(const ServeRead& r) { out << "ServeRead " << r.op << " " << to_string(r.chunk) << " v" << r.version; }
   void operator()(const Pause& p) { out << "Pause " << p.op; }
   void operator()(const LocalState& l) {
     out << "LocalState " << name(l.state);

@@ -18,9 +18,7 @@ void Replica::on(const Damaged& damaged) {
   proceed(place);
 }
 
-void Replica::begin_repair(Place& place) {
-  place.second.committed != 0 ? fetch(place) : finish(place, Status::ok);
-}
+void Replica::begin_repair(Place& place) { place.second.committed != 0 ? fetch(place) : finish(place, Status::ok); }
 
 // Returns the version whose whole contents the first job needs.
 Version Replica::wanted(const Place& place) const {
@@ -43,7 +41,7 @@ std::vector<TargetId> Replica::sources(const Job& job) const {
   if (job.purpose == Purpose::take && job.as_is) return found;
   for (const Member& member : members_) {
     const bool may = job.purpose == Purpose::take ? member.state == State::lastsrv && member.target != job.peer
-                                            : member.state == State::serving || member.state == State::syncing;
+                                                  : member.state == State::serving || member.state == State::syncing;
     if (may && member.target != target_) found.push_back(member.target);
   }
   return found;

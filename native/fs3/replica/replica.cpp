@@ -114,8 +114,10 @@ void Replica::regroup_front(Place& place) {
   job.tried = 0;
   if (!head()) refuse_clients(job);
   switch (job.stage) {
-    case Stage::waiting: case Stage::applying: case Stage::replacing: case Stage::dropping:
-      return;
+    case Stage::waiting:
+    case Stage::applying:
+    case Stage::replacing:
+    case Stage::dropping: return;
     case Stage::held:
       if (!head()) remove_front(place);
       return;
@@ -126,9 +128,7 @@ void Replica::regroup_front(Place& place) {
         return;
       }
       break;
-    case Stage::sending:
-      job.left = true;
-      break;
+    case Stage::sending: job.left = true; break;
   }
   job.purpose == Purpose::sync || !serving() ? remove_front(place) : advance(place);
 }
@@ -160,8 +160,8 @@ void Replica::on(const Lease& lease) {
     refuse_parked(place);
     for (auto job = place.second.jobs.begin(); job != place.second.jobs.end();) {
       refuse_clients(*job);
-      const bool begun = job->stage != Stage::waiting && job->stage != Stage::held &&
-                         (job->stage != Stage::fetching || job->durable);
+      const bool begun =
+          job->stage != Stage::waiting && job->stage != Stage::held && (job->stage != Stage::fetching || job->durable);
       if (job->purpose != Purpose::client || begun) {
         ++job;
         continue;

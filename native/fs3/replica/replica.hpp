@@ -33,8 +33,8 @@
 namespace ff::fs3::replica {
 
 struct Options {
-  std::size_t page = 256;   // entries per Page
-  std::size_t window = 8;   // chunks that a sync or recovery moves at a time
+  std::size_t page = 256;  // entries per Page
+  std::size_t window = 8;  // chunks that a sync or recovery moves at a time
 };
 
 class Replica {
@@ -83,18 +83,18 @@ class Replica {
     bool as_is = false;           // sent even if the bytes fail their CRCs
     bool left = false;            // an Update of the version may have reached the successor
     bool forget = false;
-    bool paused = false;          // waits for the Retry of `op`
-    bool unanswered = false;      // fetching: some source did not answer
-    std::uint8_t refetches = 0;   // fetches that replaced the local contents, at most kMostRefetches
+    bool paused = false;         // waits for the Retry of `op`
+    bool unanswered = false;     // fetching: some source did not answer
+    std::uint8_t refetches = 0;  // fetches that replaced the local contents, at most kMostRefetches
     std::uint32_t offset = 0, length = 0, tried = 0;
     Version base = 0, version = 0;
     Version creates = 0, removes = 0;  // the job's entries in creations_ and removals_
     Tag tag;
     Payload payload = 0, fetched = 0;
-    Op op = 0;         // op of the Apply, Drop, Send or Fetch in flight
-    Op answer = 0;     // op of the Update to answer
+    Op op = 0;               // op of the Apply, Drop, Send or Fetch in flight
+    Op answer = 0;           // op of the Update to answer
     ChainVersion chain = 0;  // chain version of that Update
-    Entry seen;        // sync, take: the other target's entry
+    Entry seen;              // sync, take: the other target's entry
     TargetId peer = 0;       // take: the other target
     std::vector<Op> clients;
   };
@@ -136,7 +136,7 @@ class Replica {
     ChunkId after;
     bool asking = false;  // a PageAsk, SyncDone, TagsAsk or Conclude is in flight
     bool exhausted = false;
-    Version floor = 1;  // floor of the source
+    Version floor = 1;        // floor of the source
     std::vector<Entry> todo;  // the source's entries that differ, in reverse order
     std::size_t running = 0;
   };
@@ -274,7 +274,7 @@ class Replica {
   ChainVersion uptodate_ = 0;
   LocalState local_;
 
-  Version floor_;  // at least 1, so a chunk's version is at least 2; 1: nothing was removed
+  Version floor_;         // at least 1, so a chunk's version is at least 2; 1: nothing was removed
   Version given_up_ = 0;  // the highest version dropped since the start: no number is used twice
   Chunks chunks_;
   std::map<std::pair<std::uint64_t, std::uint32_t>, Mine> channels_;
@@ -282,15 +282,15 @@ class Replica {
   std::vector<ChunkId> held_;                    // chunks whose first job waits for creations_
 
   Op next_op_ = 1;
-  Op routing_op_ = 1;      // the first op of this routing
-  std::size_t old_ = 0;    // Applies in flight from before this routing
-  Op settled_seen_ = 0;    // largest `settled` of the predecessor
+  Op routing_op_ = 1;              // the first op of this routing
+  std::size_t old_ = 0;            // Applies in flight from before this routing
+  Op settled_seen_ = 0;            // largest `settled` of the predecessor
   std::map<Op, Status> answered_;  // the predecessor's updates from settled_seen_ on, and their final answers
   std::map<Op, ChunkId> updates_;
   std::map<Op, Asked> asks_;
   std::set<ChunkId> only_here_;  // chunks whose pending version recovery found only here: no client was acknowledged
   std::unordered_map<Op, ChunkId> applies_;  // Apply and Drop
-  Op conclude_ = 0;  // op of the Conclude in flight
+  Op conclude_ = 0;                          // op of the Conclude in flight
   Payload conclude_payload_ = 0;
   Op conclude_answer_ = 0;
   Walk walk_;

@@ -8,8 +8,8 @@
 
 #include "base/testing/check.hpp"
 #include "base/testing/one_thread.hpp"
-#include "fs3/replica/simulation/map_store.hpp"
 #include "fs3/replica/print.hpp"
+#include "fs3/replica/simulation/map_store.hpp"
 
 using namespace ff::fs3;
 using namespace ff::fs3::replica;
@@ -180,7 +180,8 @@ void no_space_behind_drops_the_version() {
   b.sync();
   EXPECT(b.step(Answer{2, 2, 3, Status::no_space}), {"Drop 3 1.0 v2"});
   EXPECT(b.sync(), {"Reply 1 no_space", "Release payload 7"});
-  EXPECT(b.step(write(2, 3, kA, 1)), {"Apply 4 write 1.0 v3 on v0 at 0+9 pending tag 5/0#1 payload 7"});  // under another number
+  EXPECT(b.step(write(2, 3, kA, 1)),
+         {"Apply 4 write 1.0 v3 on v0 at 0+9 pending tag 5/0#1 payload 7"});  // under another number
 }
 
 void a_refused_update_stays_refused() {
@@ -307,7 +308,8 @@ void damage_is_fetched_from_another() {
   EXPECT(b.step(SendFailed{3}), {"Send to 3: Fetch 4 from 1 at 2 1.0 v2"});
   EXPECT(b.step(Fetched{4, 3, 2, kA, 2, Status::corrupt, 0}), {"Pause 5"});  // target 2 may have it
   EXPECT(b.step(Retry{5}), {"Send to 2: Fetch 6 from 1 at 2 1.0 v2"});
-  EXPECT(b.step(Fetched{6, 2, 2, kA, 2, Status::ok, 4, b.store.entry(kA).crc}), {"Apply 7 replace 1.0 v2 on anything committed payload 4"});
+  EXPECT(b.step(Fetched{6, 2, 2, kA, 2, Status::ok, 4, b.store.entry(kA).crc}),
+         {"Apply 7 replace 1.0 v2 on anything committed payload 4"});
   EXPECT(b.sync(), {"Release payload 4", "Apply 8 write 1.0 v3 on v2 at 0+9 pending tag 5/0#2 payload 7"});
 }
 
@@ -397,8 +399,7 @@ void a_damaged_write_that_may_be_elsewhere_stays() {
   b.step(Retry{4});
   EXPECT(b.step(SendFailed{4, Status::corrupt}), {"Send to 2: Fetch 5 from 1 at 2 1.0 v3"});
   EXPECT(b.step(Fetched{5, 2, 2, kA, 3, Status::not_found, 0, 0}),
-         {"Unrepairable 1.0 v3",
-          "Send to 2: Update 6 from 1 at 2 replace 1.0 v3 on v2 tag 5/0#2 (as is)"});
+         {"Unrepairable 1.0 v3", "Send to 2: Update 6 from 1 at 2 replace 1.0 v3 on v2 tag 5/0#2 (as is)"});
 }
 
 void a_version_of_another_life_is_no_good_copy() {
@@ -473,8 +474,9 @@ void issue_345_a_tail_ahead_of_its_predecessor() {
   head.chain(3, {{1, kServing, 1}, {2, kServing, 1}});
   head.step(write(1, 3, kA, 1));
   head.sync();  // v2 pending, sent; target 2 committed it and crashed
-  EXPECT(head.chain(4, {{1, kServing, 1}, {2, kSyncing, 2}}),
-         {"Send to 2: Update 3 from 1 at 4 replace 1.0 v2 on v0 tag 5/0#1", "Send to 2: PageAsk 4 from 1 at 4 after 0.0"});
+  EXPECT(
+      head.chain(4, {{1, kServing, 1}, {2, kSyncing, 2}}),
+      {"Send to 2: Update 3 from 1 at 4 replace 1.0 v2 on v0 tag 5/0#1", "Send to 2: PageAsk 4 from 1 at 4 after 0.0"});
   EXPECT(head.step(Answer{3, 2, 4, Status::ok}), {"Commit 1.0 v2", "Reply 1 ok v2 length 1", "Release payload 7"});
   const Entry mine = head.store.entry(kA);
   EXPECT(head.step(Page{4, 2, 4, {mine}, false, 1}), {"Send to 2: SyncDone 5 from 1 at 4 floor 1"});
@@ -510,8 +512,9 @@ void a_restarted_server_sees_its_pending_versions_through() {
   b.step(write(1, 3, kA, 1));
   b.sync();
   b.restart(2);
-  EXPECT(b.chain(4, {{1, kServing, 2}, {2, kSyncing, 9}}),
-         {"Send to 2: Update 1 from 1 at 4 replace 1.0 v2 on v0 tag 5/0#1", "Send to 2: PageAsk 2 from 1 at 4 after 0.0"});
+  EXPECT(
+      b.chain(4, {{1, kServing, 2}, {2, kSyncing, 9}}),
+      {"Send to 2: Update 1 from 1 at 4 replace 1.0 v2 on v0 tag 5/0#1", "Send to 2: PageAsk 2 from 1 at 4 after 0.0"});
   EXPECT(b.step(write(5, 4, kA, 1, 3)), {"Release payload 3"});  // the client's retry joins
   EXPECT(b.step(Answer{1, 2, 4, Status::ok}), {"Commit 1.0 v2", "Reply 5 ok v2 length 1"});
 }

@@ -11,8 +11,8 @@ namespace {
 constexpr std::size_t kPage = 4096;
 
 Entry known(const store::Entry& entry) {
-  return {entry.chunk,         entry.committed.version, entry.committed.length, entry.committed.crc,
-          entry.pending.version, entry.pending.remove, entry.pending.crc};
+  return {entry.chunk,           entry.committed.version, entry.committed.length, entry.committed.crc,
+          entry.pending.version, entry.pending.remove,    entry.pending.crc};
 }
 
 }  // namespace

@@ -21,7 +21,10 @@ void lost_chunks_are_equal_to_none() {
   {
     store::Store chunks = store::Store::open(disk, {1, 2}, {.reserve_bytes = 0});
     const auto write = [&](ChunkId chunk, Version base, Kind kind, const std::vector<std::byte>& bytes) {
-      CHECK(chunks.apply(1, {.chunk = chunk, .base = base, .version = base + 1, .kind = kind, .committed = true, .bytes = bytes}) == Status::ok);
+      CHECK(chunks.apply(
+                1,
+                {.chunk = chunk, .base = base, .version = base + 1, .kind = kind, .committed = true, .bytes = bytes}) ==
+            Status::ok);
       CHECK(chunks.sync().at(0).status == Status::ok);
     };
     write({1, 0}, 0, Kind::write, std::vector<std::byte>(100));
@@ -53,8 +56,13 @@ int main() {
   CHECK(lookup.complete() && lookup.floor() == 0 && lookup.pendings().empty());
   const std::vector<std::byte> bytes(100);
   const auto put = [&](ChunkId chunk, Version base, bool committed, Kind kind, Tag tag) {
-    const store::Apply apply{.chunk = chunk, .base = base, .version = base + 2, .kind = kind, .committed = committed,
-                             .bytes = kind == Kind::write ? std::span(bytes) : std::span<const std::byte>(), .tag = tag};
+    const store::Apply apply{.chunk = chunk,
+                             .base = base,
+                             .version = base + 2,
+                             .kind = kind,
+                             .committed = committed,
+                             .bytes = kind == Kind::write ? std::span(bytes) : std::span<const std::byte>(),
+                             .tag = tag};
     CHECK(chunks.apply(1, apply) == Status::ok && chunks.sync().at(0).status == Status::ok);
   };
   put({1, 0}, 0, true, Kind::write, {5, 0, 1});

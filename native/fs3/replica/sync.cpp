@@ -16,15 +16,9 @@ void Replica::ask(Ask query, TargetId to, ChunkId chunk) {
 
 void Replica::ask_again(Op op, const Asked& asked) {
   switch (asked.ask) {
-    case Ask::page:
-      act(Send{asked.to, PageAsk{op, target_, chain_, walk_.after}});
-      break;
-    case Ask::sync_done:
-      act(Send{asked.to, SyncDone{op, target_, chain_, floor_, 0}});
-      break;
-    case Ask::tags:
-      act(Send{asked.to, TagsAsk{op, target_, chain_}});
-      break;
+    case Ask::page: act(Send{asked.to, PageAsk{op, target_, chain_, walk_.after}}); break;
+    case Ask::sync_done: act(Send{asked.to, SyncDone{op, target_, chain_, floor_, 0}}); break;
+    case Ask::tags: act(Send{asked.to, TagsAsk{op, target_, chain_}}); break;
     case Ask::fetch: {
       Place& place = *chunks_.find(asked.chunk);
       Job& job = place.second.jobs.front();

@@ -229,7 +229,7 @@ void Replica::refused(Place& place, Status status) {
     release(job.fetched);
     fetch_later(place);
   } else if (job.purpose == Purpose::client) {
-    status == Status::corrupt && job.refetches < kMostRefetches && head() ? fetch(place) : finish(place, status);
+    status == Status::corrupt&& job.refetches < kMostRefetches&& head() ? fetch(place) : finish(place, status);
   } else if (serving() && (status == Status::corrupt || status == Status::no_space)) {
     finish(place, status);
   } else {  // this target cannot follow the chain

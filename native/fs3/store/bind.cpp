@@ -72,9 +72,17 @@ class PyStore {
             nb::handle crcs, bool committed, std::uint64_t client, std::uint32_t channel, std::uint64_t seq) {
     if (kind < 0 || kind > static_cast<int>(Kind::replace)) return number(Status::invalid);
     const View bytes(data), given(crcs);
-    const Apply apply{.chunk = {inode, index}, .base = base, .version = version, .chain_version = chain_version,
-                      .kind = static_cast<Kind>(kind), .committed = committed, .offset = offset, .length = length,
-                      .bytes = bytes.as<std::byte>(), .crcs = given.as<std::uint32_t>(), .tag = {client, channel, seq}};
+    const Apply apply{.chunk = {inode, index},
+                      .base = base,
+                      .version = version,
+                      .chain_version = chain_version,
+                      .kind = static_cast<Kind>(kind),
+                      .committed = committed,
+                      .offset = offset,
+                      .length = length,
+                      .bytes = bytes.as<std::byte>(),
+                      .crcs = given.as<std::uint32_t>(),
+                      .tag = {client, channel, seq}};
     Store& store = get();
     const Away away(real_);
     return number(store.apply(op, apply));
@@ -90,7 +98,8 @@ class PyStore {
     for (const Done& d : done) list.append(nb::make_tuple(d.op, number(d.status), d.version, d.length, d.crc));
     return list;
   }
-  nb::tuple read(std::uint64_t inode, std::uint32_t index, Version version, std::uint32_t offset, std::uint32_t length) {
+  nb::tuple read(std::uint64_t inode, std::uint32_t index, Version version, std::uint32_t offset,
+                 std::uint32_t length) {
     Reading r;
     {
       Store& store = get();
@@ -106,7 +115,8 @@ class PyStore {
       r.status = r.copy(to);
     }
     const auto* const crcs = reinterpret_cast<const char*>(r.crcs.data());
-    return nb::make_tuple(number(r.status), r.version, r.chunk_length, r.offset, bytes, nb::bytes(crcs, 4 * r.crcs.size()));
+    return nb::make_tuple(number(r.status), r.version, r.chunk_length, r.offset, bytes,
+                          nb::bytes(crcs, 4 * r.crcs.size()));
   }
   int check(std::uint64_t inode, std::uint32_t index) {
     Store& store = get();
@@ -147,7 +157,8 @@ void bind_disks(nb::module_& m) {
       .def(
           "fail",
           [](SimDisk& disk, std::uint64_t after, int fault, std::uint64_t times) {
-            if (fault < 0 || fault > 2) throw Error(Code::invalid, "invalid fault: expected 0 (none), 1 (EIO) or 2 (ENOSPC)");
+            if (fault < 0 || fault > 2)
+              throw Error(Code::invalid, "invalid fault: expected 0 (none), 1 (EIO) or 2 (ENOSPC)");
             disk.fail(after, static_cast<Fault>(fault), times);
           },
           "after"_a, "fault"_a, "times"_a = ~std::uint64_t{0},
@@ -182,27 +193,38 @@ void bind(nb::module_ m) {
       .def_prop_ro("core", &PyStore::get, nb::rv_policy::reference_internal, "Valid until the store is closed.")
       .def("close", &PyStore::close, "Closes the store without a write: unsynced changes are as after a crash.")
       .def("apply", &PyStore::apply, "op"_a, "inode"_a, "index"_a, "base"_a, "version"_a, "chain_version"_a, "kind"_a,
-           "offset"_a = 0, "length"_a = 0, "data"_a = nb::bytes("", 0), "crcs"_a = nb::bytes("", 0), "committed"_a = false,
-           "client"_a = 0, "channel"_a = 0, "seq"_a = 0,
-           nb::sig("def apply(self, op: int, inode: int, index: int, base: int, version: int, chain_version: int, kind: int, "
+           "offset"_a = 0, "length"_a = 0, "data"_a = nb::bytes("", 0), "crcs"_a = nb::bytes("", 0),
+           "committed"_a = false, "client"_a = 0, "channel"_a = 0, "seq"_a = 0,
+           nb::sig("def apply(self, op: int, inode: int, index: int, base: int, version: int, chain_version: int, "
+                   "kind: int, "
                    "offset: int = 0, length: int = 0, data: typing_extensions.Buffer = b'', "
                    "crcs: typing_extensions.Buffer = b'', committed: bool = False, client: int = 0, channel: int = 0, "
                    "seq: int = 0) -> int"),
            "Returns 0 if the change is queued (sync() returns its outcome), else the status of the refusal.")
       .def("sync", &PyStore::sync, nb::sig("def sync(self) -> list[tuple[int, int, int, int, int]]"),
            "Makes all applied changes durable; returns a list of (op, status, version, length, crc).")
-      .def("commit", [](PyStore& s, std::uint64_t i, std::uint32_t x, Version v) { return number(s.get().commit({i, x}, v)); },
-           "inode"_a, "index"_a, "version"_a)
-      .def("drop", [](PyStore& s, std::uint64_t i, std::uint32_t x, Version v) { return number(s.get().drop({i, x}, v)); },
-           "inode"_a, "index"_a, "version"_a)
-      .def("read", &PyStore::read, "inode"_a, "index"_a, "version"_a = 0, "offset"_a = 0, "length"_a = ~std::uint32_t{0},
-           nb::sig("def read(self, inode: int, index: int, version: int = 0, offset: int = 0, length: int = 4294967295) -> "
-                   "tuple[int, int, int, int, bytes, bytes]"),
+      .def(
+          "commit",
+          [](PyStore& s, std::uint64_t i, std::uint32_t x, Version v) { return number(s.get().commit({i, x}, v)); },
+          "inode"_a, "index"_a, "version"_a)
+      .def(
+          "drop",
+          [](PyStore& s, std::uint64_t i, std::uint32_t x, Version v) { return number(s.get().drop({i, x}, v)); },
+          "inode"_a, "index"_a, "version"_a)
+      .def("read", &PyStore::read, "inode"_a, "index"_a, "version"_a = 0, "offset"_a = 0,
+           "length"_a = ~std::uint32_t{0},
+           nb::sig(
+               "def read(self, inode: int, index: int, version: int = 0, offset: int = 0, length: int = 4294967295) -> "
+               "tuple[int, int, int, int, bytes, bytes]"),
            "Reads whole blocks: (status, version, length of the chunk, offset of the bytes, bytes, CRCs).")
-      .def("entry", [](PyStore& s, std::uint64_t i, std::uint32_t x) { return row(s.get().entry({i, x})); }, "inode"_a,
-           "index"_a, nb::sig("def entry(self, inode: int, index: int) -> tuple[int, int, int, int, int, int, int, int, int, int, bool]"),
-           "(inode, index, then version, chain version, length, crc of the committed version and of the pending one, and "
-           "whether the pending version removes the chunk); version 0: none.")
+      .def(
+          "entry", [](PyStore& s, std::uint64_t i, std::uint32_t x) { return row(s.get().entry({i, x})); }, "inode"_a,
+          "index"_a,
+          nb::sig("def entry(self, inode: int, index: int) -> tuple[int, int, int, int, int, int, int, int, int, int, "
+                  "bool]"),
+          "(inode, index, then version, chain version, length, crc of the committed version and of the pending one, "
+          "and "
+          "whether the pending version removes the chunk); version 0: none.")
       .def(
           "page",
           [](PyStore& s, std::optional<std::pair<std::uint64_t, std::uint32_t>> after, std::size_t limit) {
@@ -229,7 +251,8 @@ void bind(nb::module_ m) {
       .def("snapshot", &PyStore::snapshot)
       .def("snapshot_due", [](PyStore& s) { return s.get().snapshot_due(); })
       .def("floor", [](PyStore& s) { return s.get().floor(); })
-      .def("raise_floor", [](PyStore& s, Version v) { s.get().raise_floor(v); }, "floor"_a)
+      .def(
+          "raise_floor", [](PyStore& s, Version v) { s.get().raise_floor(v); }, "floor"_a)
       .def(
           "tags",
           [](PyStore& s) {
@@ -239,22 +262,32 @@ void bind(nb::module_ m) {
           },
           nb::sig("def tags(self) -> list[tuple[int, int, int, int, int, int, int]]"),
           "(client, channel, seq, inode, index, version, length) of the newest write of each channel.")
-      .def("keep_tag",
-           [](PyStore& s, std::uint64_t client, std::uint32_t channel, std::uint64_t seq, std::uint64_t inode,
-              std::uint32_t index, Version version, std::uint32_t length) {
-             s.get().keep_tag({{client, channel, seq}, {inode, index}, version, length});
-           },
-           "client"_a, "channel"_a, "seq"_a, "inode"_a, "index"_a, "version"_a, "length"_a)
-      .def("forget_client", [](PyStore& s, std::uint64_t client) { s.get().forget_client(client); }, "client"_a)
-      .def("state", [](PyStore& s) { const auto w = s.get().state(); return nb::make_tuple(w[0], w[1], w[2], w[3]); },
-           nb::sig("def state(self) -> tuple[int, int, int, int]"))
-      .def("keep_state",
-           [](PyStore& s, std::uint64_t a, std::uint64_t b, std::uint64_t c, std::uint64_t d) { s.get().keep_state({a, b, c, d}); },
-           "a"_a, "b"_a, "c"_a, "d"_a)
+      .def(
+          "keep_tag",
+          [](PyStore& s, std::uint64_t client, std::uint32_t channel, std::uint64_t seq, std::uint64_t inode,
+             std::uint32_t index, Version version,
+             std::uint32_t length) { s.get().keep_tag({{client, channel, seq}, {inode, index}, version, length}); },
+          "client"_a, "channel"_a, "seq"_a, "inode"_a, "index"_a, "version"_a, "length"_a)
+      .def(
+          "forget_client", [](PyStore& s, std::uint64_t client) { s.get().forget_client(client); }, "client"_a)
+      .def(
+          "state",
+          [](PyStore& s) {
+            const auto w = s.get().state();
+            return nb::make_tuple(w[0], w[1], w[2], w[3]);
+          },
+          nb::sig("def state(self) -> tuple[int, int, int, int]"))
+      .def(
+          "keep_state",
+          [](PyStore& s, std::uint64_t a, std::uint64_t b, std::uint64_t c, std::uint64_t d) {
+            s.get().keep_state({a, b, c, d});
+          },
+          "a"_a, "b"_a, "c"_a, "d"_a)
       .def("damaged", [](PyStore& s) { return s.get().damaged(); })
       .def("clear_damage", [](PyStore& s) { s.get().clear_damage(); })
       .def("failed", [](PyStore& s) { return s.get().failed(); })
-      .def("synced", [](PyStore& s) { return s.get().synced(); }, "True if the last sync() made its batch durable.")
+      .def(
+          "synced", [](PyStore& s) { return s.get().synced(); }, "True if the last sync() made its batch durable.")
       .def(
           "statistics",
           [](PyStore& s) {

@@ -9,7 +9,9 @@
 namespace ff::fs3::store {
 namespace {
 
-Status status_of_log(const Error& error) { return error.code() == Code::no_space ? Status::no_space : Status::io_error; }
+Status status_of_log(const Error& error) {
+  return error.code() == Code::no_space ? Status::no_space : Status::io_error;
+}
 
 }  // namespace
 
@@ -51,10 +53,8 @@ void Core::give_up(ChunkId chunk, std::vector<Extent>& freed) {
   const Extent extent = pending->second.entry.extent();
   pending_.erase(pending);
   IndexEntry* const committed = index_.find(chunk);
-  if (committed != nullptr && extent.exists() && committed->extent() == extent)
-    committed->flags |= IndexEntry::kSealed;
-  else if (extent.exists())
-    freed.push_back(extent);
+  if (committed != nullptr && extent.exists() && committed->extent() == extent) committed->flags |= IndexEntry::kSealed;
+  else if (extent.exists()) freed.push_back(extent);
   if (committed != nullptr && committed->version == 0) erase_entry(chunk);
 }
 
@@ -62,7 +62,8 @@ void Core::install(const Record& r, std::vector<Extent>& freed) {
   switch (r.kind) {
     case RecordKind::begin: break;
     case RecordKind::apply: {
-      IndexEntry entry{r.chunk.inode, r.chunk.index, r.chain_version, r.version, r.length, r.crc, r.last_crc, r.salt,
+      IndexEntry entry{r.chunk.inode, r.chunk.index, r.chain_version,     r.version,
+                       r.length,      r.crc,         r.last_crc,          r.salt,
                        r.extent.file, r.extent.slot, r.extent.size_class, r.extent_flags};
       const bool removes = (r.flags & Record::kRemoves) != 0;
       if (r.flags & Record::kAnyBase) give_up(r.chunk, freed);

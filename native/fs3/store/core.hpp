@@ -103,7 +103,7 @@ class Core {
   std::map<std::pair<std::uint64_t, std::uint32_t>, Tagged> tags_;
   std::array<std::uint64_t, 4> words_{};
   bool damaged_ = false;
-  std::uint64_t mended_ = 0;  // pieces of log, index and identity that recover() took from their copies
+  std::uint64_t mended_ = 0;         // pieces of log, index and identity that recover() took from their copies
   std::atomic<bool> renew_ = false;  // a snapshot is due, so that each file has an intact copy again
   std::atomic<bool> failed_ = false;
   std::atomic<bool> synced_ = true;  // outcome of the last sync()

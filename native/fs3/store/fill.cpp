@@ -71,10 +71,9 @@ std::uint32_t Fill::added(Range part) {
   const Range gap = part.cut(gap_), piece = part.cut(written_);
   std::uint32_t crc = gap.size() > 0 ? crc32c_zeros(0, gap.size()) : 0;
   if (piece.size() == 0) return crc;
-  const std::uint32_t given =
-      filling_.crcs.empty()
-          ? crc32c(0, filling_.bytes.data() + (piece.begin - written_.begin), piece.size())
-          : filling_.crcs[piece.begin / kBlock - written_.begin / kBlock];
+  const std::uint32_t given = filling_.crcs.empty()
+                                  ? crc32c(0, filling_.bytes.data() + (piece.begin - written_.begin), piece.size())
+                                  : filling_.crcs[piece.begin / kBlock - written_.begin / kBlock];
   return crc32c_combine(crc, given, piece.size());
 }
 

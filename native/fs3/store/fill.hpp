@@ -44,10 +44,10 @@ class Fill {
   Status rewrite();
   Status write_full();
   Status load_base_crcs();
-  Status copy_base(Range window);                 // reads into buffer_ and verifies the base's blocks that `window` needs
-  std::uint32_t added(Range part);                // CRC of gap and caller's bytes within one block
+  Status copy_base(Range window);   // reads into buffer_ and verifies the base's blocks that `window` needs
+  std::uint32_t added(Range part);  // CRC of gap and caller's bytes within one block
   std::uint32_t block_crc(Range block, Range window);  // block CRC for a rewrite
-  void write(Range window);                       // writes gap, caller's bytes and the bytes that copy_base read
+  void write(Range window);                            // writes gap, caller's bytes and the bytes that copy_base read
   void write_table(std::uint32_t first, const std::vector<std::uint32_t>& crcs);
 
   Core& core_;

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/testing/check.hpp"
 #include "base/crc/crc32c.hpp"
 #include "base/error.hpp"
+#include "base/testing/check.hpp"
 #include "fs3/store/disk/sim_disk.hpp"
 #include "fs3/store/store.hpp"
 
@@ -102,7 +102,8 @@ class Model {
   // Changes a byte of identity, a log or the index, in the file or (not for the index) in its copy.
   void damage() {
     std::vector<std::string> names = disk_.list();
-    std::erase_if(names, [](const std::string& name) { return name.starts_with("data-") || name.starts_with("copy-index-"); });
+    std::erase_if(names,
+                  [](const std::string& name) { return name.starts_with("data-") || name.starts_with("copy-index-"); });
     const File file = disk_.open(names[below(names.size())], false);
     if (const std::uint64_t size = disk_.size(file); size != 0) {
       const std::uint64_t at = below(size);
@@ -161,7 +162,10 @@ class Model {
       const std::size_t size = std::min(kBlock, bytes.size() - at);
       const bool verifies = crc32c(0, bytes.data() + at, size) == reading.crcs[at / kBlock];
       if (!lies_) CHECK(verifies);
-      if (verifies) CHECK(std::equal(bytes.begin() + static_cast<std::ptrdiff_t>(at), bytes.begin() + static_cast<std::ptrdiff_t>(at + size), right.begin() + static_cast<std::ptrdiff_t>(reading.offset + at)));
+      if (verifies)
+        CHECK(std::equal(bytes.begin() + static_cast<std::ptrdiff_t>(at),
+                         bytes.begin() + static_cast<std::ptrdiff_t>(at + size),
+                         right.begin() + static_cast<std::ptrdiff_t>(reading.offset + at)));
     }
   }
 
@@ -172,14 +176,26 @@ class Model {
     if (failing) disk_.fail(below(12), chance(2) ? Fault::io : Fault::no_space, 1 + below(3));
     if (lies_ && chance(20)) disk_.lie(random_());
     switch (below(16)) {
-      case 0: case 1: case 2: case 3: case 4: case 5: apply(failing); break;
-      case 6: case 7: settle(failing); break;
-      case 8: case 9: case 10: sync(failing); break;
+      case 0:
+      case 1:
+      case 2:
+      case 3:
+      case 4:
+      case 5: apply(failing); break;
+      case 6:
+      case 7: settle(failing); break;
+      case 8:
+      case 9:
+      case 10: sync(failing); break;
       case 11: read(failing); break;
       case 12: hold(failing); break;
-      case 13: if (store_->snapshot_due() || chance(4)) snapshot(failing); break;
+      case 13:
+        if (store_->snapshot_due() || chance(4)) snapshot(failing);
+        break;
       case 14: ride(); break;
-      case 15: if (chance(2)) return reopen(); break;
+      case 15:
+        if (chance(2)) return reopen();
+        break;
     }
     disk_.fail(0, Fault::none);
     if (failing && chance(3)) reopen();
@@ -326,7 +342,9 @@ class Model {
       Bytes bytes(reading.length);
       CHECK(reading.copy(bytes.data()) == Status::ok);
       CHECK((length == 0 || offset >= right.size()) == (reading.length == 0));
-      CHECK(reading.length == 0 || (reading.offset <= offset && reading.offset + reading.length >= std::min<std::size_t>(offset + length, right.size())));
+      CHECK(reading.length == 0 ||
+            (reading.offset <= offset &&
+             reading.offset + reading.length >= std::min<std::size_t>(offset + length, right.size())));
       compare(reading, bytes, right);
     } else {
       CHECK(lies_ && reading.status == Status::corrupt);
@@ -372,7 +390,10 @@ class Model {
   void drain() {
     static_cast<void>(store_->sync());
     for (std::uint64_t i = 0; i < kChunks; ++i)
-      CHECK(store_->apply(i, {.chunk = id(i), .base = kAnyBase, .version = ++version_, .kind = Kind::remove, .committed = true}) == Status::ok);
+      CHECK(
+          store_->apply(
+              i, {.chunk = id(i), .base = kAnyBase, .version = ++version_, .kind = Kind::remove, .committed = true}) ==
+          Status::ok);
     for (const Done& done : store_->sync()) CHECK(done.status == Status::ok);
     held_.clear();
     const Statistics statistics = store_->statistics();

@@ -71,7 +71,8 @@ Crcs Core::crcs_of(const IndexEntry& entry, std::uint32_t first, std::uint32_t e
     const CrcPages::Key key{entry.extent().packed(), page, entry.salt, entry.crc, entry.version};
     if (!crc_pages_.find(key, first % kPage, to)) {
       std::vector<std::uint32_t> all(std::min(kPage, in_table - page * kPage));
-      read_bytes(entry.extent(), entry.extent().capacity() + 4 * std::uint64_t{page * kPage}, all.data(), 4 * all.size());
+      read_bytes(entry.extent(), entry.extent().capacity() + 4 * std::uint64_t{page * kPage}, all.data(),
+                 4 * all.size());
       std::copy_n(all.data() + first % kPage, stored, to.data());
       crc_pages_.keep(key, std::move(all));
     }
@@ -90,7 +91,8 @@ bool Core::look_up(const ReadAsk& ask, IndexEntry& entry) const {
   entry = *found;
   if (ask.version != 0 && entry.version != ask.version) {
     const auto pending = pending_.find(ask.chunk);
-    if (pending == pending_.end() || pending->second.entry.version != ask.version || pending->second.removes) return false;
+    if (pending == pending_.end() || pending->second.entry.version != ask.version || pending->second.removes)
+      return false;
     entry = pending->second.entry;
   }
   return entry.version != 0;

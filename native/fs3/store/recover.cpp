@@ -63,8 +63,8 @@ bool Core::read_identity(const std::string& name) {
   if (got < sizeof read || read.magic != IdentityFile{}.magic || crc32c(0, &read, sizeof read - 4) != read.crc)
     return false;
   if (read.format != kFormat || read.block != kBlock)
-    throw Error(Code::invalid, "this chunk store has format " + std::to_string(read.format) + ", expected " +
-                                   std::to_string(kFormat));
+    throw Error(Code::invalid,
+                "this chunk store has format " + std::to_string(read.format) + ", expected " + std::to_string(kFormat));
   if (Identity{read.target, read.chain} != identity_)
     throw Error(Code::invalid, "the chunk store belongs to target " + std::to_string(read.target) + " of chain " +
                                    std::to_string(read.chain) + ", not target " + std::to_string(identity_.target) +
@@ -141,7 +141,8 @@ void Core::recover() {
   record.version = 1;
   ride(record);
   sync();
-  if (failed_ || !queue_.empty()) throw Error(Code::storage, "cannot write to the log of a chunk store that is being opened");
+  if (failed_ || !queue_.empty())
+    throw Error(Code::storage, "cannot write to the log of a chunk store that is being opened");
 }
 
 void Core::read_logs(const std::vector<std::uint64_t>& numbers) {
@@ -181,7 +182,8 @@ void Core::read_log(std::uint64_t number, bool last) {
     disk_.write(file, 0, bytes.data(), static_cast<std::size_t>(walk.position()));
   disk_.sync(file);
   bytes.resize(static_cast<std::size_t>(walk.position()));
-  if (!std::equal(bytes.begin(), bytes.end(), copy.begin(), copy.begin() + static_cast<std::ptrdiff_t>(std::min(bytes.size(), copy.size()))))
+  if (!std::equal(bytes.begin(), bytes.end(), copy.begin(),
+                  copy.begin() + static_cast<std::ptrdiff_t>(std::min(bytes.size(), copy.size()))))
     renew_copy(copy_name(log_name(number)), bytes);
 }
 

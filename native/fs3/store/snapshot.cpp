@@ -88,7 +88,8 @@ std::size_t item_size(Items items) {
 }
 
 // Returns the items of a block, or nullptr if it does not verify.
-const std::byte* verify(const std::vector<std::byte>& bytes, std::size_t size, std::uint32_t begin, BlockHeader& header) {
+const std::byte* verify(const std::vector<std::byte>& bytes, std::size_t size, std::uint32_t begin,
+                        BlockHeader& header) {
   if (size < sizeof header) return nullptr;
   std::memcpy(&header, bytes.data(), sizeof header);
   const std::size_t item = item_size(header.items);
@@ -252,9 +253,7 @@ void Core::read_items(Items items, const std::byte* from, std::uint32_t count, s
         damaged_ = damaged_ || head.damaged != 0;
       });
       break;
-    case Items::entries:
-      each<IndexEntry>(from, count, [&](const IndexEntry& entry) { put_entry(entry); });
-      break;
+    case Items::entries: each<IndexEntry>(from, count, [&](const IndexEntry& entry) { put_entry(entry); }); break;
     case Items::pending:
       each<PendingItem>(from, count, [&](const PendingItem& item) {
         pending_[item.entry.chunk()] = {item.entry, item.removes != 0};

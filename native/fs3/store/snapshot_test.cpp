@@ -62,7 +62,8 @@ void a_drop_takes_its_tag_with_it() {
   BusyDisk busy(disk);
   {
     Store store = Store::open(busy, kIdentity, kOptions);
-    CHECK(store.apply(1, {.chunk = kChunk, .version = 1, .kind = Kind::write, .bytes = bytes, .tag = kTag}) == Status::ok);
+    CHECK(store.apply(1, {.chunk = kChunk, .version = 1, .kind = Kind::write, .bytes = bytes, .tag = kTag}) ==
+          Status::ok);
     CHECK(store.sync().at(0).status == Status::ok && store.tag(7, 1)->version == 1);
     busy.meanwhile = [&] {
       CHECK(store.drop(kChunk, 1) == Status::ok);

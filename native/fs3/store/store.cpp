@@ -118,7 +118,9 @@ Reading Store::read(ChunkId chunk, Version version, std::uint32_t offset, std::u
 }
 void Store::read(std::span<const ReadAsk> asks) { core_->read(asks); }
 Entry Store::entry(ChunkId chunk) const { return core_->entry(chunk); }
-std::vector<Entry> Store::page(std::optional<ChunkId> after, std::size_t limit) const { return core_->page(after, limit); }
+std::vector<Entry> Store::page(std::optional<ChunkId> after, std::size_t limit) const {
+  return core_->page(after, limit);
+}
 std::optional<Last> Store::last(ChunkId upto, std::uint32_t stride) const { return core_->last(upto, stride); }
 Status Store::check(ChunkId chunk) { return core_->check(chunk); }
 

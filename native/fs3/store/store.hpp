@@ -38,8 +38,9 @@ struct Identity {
 };
 
 struct Options {
-  std::uint64_t log_bytes = std::uint64_t{64} << 20;      // a snapshot is due when the log is longer
-  std::uint64_t reserve_bytes = std::uint64_t{256} << 20;  // new extents leave this much of the disk free for log and index
+  std::uint64_t log_bytes = std::uint64_t{64} << 20;  // a snapshot is due when the log is longer
+  std::uint64_t reserve_bytes = std::uint64_t{256}
+                                << 20;  // new extents leave this much of the disk free for log and index
 };
 
 // Base of changes that a sync from another target applies: any base is allowed, and a pending version is dropped.
@@ -51,10 +52,11 @@ struct Apply {
   Version version = 0;  // not 0
   ChainVersion chain_version = 0;
   Kind kind = Kind::write;
-  bool committed = false;     // commits in the same record
-  std::uint32_t offset = 0;   // WRITE: offset of the bytes
-  std::uint32_t length = 0;   // TRUNCATE, EXTEND: the new length; no change if it is not shorter or longer, respectively
-  std::span<const std::byte> bytes = {};  // WRITE, REPLACE; they belong to the caller, and are used until apply() returns
+  bool committed = false;    // commits in the same record
+  std::uint32_t offset = 0;  // WRITE: offset of the bytes
+  std::uint32_t length = 0;  // TRUNCATE, EXTEND: the new length; no change if it is not shorter or longer, respectively
+  // WRITE, REPLACE; they belong to the caller, and are used until apply() returns.
+  std::span<const std::byte> bytes = {};
   // CRC32C of the pieces of `bytes`, cut at the boundaries of the chunk's 4096-byte blocks (first and last may be short).
   // If empty, the store computes them. They are stored as given, not compared with the bytes.
   std::span<const std::uint32_t> crcs = {};
@@ -100,14 +102,14 @@ struct Last {
 };
 
 struct Statistics {
-  std::uint64_t chunks = 0;         // with a committed or pending version
-  std::uint64_t bytes = 0;          // sum of the committed lengths
-  std::uint64_t extents = 0;        // extents not free
-  std::uint64_t extent_bytes = 0;   // bytes of those
-  std::uint64_t index_bytes = 0;    // memory of the index
-  std::uint64_t log_bytes = 0;      // since the last snapshot
-  std::uint64_t held = 0;           // extents held by Readings
-  std::uint64_t mended = 0;         // damaged pieces of log, index and identity that open() took from their copies
+  std::uint64_t chunks = 0;        // with a committed or pending version
+  std::uint64_t bytes = 0;         // sum of the committed lengths
+  std::uint64_t extents = 0;       // extents not free
+  std::uint64_t extent_bytes = 0;  // bytes of those
+  std::uint64_t index_bytes = 0;   // memory of the index
+  std::uint64_t log_bytes = 0;     // since the last snapshot
+  std::uint64_t held = 0;          // extents held by Readings
+  std::uint64_t mended = 0;        // damaged pieces of log, index and identity that open() took from their copies
 };
 
 class Core;
@@ -131,7 +133,7 @@ class Reading {
   std::uint64_t position = 0;
   Crcs crcs;  // one per block, as stored: the user of the bytes must compare
 
-  Status copy(void* to) const;  // copies `length` bytes; ok or io_error
+  Status copy(void* to) const;                                // copies `length` bytes; ok or io_error
   static void release(std::span<Reading> readings) noexcept;  // like destroying each, but cheaper
 
  private:
@@ -166,9 +168,9 @@ class Store {
   Status commit(ChunkId chunk, Version version);
   // Drops the pending version and sets its tag's version to 0, in one record; otherwise like commit().
   Status drop(ChunkId chunk, Version version);
-  void raise_floor(Version floor);              // these four also become durable with the next sync()
-  void keep_tag(const Tagged& tagged);          // no effect if a tag with a larger (seq, version) is known
-  void forget_client(std::uint64_t client);     // forgets the client's tags
+  void raise_floor(Version floor);           // these four also become durable with the next sync()
+  void keep_tag(const Tagged& tagged);       // no effect if a tag with a larger (seq, version) is known
+  void forget_client(std::uint64_t client);  // forgets the client's tags
   void keep_state(const std::array<std::uint64_t, 4>& words);  // words that the replica uses
 
   // Group commit of all changes queued before. Never throws; the Dones and failed() report failures.
@@ -182,7 +184,7 @@ class Store {
   // `version` 0: the committed one. The range is cut at the chunk's end.
   Reading read(ChunkId chunk, Version version, std::uint32_t offset, std::uint32_t length);
   void read(std::span<const ReadAsk> asks);  // like many calls of read, at much less cost
-  Entry entry(ChunkId chunk) const;  // both versions 0: no such chunk
+  Entry entry(ChunkId chunk) const;          // both versions 0: no such chunk
   std::vector<Entry> page(std::optional<ChunkId> after, std::size_t limit) const;  // in order
   // Returns the chunk of `upto`'s inode with the largest index up to its own; the row has chunks `stride` apart. Takes
   // time logarithmic in all chunks, and linear in the row and in the pending chunks that are skipped.
@@ -190,7 +192,7 @@ class Store {
   // Reads the committed version whole and compares it with its CRCs: ok, corrupt, not_found, io_error.
   Status check(ChunkId chunk);
 
-  Version floor() const;  // the highest version of any removed chunk
+  Version floor() const;             // the highest version of any removed chunk
   std::vector<Tagged> tags() const;  // in order
   std::optional<Tagged> tag(std::uint64_t client, std::uint32_t channel) const;
   std::array<std::uint64_t, 4> state() const;

@@ -52,7 +52,9 @@ Status Core::plan(const Apply& apply, Plan& plan) {
   plan.flags = static_cast<std::uint8_t>((apply.committed ? Record::kCommitted : 0) | (any ? Record::kAnyBase : 0) |
                                          (apply.kind == Kind::remove ? Record::kRemoves : 0));
   IndexEntry& entry = plan.entry;
-  entry = {.inode = apply.chunk.inode, .index = apply.chunk.index, .chain_version = apply.chain_version,
+  entry = {.inode = apply.chunk.inode,
+           .index = apply.chunk.index,
+           .chain_version = apply.chain_version,
            .version = apply.version};
   const auto bytes = static_cast<std::uint32_t>(apply.bytes.size());
   Range written;
@@ -96,7 +98,8 @@ Status Core::plan(const Apply& apply, Plan& plan) {
 
 Extent Core::take(std::uint8_t size_class) {
   const std::uint64_t needed = options_.reserve_bytes + class_bytes(size_class);
-  if (disk_.free_bytes() < needed) throw Error(Code::no_space, "fewer than " + std::to_string(needed) + " bytes are free");
+  if (disk_.free_bytes() < needed)
+    throw Error(Code::no_space, "fewer than " + std::to_string(needed) + " bytes are free");
   const std::unique_lock lock(mutex_);
   return space_.take(size_class);
 }

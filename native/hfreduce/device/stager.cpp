@@ -24,9 +24,8 @@ std::size_t bytes_of(const Pieces& pieces) {
 }
 
 bool same_memory(const Pieces& a, const Pieces& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Piece& x, const Piece& y) {
-    return x.data == y.data && x.bytes == y.bytes;
-  });
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const Piece& x, const Piece& y) { return x.data == y.data && x.bytes == y.bytes; });
 }
 
 // Returns pieces of the same sizes, side by side from `host` on.
@@ -125,9 +124,9 @@ void Passage::let_go() noexcept {
 
 bool Passage::wait(double seconds) {
   using std::chrono::duration;
-  const auto deadline =
-      seconds < 0 ? Clock::time_point::max()
-                  : Clock::now() + std::chrono::duration_cast<Clock::duration>(duration<double>(seconds));
+  const auto deadline = seconds < 0
+                            ? Clock::time_point::max()
+                            : Clock::now() + std::chrono::duration_cast<Clock::duration>(duration<double>(seconds));
   return wait_for(finished_, 1, {0, deadline, [] {}});
 }
 
@@ -155,8 +154,7 @@ struct Stager::Plan {
   std::vector<Spans> in, out;  // by operation
 };
 
-Stager::Stager(Device& device)
-    : device_(device), inward_(device.make_stream()), outward_(device.make_stream()) {}
+Stager::Stager(Device& device) : device_(device), inward_(device.make_stream()), outward_(device.make_stream()) {}
 
 Stager::~Stager() {
   device_.drop_stream(inward_);
@@ -167,8 +165,7 @@ Stager::~Stager() {
 Stager::Mirrors Stager::make_mirrors(const Request& request) {
   const bool in_place = same_memory(request.in, request.out);
   const std::size_t in_bytes = bytes_of(request.in);
-  const std::size_t out_at =
-      in_place ? 0 : (in_bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
+  const std::size_t out_at = in_place ? 0 : (in_bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
   Arena& arena = Arena::of_process();
   static_assert(sizeof(Flag) % Arena::kAlignment == 0);
   char* block = arena.allocate(sizeof(Flag) + std::max(in_bytes, out_at + bytes_of(request.out)));
@@ -182,8 +179,7 @@ Stager::Mirrors Stager::make_mirrors(const Request& request) {
   return {block, mirrored(request.in, mirrors), mirrored(request.out, mirrors + out_at)};
 }
 
-Stager::Staged Stager::stage(const Request& request, const std::vector<std::uint64_t>& counts,
-                             Device::Stream user) {
+Stager::Staged Stager::stage(const Request& request, const std::vector<std::uint64_t>& counts, Device::Stream user) {
   const bool whole = counts.size() < 2;
   const std::uint64_t count = request.call.count;
   if (!whole && (request.in.size() > 1 || request.out.size() > 1 || count == 0 ||

@@ -108,27 +108,27 @@ class Passage {
   friend class Staging;
   struct Part {  // an operation's
     Passage* passage;
-    std::uint32_t number;             // from 1
+    std::uint32_t number;  // from 1
     bool has_input;
-    Pieces out;                       // mirrors
+    Pieces out;  // mirrors
     std::atomic<bool> failed{false};
 
     void poison() const;
   };
 
-  static void arrive(void* part) noexcept;   // called by the device
+  static void arrive(void* part) noexcept;  // called by the device
   static void end(void* passage) noexcept;  // called by the device
   void let_go() noexcept;
 
   Device& device_;
   const Device::Event done_;
-  char* mirror_ = nullptr;        // the gate, then mirrors
-  Flag* open_ = nullptr;          // parts that may be copied out, in pinned memory
-  Flag arrived_{};                // parts whose input is in its mirror
-  Flag finished_{};               // 1: users_ is 0
+  char* mirror_ = nullptr;  // the gate, then mirrors
+  Flag* open_ = nullptr;    // parts that may be copied out, in pinned memory
+  Flag arrived_{};          // parts whose input is in its mirror
+  Flag finished_{};         // 1: users_ is 0
   std::deque<Part> parts_;
   std::atomic<std::size_t> users_{0};  // users of the mirrors: operations, and the device
-  std::shared_ptr<Passage> self_;     // set while there are users
+  std::shared_ptr<Passage> self_;      // set while there are users
 };
 
 // The device side of an operation of the engine.
@@ -136,8 +136,7 @@ class Passage {
 // Thread contract: the thread that runs the operation.
 class Staging {
  public:
-  Staging(std::shared_ptr<Passage> passage, Passage::Part& part)
-      : passage_(std::move(passage)), part_(part) {}
+  Staging(std::shared_ptr<Passage> passage, Passage::Part& part) : passage_(std::move(passage)), part_(part) {}
   ~Staging() { finish(false); }
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
@@ -149,7 +148,7 @@ class Staging {
 
  private:
   std::shared_ptr<Passage> passage_;  // null once finished
-  Passage::Part& part_;                // of it
+  Passage::Part& part_;               // of it
 };
 
 // Stages the calls of one group on one device.
@@ -170,8 +169,7 @@ class Stager {
   // Puts the copies of a call on device memory into the streams, after the current work in the user's stream. `counts`:
   // elements of each operation into which the call is cut; empty: not cut. The device's memory must stay valid until
   // the passage is finished. Throws Code::invalid for a call that cannot be cut, Code::no_space, Code::collective.
-  Staged stage(const Request& request, const std::vector<std::uint64_t>& counts,
-               Device::Stream user);
+  Staged stage(const Request& request, const std::vector<std::uint64_t>& counts, Device::Stream user);
 
  private:
   struct Plan;

@@ -9,13 +9,13 @@ namespace {
 
 // From cuda_runtime_api.h and cuda.h; these values have never changed.
 constexpr int kSuccess = 0;
-constexpr int kNotReady = 600;              // cudaErrorNotReady
-constexpr int kAlreadyRegistered = 712;     // cudaErrorHostMemoryAlreadyRegistered
-constexpr unsigned kNonBlocking = 1;        // cudaStreamNonBlocking: no implicit order with stream 0
-constexpr unsigned kDisableTiming = 2;      // cudaEventDisableTiming
-constexpr unsigned kPortableMapped = 1 | 2;  // cudaHostRegisterPortable | cudaHostRegisterMapped
+constexpr int kNotReady = 600;                       // cudaErrorNotReady
+constexpr int kAlreadyRegistered = 712;              // cudaErrorHostMemoryAlreadyRegistered
+constexpr unsigned kNonBlocking = 1;                 // cudaStreamNonBlocking: no implicit order with stream 0
+constexpr unsigned kDisableTiming = 2;               // cudaEventDisableTiming
+constexpr unsigned kPortableMapped = 1 | 2;          // cudaHostRegisterPortable | cudaHostRegisterMapped
 constexpr int kHostToDevice = 1, kDeviceToHost = 2;  // cudaMemcpyKind
-constexpr unsigned kWaitGreaterOrEqual = 0;  // CU_STREAM_WAIT_VALUE_GEQ: (int32_t)(*address - value) >= 0
+constexpr unsigned kWaitGreaterOrEqual = 0;          // CU_STREAM_WAIT_VALUE_GEQ: (int32_t)(*address - value) >= 0
 
 void* open_library(const char* variable, std::initializer_list<const char*> names) {
   if (const char* path = std::getenv(variable); path != nullptr && *path != '\0') {
@@ -97,9 +97,8 @@ const CudaDevice::Runtime& CudaDevice::runtime() {
 void CudaDevice::check(int result, const char* function) const {
   if (result == kSuccess) return;
   cuda_.get_last_error();  // clears our error, so that no other code finds it
-  throw Error(Code::collective, std::string(function) + " on CUDA device " + std::to_string(index_) +
-                                    ": " + cuda_.get_error_string(result) + " (" +
-                                    std::to_string(result) + ")");
+  throw Error(Code::collective, std::string(function) + " on CUDA device " + std::to_string(index_) + ": " +
+                                    cuda_.get_error_string(result) + " (" + std::to_string(result) + ")");
 }
 
 class CudaDevice::Current {
@@ -170,12 +169,11 @@ void CudaDevice::hold(Stream stream, Flag& gate, std::uint32_t target) {
   const Current current(*this);
   void* address = nullptr;
   check(cuda_.host_get_device_pointer(&address, &gate.value, 0), "cudaHostGetDevicePointer");
-  const int result = cuda_.stream_wait_value(pointer(stream), reinterpret_cast<std::uintptr_t>(address),
-                                             target, kWaitGreaterOrEqual);
+  const int result =
+      cuda_.stream_wait_value(pointer(stream), reinterpret_cast<std::uintptr_t>(address), target, kWaitGreaterOrEqual);
   if (result == kSuccess) return;
-  throw Error(Code::collective, "cuStreamWaitValue32 on CUDA device " + std::to_string(index_) +
-                                    " gave error " + std::to_string(result) +
-                                    " of the driver (801: not supported on this system)");
+  throw Error(Code::collective, "cuStreamWaitValue32 on CUDA device " + std::to_string(index_) + " gave error " +
+                                    std::to_string(result) + " of the driver (801: not supported on this system)");
 }
 
 void CudaDevice::probe(Stream stream) {

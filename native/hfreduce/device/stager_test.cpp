@@ -11,9 +11,9 @@
 #include <thread>
 
 #include "base/testing/check.hpp"
+#include "hfreduce/device/stager_fake.hpp"
 #include "hfreduce/engine/arena.hpp"
 #include "hfreduce/engine/group.hpp"
-#include "hfreduce/device/stager_fake.hpp"
 
 namespace ff::hfreduce {
 namespace {
@@ -34,9 +34,8 @@ std::array<std::unique_ptr<Group>, 2> pair_of_groups() {
   CHECK(::socketpair(AF_UNIX, SOCK_STREAM, 0, sockets.data()) == 0);
   const auto make = [&](std::size_t me, Segment segment) {
     std::vector<Member> members{{0, me == 0 ? -1 : sockets[1], -1}, {1, me == 1 ? -1 : sockets[0], -1}};
-    return std::make_unique<Group>(
-        Group::Config{static_cast<int>(me), 2, kTimeout, Layout{{{0, 1}}, 0, me, {0}}},
-        std::make_unique<Team>(std::move(segment), std::move(members), me, false));
+    return std::make_unique<Group>(Group::Config{static_cast<int>(me), 2, kTimeout, Layout{{{0, 1}}, 0, me, {0}}},
+                                   std::make_unique<Team>(std::move(segment), std::move(members), me, false));
   };
   return {make(0, std::move(control)), make(1, std::move(same))};
 }
@@ -57,8 +56,8 @@ struct Submitted {
   std::shared_ptr<Passage> passage;
 };
 
-Submitted submit(Group& group, Stager& stager, const Request& request,
-                 const std::vector<std::uint64_t>& counts, Device::Stream user) {
+Submitted submit(Group& group, Stager& stager, const Request& request, const std::vector<std::uint64_t>& counts,
+                 Device::Stream user) {
   auto staged = stager.stage(request, counts, user);
   Submitted submitted{{}, staged.passage};
   for (Request& part : staged.operations) submitted.operations.push_back(group.submit(std::move(part), false));

@@ -8,9 +8,7 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 
-std::size_t round_up(std::size_t bytes, std::size_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
+std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
 
@@ -20,8 +18,8 @@ Arena& Arena::of_process() {
 }
 
 char* Arena::take(Region& region, std::size_t bytes) {
-  const auto fit = std::find_if(region.free.begin(), region.free.end(),
-                                [&](const auto& hole) { return hole.second >= bytes; });
+  const auto fit =
+      std::find_if(region.free.begin(), region.free.end(), [&](const auto& hole) { return hole.second >= bytes; });
   if (fit == region.free.end()) return nullptr;
   const auto [offset, size] = *fit;
   region.free.erase(fit);
@@ -37,8 +35,7 @@ char* Arena::allocate(std::size_t bytes) {
     if (char* block = take(*region, bytes)) return block;
   }
   const std::size_t size = std::max(kSegmentBytes, round_up(bytes, kPage));
-  auto region = std::make_unique<Region>(
-      Region{Segment::create("fireflyer-arena", size), {{0, size}}, {}});
+  auto region = std::make_unique<Region>(Region{Segment::create("fireflyer-arena", size), {{0, size}}, {}});
   by_address_.emplace(region->memory.data(), static_cast<std::int32_t>(regions_.size()));
   regions_.push_back(std::move(region));
   return take(*regions_.back(), bytes);

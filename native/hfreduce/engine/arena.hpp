@@ -18,8 +18,8 @@ namespace ff::hfreduce {
 
 class Arena {
  public:
-  static constexpr std::size_t kAlignment = 128;           // of every block
-  static constexpr std::size_t kSegmentBytes = 8u << 20;   // smallest segment
+  static constexpr std::size_t kAlignment = 128;          // of every block
+  static constexpr std::size_t kSegmentBytes = 8u << 20;  // smallest segment
 
   struct Place {
     std::int32_t segment;
@@ -50,8 +50,8 @@ class Arena {
   char* take(Region& region, std::size_t bytes);
 
   mutable std::mutex mutex_;
-  std::vector<std::unique_ptr<Region>> regions_;                // index = segment number
-  std::map<const char*, std::int32_t> by_address_;              // start of the mapping -> number
+  std::vector<std::unique_ptr<Region>> regions_;    // index = segment number
+  std::map<const char*, std::int32_t> by_address_;  // start of the mapping -> number
 };
 
 }  // namespace ff::hfreduce

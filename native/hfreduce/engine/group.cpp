@@ -4,8 +4,8 @@
 
 #include "base/process/fork_guard.hpp"
 #include "base/process/thread_cpus.hpp"
-#include "hfreduce/host/host.hpp"
 #include "hfreduce/device/stager.hpp"
+#include "hfreduce/host/host.hpp"
 #include "hfreduce/transport/tcp.hpp"
 #include "hfreduce/transport/ucx.hpp"
 
@@ -114,14 +114,12 @@ std::shared_ptr<Operation> Group::next(std::unique_lock<std::mutex>& lock) {
 
 // Returns this rank's choice. REQUIRES: mutex_ held, the front of the queue has a priority.
 std::uint64_t Group::choose_next() const {
-  const auto fence = std::find_if(queue_.begin(), queue_.end(),
-                                  [](const auto& o) { return o->request.priority == 0; });
-  const auto withdrawn = std::find_if(queue_.begin(), fence,
-                                      [this](const auto& o) { return withdrawals_.contains(o->number); });
+  const auto fence = std::find_if(queue_.begin(), queue_.end(), [](const auto& o) { return o->request.priority == 0; });
+  const auto withdrawn =
+      std::find_if(queue_.begin(), fence, [this](const auto& o) { return withdrawals_.contains(o->number); });
   if (withdrawn != fence) return verdict((*withdrawn)->number, true);
-  const auto highest = std::max_element(queue_.begin(), fence, [](const auto& a, const auto& b) {
-    return a->request.priority < b->request.priority;
-  });
+  const auto highest = std::max_element(
+      queue_.begin(), fence, [](const auto& a, const auto& b) { return a->request.priority < b->request.priority; });
   return verdict((*highest)->number, false);
 }
 

@@ -18,10 +18,10 @@
 #include <set>
 #include <thread>
 
-#include "hfreduce/schedule/hierarchy.hpp"
 #include "hfreduce/engine/operation.hpp"
 #include "hfreduce/engine/recorder.hpp"
 #include "hfreduce/host/team.hpp"
+#include "hfreduce/schedule/hierarchy.hpp"
 #include "hfreduce/transport/transport.hpp"
 
 namespace ff::hfreduce {
@@ -83,7 +83,7 @@ class Group {
   Error cause_of(const Error& caught);
 
   const Config config_;
-  const unsigned generation_;                // fork generation: a child's copy must not touch shared memory or links
+  const unsigned generation_;  // fork generation: a child's copy must not touch shared memory or links
   std::atomic<double> timeout_s_;
   std::atomic<bool> hurried_ = false;
   std::unique_ptr<Team> team_;
@@ -98,10 +98,10 @@ class Group {
   std::set<std::uint64_t> withdrawals_;           // rank 0: numbers of operations whose turn is not decided yet
   bool running_ = false;
   bool closing_ = false;
-  std::optional<Error> broken_;                   // error of all further operations
+  std::optional<Error> broken_;  // error of all further operations
   Announcer announcer_;
   std::thread thread_;
-  std::uint64_t seq_ = 0;                         // of the running thread
+  std::uint64_t seq_ = 0;  // of the running thread
 };
 
 }  // namespace ff::hfreduce

@@ -58,8 +58,8 @@ Groups make_world(const Sizes& sizes, double timeout_s = 60) {
       layout.host = h;
       layout.place = m;
       const int rank = layout.hosts[h][m];
-      groups[static_cast<std::size_t>(rank)] = std::make_unique<Group>(
-          Group::Config{rank, world, timeout_s, layout}, make_team(control, team[m], m));
+      groups[static_cast<std::size_t>(rank)] =
+          std::make_unique<Group>(Group::Config{rank, world, timeout_s, layout}, make_team(control, team[m], m));
     }
   }
   for (int a = 0; a < world; ++a) {
@@ -90,9 +90,7 @@ class Tensor {
     if (!zero_copy) data_ = new float[count];
     for (std::size_t i = 0; i < count; ++i) data_[i] = -1;
   }
-  ~Tensor() {
-    zero_copy_ ? Arena::of_process().release(reinterpret_cast<char*>(data_)) : delete[] data_;
-  }
+  ~Tensor() { zero_copy_ ? Arena::of_process().release(reinterpret_cast<char*>(data_)) : delete[] data_; }
   Tensor(const Tensor&) = delete;
 
   float& operator[](std::size_t i) { return data_[i]; }
@@ -152,8 +150,9 @@ void every_collective(const Sizes& sizes, std::size_t count) {
       for (std::size_t i = 0; i < count; ++i) CHECK(one[i] == (is_root ? sum : mine));
 
       fill(one, count, mine);
-      finish(group, make(Kind::broadcast, count, is_root ? one.whole() : Pieces{},
-                         is_root ? Pieces{} : one.whole(), root), here);
+      finish(group,
+             make(Kind::broadcast, count, is_root ? one.whole() : Pieces{}, is_root ? Pieces{} : one.whole(), root),
+             here);
       for (std::size_t i = 0; i < count; ++i) CHECK(one[i] == static_cast<float>(root));
 
       fill(one, count, mine);
@@ -224,7 +223,8 @@ class Herald {
 
 struct Mismatch {
   Kind kind;
-  bool one_pair;  // one rank expects less from one other rank; else the last rank offers more to all and expects more from all
+  // One rank expects less from one other rank; else the last rank offers more to all and expects more from all.
+  bool one_pair;
   bool zero_copy;
 };
 
@@ -349,8 +349,7 @@ void a_missing_rank_ends_by_timeout_and_abort(const Sizes& sizes) {
 void a_waiting_operation_is_ended(bool by_destruction) {
   auto groups = make_world({2});
   Tensor data(100'000, false);
-  const auto operation =
-      groups[0]->submit(make(Kind::allreduce, 100'000, data.whole(), data.whole()), false);
+  const auto operation = groups[0]->submit(make(Kind::allreduce, 100'000, data.whole(), data.whole()), false);
   by_destruction ? groups[0].reset() : groups[0]->abort();
   CHECK(operation->wait(-1));
 }

@@ -30,10 +30,10 @@ class Staging;  // stager.hpp
 struct Request {
   Call call;
   Pieces in, out;
-  int priority = 0;                // higher first; 0: in the order of submission
-  float* residual = nullptr;       // error feedback of the wire codec: a float per element
-  std::uint64_t seed = 0;          // of stochastic rounding on the wire; 0: to nearest
-  double timeout_s = 0;            // of this call, from the start of its turn; 0: the group's
+  int priority = 0;                            // higher first; 0: in the order of submission
+  float* residual = nullptr;                   // error feedback of the wire codec: a float per element
+  std::uint64_t seed = 0;                      // of stochastic rounding on the wire; 0: to nearest
+  double timeout_s = 0;                        // of this call, from the start of its turn; 0: the group's
   std::shared_ptr<Staging> staging = nullptr;  // for a call on device memory, whose pieces are mirrors
 };
 
@@ -49,10 +49,10 @@ class Operation {
   void complete(std::optional<Error> error);
 
   Request request;
-  std::uint64_t number = 0;  // in the order of submission to its group
-  bool withdrawn = false;    // used by the engine: the operation ends as cancelled instead of running
+  std::uint64_t number = 0;              // in the order of submission to its group
+  bool withdrawn = false;                // used by the engine: the operation ends as cancelled instead of running
   std::shared_ptr<SharedResult> shared;  // of a call with a shared result, once it is over
-  int source = -1;  // for receives from any source: the sender's rank, once the operation is over
+  int source = -1;                       // for receives from any source: the sender's rank, once the operation is over
 
  private:
   std::mutex mutex_;

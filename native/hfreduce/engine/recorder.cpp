@@ -7,8 +7,8 @@ namespace ff::hfreduce {
 namespace {
 
 std::uint64_t now_ns() {
-  return static_cast<std::uint64_t>(std::chrono::nanoseconds(
-      std::chrono::steady_clock::now().time_since_epoch()).count());
+  return static_cast<std::uint64_t>(
+      std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count());
 }
 
 }  // namespace

@@ -31,9 +31,7 @@ void prepare(int socket) {
   socklen_t size = sizeof domain;
   ::getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &domain, &size);
   if (domain == AF_UNIX) return;
-  const auto set = [&](int level, int option, int value) {
-    ::setsockopt(socket, level, option, &value, sizeof value);
-  };
+  const auto set = [&](int level, int option, int value) { ::setsockopt(socket, level, option, &value, sizeof value); };
   set(IPPROTO_TCP, TCP_NODELAY, 1);
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
   set(IPPROTO_TCP, TCP_KEEPIDLE, 5);
@@ -80,8 +78,7 @@ struct Watch::Link {
   bool left_queued = false;  // the last item of `out` is the `left` notice
 };
 
-Watch::Watch(int rank, int world)
-    : rank_(rank), world_(world), generation_(fork_guard::generation()) {
+Watch::Watch(int rank, int world) : rank_(rank), world_(world), generation_(fork_guard::generation()) {
   epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
   if (epoll_ < 0) throw_errno("cannot create an epoll instance");
   event_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -143,7 +140,8 @@ void Watch::add_link(int rank, int socket) {
   const std::lock_guard lock(mutex_);
   Link& link = *(links_[socket] = std::make_unique<Link>(Link{rank, socket}));
   poll(socket, EPOLLIN | EPOLLRDHUP, false);
-  if (failure_) send(link, Notice::of(Kind::broken, *failure_));  // the link came too late to get it with the other links
+  if (failure_)
+    send(link, Notice::of(Kind::broken, *failure_));  // the link came too late to get it with the other links
 }
 
 void Watch::listen(Listener listener) {
@@ -191,10 +189,10 @@ Error Watch::culprit_of(std::unique_lock<std::mutex>& lock, const Error& late) {
     if (rank == world_) rank = late.rank();
   }
   if (rank == late.rank()) return Error(Code::rank_failed, late.what(), rank);
-  return Error(Code::rank_failed,
-               "timed out: " + name(rank) + " did not take part within the timeout: " + name(late.rank()) +
-                   " waited for it",
-               rank);
+  return Error(
+      Code::rank_failed,
+      "timed out: " + name(rank) + " did not take part within the timeout: " + name(late.rank()) + " waited for it",
+      rank);
 }
 
 Error Watch::announce(const Error& found) {
@@ -331,8 +329,7 @@ void Watch::receive(Link& link) {
     close(link);
     if (!left_.contains(rank)) {
       fail(rank, n == 0 ? " died: its control connection ended"
-                        : std::string(" is lost: its control connection broke (") +
-                              std::strerror(error) + ")");
+                        : std::string(" is lost: its control connection broke (") + std::strerror(error) + ")");
     }
     return;
   }

@@ -106,16 +106,16 @@ class Watch {
 
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  std::map<int, std::unique_ptr<Link>> links_;             // by socket
-  std::map<int, int> processes_;                           // pidfd -> rank
+  std::map<int, std::unique_ptr<Link>> links_;  // by socket
+  std::map<int, int> processes_;                // pidfd -> rank
   std::set<int> failed_;
   std::set<int> left_;
   std::optional<Error> failure_;
   Listener listener_;
   bool reported_failure_ = false, reported_suspicion_ = false, leaving_ = false, closing_ = false;
-  std::map<int, int> suspects_;                            // rank that waited too long -> rank it waited for
-  std::set<std::uint64_t> withdrawn_;                      // latest numbers, to recognize notices that arrive again
-  std::vector<std::uint64_t> unreported_;                  // those not yet passed to the listener
+  std::map<int, int> suspects_;            // rank that waited too long -> rank it waited for
+  std::set<std::uint64_t> withdrawn_;      // latest numbers, to recognize notices that arrive again
+  std::vector<std::uint64_t> unreported_;  // those not yet passed to the listener
   std::thread thread_;
 };
 

@@ -6,8 +6,8 @@
 namespace ff::hfreduce {
 namespace {
 
-constexpr std::size_t kDirectBytes = 32u << 10;   // up to this size, with a core per rank, every rank reduces all
-constexpr std::size_t kPartBytes = 128u << 10;    // unit of work claims
+constexpr std::size_t kDirectBytes = 32u << 10;  // up to this size, with a core per rank, every rank reduces all
+constexpr std::size_t kPartBytes = 128u << 10;   // unit of work claims
 
 // For small tensors and fewer cores than ranks: the last rank to arrive reduces for all, the other ranks sleep once.
 void allreduce_solo(Team& team, const Request& request, double scale) {
@@ -34,8 +34,7 @@ void allreduce_solo(Team& team, const Request& request, double scale) {
       }
     }
     if (staged) targets[targeted++] = team.result(0);
-    simd::reduce_kernel(call.dtype, call.op)(targets.data(), targeted, sources.data(), team.size(),
-                                             call.count, scale);
+    simd::reduce_kernel(call.dtype, call.op)(targets.data(), targeted, sources.data(), team.size(), call.count, scale);
   });
   if (!place.zero_copy()) std::memcpy(tensor.data, team.result(0), tensor.bytes);
   team.finish_solo();
@@ -44,8 +43,7 @@ void allreduce_solo(Team& team, const Request& request, double scale) {
 // For small tensors and a core per rank: one exchange of flags; every rank reads all inputs and computes the result.
 class DirectPass final : public Pass {
  public:
-  DirectPass(Team& team, const Request& request, double scale)
-      : team_(team), request_(request), scale_(scale) {
+  DirectPass(Team& team, const Request& request, double scale) : team_(team), request_(request), scale_(scale) {
     leaves_early = true;
   }
   void settle() override {}
@@ -56,8 +54,8 @@ class DirectPass final : public Pass {
     std::array<const void*, kMembers> sources;
     for (std::size_t r = 0; r < team_.size(); ++r) sources[r] = team_.stage(r, 0);
     void* target = request_.out[0].data;
-    simd::reduce_kernel(request_.call.dtype, request_.call.op)(
-        &target, 1, sources.data(), team_.size(), request_.call.count, scale_);
+    simd::reduce_kernel(request_.call.dtype, request_.call.op)(&target, 1, sources.data(), team_.size(),
+                                                               request_.call.count, scale_);
   }
 
  private:
@@ -205,8 +203,7 @@ double scale_of(const Call& call, std::size_t world) {
   return call.op == Op::avg ? 1.0 / static_cast<double>(world) : 1.0;
 }
 
-std::shared_ptr<SharedResult> shared_of(Team& team, std::shared_ptr<SharedResult> own,
-                                        std::size_t bytes) {
+std::shared_ptr<SharedResult> shared_of(Team& team, std::shared_ptr<SharedResult> own, std::size_t bytes) {
   if (team.me() == 0) return own;
   const Place place = team.posted(0).out;
   return SharedResult::attach(place, bytes, team.segment(0, place.segment));
@@ -222,9 +219,7 @@ void run_on_host(Team& team, Operation& operation, Deadline deadline) {
       return allreduce(team, request, scale);
     case Kind::reduce: return reduce(team, request, scale);
     case Kind::reduce_scatter: return reduce_scatter(team, request, scale);
-    case Kind::barrier:
-      team.solo(Posted{}, [] {});
-      return team.finish_solo();
+    case Kind::barrier: team.solo(Posted{}, [] {}); return team.finish_solo();
     default: return copy(team, request);
   }
 }

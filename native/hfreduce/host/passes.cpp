@@ -219,8 +219,7 @@ bool GatherPass::ready(std::uint32_t step) { return !owner() || job_.final(step)
 void GatherPass::publish(std::uint32_t step) {
   if (!owner() || (job_.in_tensor && job_.place.zero_copy())) return;
   const Range piece = job_.grid[team_.me()][step];
-  std::memcpy(team_.stage(team_.me(), step), job_.own + piece.begin * job_.width,
-              piece.count * job_.width);
+  std::memcpy(team_.stage(team_.me(), step), job_.own + piece.begin * job_.width, piece.count * job_.width);
 }
 
 void GatherPass::consume(std::uint32_t step) {
@@ -228,7 +227,7 @@ void GatherPass::consume(std::uint32_t step) {
   for (std::size_t c = 0; c < job_.grid.size(); ++c) {
     const Range piece = job_.grid[c][step];
     char* target = job_.out + (job_.begins[c] + piece.begin) * job_.width;
-    const char* source = c == team_.me() ? job_.own + piece.begin * job_.width
+    const char* source = c == team_.me()           ? job_.own + piece.begin * job_.width
                          : slice_of_[c] != nullptr ? slice_of_[c] + piece.begin * job_.width
                                                    : team_.stage(c, step);
     if (source != target) std::memcpy(target, source, piece.count * job_.width);

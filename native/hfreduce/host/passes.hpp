@@ -22,15 +22,15 @@ class ReducePass final : public Pass {
   enum class To { owner, all, one };  // members that get a slice's result
 
   struct Job {
-    DType dtype;                       // of the inputs
-    std::size_t out_width;             // bytes of an element of the results
+    DType dtype;            // of the inputs
+    std::size_t out_width;  // bytes of an element of the results
     simd::ReduceFn kernel;
     double scale = 1.0;
-    std::vector<std::size_t> counts;   // [owners] elements of each slice
-    std::vector<const char*> in;       // [owners] this rank's input for each slice
-    std::vector<char*> out;            // [owners] place of each slice's result in this rank's memory; empty: none
+    std::vector<std::size_t> counts;  // [owners] elements of each slice
+    std::vector<const char*> in;      // [owners] this rank's input for each slice
+    std::vector<char*> out;           // [owners] place of each slice's result in this rank's memory; empty: none
     To to = To::all;
-    std::size_t one = 0;               // the member of To::one
+    std::size_t one = 0;  // the member of To::one
     // Pieces prescribed by the leg between hosts: step k moves grid[owner][k]. Empty: pieces of equal size.
     std::vector<std::vector<Range>> grid;
     std::function<void(std::uint32_t)> consumed;  // called after this rank's own slice of a step was reduced
@@ -57,9 +57,9 @@ class ReducePass final : public Pass {
   Job job_;
   Place in_, out_;
   std::size_t width_;
-  std::size_t piece_;                      // elements of a slice in a staging slot
-  std::vector<std::size_t> begins_;        // [owners] elements before each slice
-  std::array<char*, kMembers> in_of_{};    // [members] mapped input, nullptr if staged
+  std::size_t piece_;                    // elements of a slice in a staging slot
+  std::vector<std::size_t> begins_;      // [owners] elements before each slice
+  std::array<char*, kMembers> in_of_{};  // [members] mapped input, nullptr if staged
   std::array<char*, kMembers> out_of_{};
 };
 
@@ -69,9 +69,9 @@ class ReducePass final : public Pass {
 class CopyPass final : public Pass {
  public:
   struct Job {
-    Pieces in;                 // [members] pieces that this rank gives to each; bytes = 0: none
-    bool split = false;        // a part for each member, else the same part for all readers: equal on all members
-    Pieces out;                // [members] pieces that this rank takes from each; bytes = 0: none
+    Pieces in;           // [members] pieces that this rank gives to each; bytes = 0: none
+    bool split = false;  // a part for each member, else the same part for all readers: equal on all members
+    Pieces out;          // [members] pieces that this rank takes from each; bytes = 0: none
   };
 
   CopyPass(Team& team, Job job);
@@ -87,8 +87,8 @@ class CopyPass final : public Pass {
   Team& team_;
   Job job_;
   Place in_;
-  Piece common_;           // not split: the part that all readers read
-  std::size_t piece_;      // bytes of a part in a step
+  Piece common_;       // not split: the part that all readers read
+  std::size_t piece_;  // bytes of a part in a step
   std::array<const char*, kMembers> in_of_{};
 };
 
@@ -97,16 +97,16 @@ class CopyPass final : public Pass {
 class GatherPass final : public Pass {
  public:
   struct Job {
-    std::size_t width;                            // bytes of an element
-    std::vector<std::size_t> begins;              // [owners] elements before each slice
-    std::vector<std::vector<Range>> grid;         // [owners][step] pieces of each slice
-    const char* own = nullptr;                    // this rank's slice, if it is an owner
-    char* out = nullptr;                          // destination of the whole tensor; null: not taken
-    bool in_tensor = false;                       // every member's own slice lies in the tensor that was posted as `in`
-    Place place;                                  // as posted by this rank
-    std::function<bool(std::uint32_t)> final;     // whether this rank's piece of a step is final
-    std::function<bool()> busy;                   // whether the network needs this thread
-    std::function<void()> idle;                   // serves the network briefly
+    std::size_t width;                         // bytes of an element
+    std::vector<std::size_t> begins;           // [owners] elements before each slice
+    std::vector<std::vector<Range>> grid;      // [owners][step] pieces of each slice
+    const char* own = nullptr;                 // this rank's slice, if it is an owner
+    char* out = nullptr;                       // destination of the whole tensor; null: not taken
+    bool in_tensor = false;                    // every member's own slice lies in the tensor that was posted as `in`
+    Place place;                               // as posted by this rank
+    std::function<bool(std::uint32_t)> final;  // whether this rank's piece of a step is final
+    std::function<bool()> busy;                // whether the network needs this thread
+    std::function<void()> idle;                // serves the network briefly
   };
 
   GatherPass(Team& team, Job job);

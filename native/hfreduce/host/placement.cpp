@@ -12,11 +12,9 @@ ControlLayout control_layout(std::size_t members) {
   return {end - (members + 1) * ring, end - ring, end};
 }
 
-std::vector<Placed> plan_placement(const ControlLayout& layout, const std::vector<int>& nodes,
-                                   int nic_node) {
+std::vector<Placed> plan_placement(const ControlLayout& layout, const std::vector<int>& nodes, int nic_node) {
   if (nodes.size() < 2) return {};
-  std::vector<Placed> plan{
-      {layout.staging, layout.result - layout.staging, {numa::Mode::interleave, nodes}}};
+  std::vector<Placed> plan{{layout.staging, layout.result - layout.staging, {numa::Mode::interleave, nodes}}};
   if (std::find(nodes.begin(), nodes.end(), nic_node) != nodes.end()) {
     plan.push_back({layout.result, layout.end - layout.result, {numa::Mode::bind, {nic_node}}});
   }

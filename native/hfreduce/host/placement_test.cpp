@@ -2,9 +2,9 @@
 
 #include <linux/mempolicy.h>
 
+#include "base/memory/segment.hpp"
 #include "base/testing/check.hpp"
 #include "base/testing/one_thread.hpp"
-#include "base/memory/segment.hpp"
 #include "hfreduce/host/team.hpp"
 
 namespace {
@@ -51,8 +51,7 @@ void application_calls_the_kernel_once_a_range() {
   std::vector<Call> calls;
   char* begin = nullptr;
   ff::numa::Calls recorder;
-  recorder.mbind = [&](void* start, unsigned long bytes, int mode, const unsigned long* mask,
-                       unsigned long, unsigned) {
+  recorder.mbind = [&](void* start, unsigned long bytes, int mode, const unsigned long* mask, unsigned long, unsigned) {
     calls.push_back({static_cast<std::size_t>(static_cast<char*>(start) - begin), bytes, mode, mask[0]});
     return 0L;
   };

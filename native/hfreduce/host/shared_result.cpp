@@ -9,9 +9,7 @@
 namespace ff::hfreduce {
 namespace {
 
-std::atomic<std::uint32_t>& holders_of(char* block) {
-  return *reinterpret_cast<std::atomic<std::uint32_t>*>(block);
-}
+std::atomic<std::uint32_t>& holders_of(char* block) { return *reinterpret_cast<std::atomic<std::uint32_t>*>(block); }
 
 // Blocks of this process that other ranks still hold.
 struct Retired {

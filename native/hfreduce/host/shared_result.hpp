@@ -17,8 +17,7 @@ class SharedResult {
   // Allocates a block for `holders` ranks in this process's arena. Throws Code::no_space.
   static std::shared_ptr<SharedResult> allocate(std::size_t bytes, std::size_t holders);
   // Attaches to a peer's block: the owner posted `place`, `memory` is its segment as mapped here.
-  static std::shared_ptr<SharedResult> attach(const Place& place, std::size_t bytes,
-                                              std::shared_ptr<Segment> memory);
+  static std::shared_ptr<SharedResult> attach(const Place& place, std::size_t bytes, std::shared_ptr<Segment> memory);
   ~SharedResult();
   SharedResult(const SharedResult&) = delete;
   SharedResult& operator=(const SharedResult&) = delete;

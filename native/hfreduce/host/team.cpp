@@ -4,16 +4,16 @@
 
 #include <algorithm>
 
+#include "base/io/socket.hpp"
 #include "base/process/fork_guard.hpp"
 #include "base/process/interrupts.hpp"
-#include "base/io/socket.hpp"
 #include "hfreduce/engine/arena.hpp"
 
 namespace ff::hfreduce {
 namespace {
 
 constexpr int kSpins = 2000;
-constexpr int kReceiveMs = 10'000;          // a descriptor is sent before its operation is posted
+constexpr int kReceiveMs = 10'000;            // a descriptor is sent before its operation is posted
 constexpr std::uint32_t kAhead = kDepth / 2;  // steps that pass before a sleeping rank wakes
 
 }  // namespace
@@ -35,12 +35,11 @@ struct alignas(4096) Team::Header {
 
 struct alignas(128) Team::Slot {
   std::atomic<std::uint32_t> arrived[3];  // the member's own position at each gate: to name the late member
-  Posted posted[2];  // by parity of its number: a rank may be one ahead
+  Posted posted[2];                       // by parity of its number: a rank may be one ahead
 };
 
 std::size_t Team::control_bytes(std::size_t members) {
-  return sizeof(Header) + (members * sizeof(Slot) + 4095) / 4096 * 4096 +
-         (members + 1) * kDepth * kChunkBytes;
+  return sizeof(Header) + (members * sizeof(Slot) + 4095) / 4096 * 4096 + (members + 1) * kDepth * kChunkBytes;
 }
 
 Team::Team(Segment control, std::vector<Member> members, std::size_t me, bool spin)
@@ -118,16 +117,13 @@ void Team::fail_deadline(Counter counter, std::uint32_t step) {
 void Team::check_failures() {
   if (const std::int32_t aborted = header_->aborted.load(); aborted != 0) {
     if (gate(Counter::in).open(step_)) compare_posts();  // a mismatch may be the cause
-    throw Error(Code::rank_failed,
-                to_string(call_) + " was aborted because of rank " + std::to_string(aborted - 1),
+    throw Error(Code::rank_failed, to_string(call_) + " was aborted because of rank " + std::to_string(aborted - 1),
                 aborted - 1);
   }
   for (const Member& member : members_) {
-    if ((member.socket >= 0 && hung_up(member.socket)) ||
-        (member.process >= 0 && process_ended(member.process))) {
+    if ((member.socket >= 0 && hung_up(member.socket)) || (member.process >= 0 && process_ended(member.process))) {
       throw Error(Code::rank_failed,
-                  to_string(call_) + ": rank " + std::to_string(member.rank) + " died or left the group",
-                  member.rank);
+                  to_string(call_) + ": rank " + std::to_string(member.rank) + " died or left the group", member.rank);
     }
   }
   interrupts::check(members_[me_].rank);
@@ -168,9 +164,7 @@ std::shared_ptr<Segment> Team::segment(std::size_t member, std::int32_t number) 
   return known[index];
 }
 
-const Posted& Team::posted(std::size_t member) const {
-  return slots_[member].posted[posts_ % 2];
-}
+const Posted& Team::posted(std::size_t member) const { return slots_[member].posted[posts_ % 2]; }
 
 // Waits until the staging slot of the operation's first step is free.
 void Team::begin(const Call& call, Deadline deadline) {
@@ -206,9 +200,9 @@ void Team::compare_posts() {
   for (std::size_t r = 0; r < size(); ++r) {
     const Call theirs = posted(r).call;
     if (theirs == call_) continue;
-    throw Error(Code::collective, "ranks disagree: rank " + std::to_string(members_[me_].rank) +
-                                      " calls " + to_string(call_) + ", rank " +
-                                      std::to_string(members_[r].rank) + " calls " + to_string(theirs));
+    throw Error(Code::collective, "ranks disagree: rank " + std::to_string(members_[me_].rank) + " calls " +
+                                      to_string(call_) + ", rank " + std::to_string(members_[r].rank) + " calls " +
+                                      to_string(theirs));
   }
 }
 
@@ -297,16 +291,13 @@ void Team::drive(Pass& pass, std::uint32_t published) {
   const bool burst = !spin_;
   std::uint32_t consumed = 0, collected = 0;
   const auto free_to_publish = [&] {
-    return published < steps && gate(Counter::reduced).open(base + published - kDepth) &&
-           pass.ready(published);
+    return published < steps && gate(Counter::reduced).open(base + published - kDepth) && pass.ready(published);
   };
   const auto free_to_consume = [&] {
     return consumed < published && gate(Counter::in).open(base + consumed) &&
            (!pass.uses_result || gate(Counter::out).open(result_base + consumed - kDepth));
   };
-  const auto free_to_collect = [&] {
-    return collected < consumed && gate(Counter::reduced).open(base + collected);
-  };
+  const auto free_to_collect = [&] { return collected < consumed && gate(Counter::reduced).open(base + collected); };
   while (collected < steps && !(pass.leaves_early && consumed == steps)) {
     const std::uint32_t before[3] = {published, consumed, collected};
     while (free_to_publish()) {

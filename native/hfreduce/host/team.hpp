@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "base/memory/segment.hpp"
-#include "hfreduce/types.hpp"
 #include "hfreduce/host/waiting.hpp"
+#include "hfreduce/types.hpp"
 
 namespace ff::hfreduce {
 
@@ -42,9 +42,10 @@ struct Member {
 struct Posted {
   Call call;
   Place in, out;
-  bool copies;                     // for passes that copy: the arrays below are valid
-  std::uint64_t gives[kMembers];   // bytes for each reader: one part for all behind `in`, or adjacent parts, one per reader
-  std::uint64_t takes[kMembers];   // bytes expected from each
+  bool copies;  // for passes that copy: the arrays below are valid
+  std::uint64_t
+      gives[kMembers];  // bytes for each reader: one part for all behind `in`, or adjacent parts, one per reader
+  std::uint64_t takes[kMembers];  // bytes expected from each
 };
 
 // The data movement of one operation. The team calls publish, consume and collect for steps 0, 1, ... each.
@@ -104,7 +105,7 @@ class Team {
   const Call& call() const { return call_; }
   char* map(std::size_t member, const Place& place);  // address of a member's zero-copy memory in this process
   std::shared_ptr<Segment> segment(std::size_t member, std::int32_t number);  // of another member
-  char* stage(std::size_t member, std::uint32_t step) const;  // step of the running pass
+  char* stage(std::size_t member, std::uint32_t step) const;                  // step of the running pass
   char* result(std::uint32_t step) const;
 
   // Claims a part of a slice for a member that is awake: its own slice first, then the slices of other members.

@@ -85,6 +85,4 @@ void a_gate_opens_between_two_looks() {
 
 }  // namespace
 
-int main() {
-  a_gate_opens_between_two_looks();
-}
+int main() { a_gate_opens_between_two_looks(); }

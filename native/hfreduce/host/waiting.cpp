@@ -28,9 +28,7 @@ void Flag::raise(std::uint32_t to) {
   if (waiters.load(std::memory_order_seq_cst) != 0) wake();
 }
 
-void Flag::wake() {
-  ::syscall(SYS_futex, word(value), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
+void Flag::wake() { ::syscall(SYS_futex, word(value), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
 bool Gate::arrive(std::uint32_t first, std::uint32_t last, std::size_t members) {
   std::uint32_t open_to = first;

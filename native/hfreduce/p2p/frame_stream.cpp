@@ -79,8 +79,7 @@ Stream::Read Stream::read(char* target, std::size_t wanted) {
 }
 
 void Stream::keep_descriptors(msghdr& message) {
-  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
-       part = CMSG_NXTHDR(&message, part)) {
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr; part = CMSG_NXTHDR(&message, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
     const std::size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     const std::size_t before = descriptors_.size();
@@ -112,8 +111,8 @@ bool Stream::next(Header& header) {
   return true;
 }
 
-std::size_t Stream::write(const char* head, std::size_t head_bytes, const char* body,
-                          std::size_t body_bytes, const std::vector<int>& descriptors) {
+std::size_t Stream::write(const char* head, std::size_t head_bytes, const char* body, std::size_t body_bytes,
+                          const std::vector<int>& descriptors) {
   iovec parts[2] = {{const_cast<char*>(head), head_bytes}, {const_cast<char*>(body), body_bytes}};
   msghdr message{};
   message.msg_iov = parts;

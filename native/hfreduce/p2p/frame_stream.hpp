@@ -31,10 +31,10 @@ enum class Kind : std::uint32_t {
   cancel,     // message `id` will not be sent, or not completely
   offer,      // announces `bytes` that lie in shared memory; an Offer follows (shared_offers.hpp)
   // acceptor -> dialler
-  clear,      // message `id` may be sent
-  refuse,     // message `id` matched a receive of `bytes`, a different size
-  credit,     // eager messages of `bytes` in total were received
-  done,       // message `id` was copied
+  clear,   // message `id` may be sent
+  refuse,  // message `id` matched a receive of `bytes`, a different size
+  credit,  // eager messages of `bytes` in total were received
+  done,    // message `id` was copied
 };
 
 struct Header {
@@ -50,8 +50,7 @@ static_assert(sizeof(Header) == 32 && std::endian::native == std::endian::little
 class Malformed : public Error {
  public:
   Malformed(int peer, const std::string& what)
-      : Error(Code::rank_failed, "rank " + std::to_string(peer) + " sent a malformed message: " + what,
-              peer) {}
+      : Error(Code::rank_failed, "rank " + std::to_string(peer) + " sent a malformed message: " + what, peer) {}
 };
 
 // Nonblocking socket of a link; owns its descriptor. Throws Error(rank_failed, peer) if the peer has gone.
@@ -85,8 +84,8 @@ class Stream {
   std::vector<int> take_descriptors(std::size_t count);
 
   // Makes one system call. Returns the bytes sent, 0 if none can be sent now; descriptors go with the first byte.
-  std::size_t write(const char* head, std::size_t head_bytes, const char* body,
-                    std::size_t body_bytes, const std::vector<int>& descriptors = {});
+  std::size_t write(const char* head, std::size_t head_bytes, const char* body, std::size_t body_bytes,
+                    const std::vector<int>& descriptors = {});
 
  private:
   static constexpr std::size_t kBuffer = 16u << 10;

@@ -10,8 +10,7 @@ namespace {
 
 // Returns the error of a receive whose sender cancelled. Names the sender, whose reason may become the group's error.
 Error gave_up(const Message& receive, int sender) {
-  return Error(Code::deadline_exceeded,
-               to_string(receive) + ": the sender's timeout passed", sender);
+  return Error(Code::deadline_exceeded, to_string(receive) + ": the sender's timeout passed", sender);
 }
 
 }  // namespace
@@ -179,8 +178,7 @@ void Incoming::deliver(const MessagePtr& receive, const ArrivalPtr& arrival) {
   receive->peer = peer_;
   const bool fits = receive->bytes == arrival->bytes;
   if (!fits) {
-    ledger_.end(receive,
-                sizes_differ(arrival->tag, arrival->bytes, peer_, receive->bytes, self_));
+    ledger_.end(receive, sizes_differ(arrival->tag, arrival->bytes, peer_, receive->bytes, self_));
   }
   if (arrival->id != 0) {
     --announced_;
@@ -188,10 +186,8 @@ void Incoming::deliver(const MessagePtr& receive, const ArrivalPtr& arrival) {
       copies_.push_back({arrival, receive});
       return;
     }
-    answer({.kind = fits ? Kind::clear : Kind::refuse,
-            .tag = arrival->tag,
-            .id = arrival->id,
-            .bytes = receive->bytes});
+    answer(
+        {.kind = fits ? Kind::clear : Kind::refuse, .tag = arrival->tag, .id = arrival->id, .bytes = receive->bytes});
     if (!fits) return;
     if (arrival->bytes == 0) return ledger_.end(receive);
     transfers_.emplace(arrival->id, Transfer{receive, arrival->bytes});
@@ -256,8 +252,7 @@ void Incoming::answer(const Header& header) {
 void Incoming::write() {
   while (stream_.open() && answered_ < answers_.size()) {
     try {
-      const std::size_t n =
-          stream_.write(answers_.data() + answered_, answers_.size() - answered_, nullptr, 0);
+      const std::size_t n = stream_.write(answers_.data() + answered_, answers_.size() - answered_, nullptr, 0);
       if (n == 0) return;
       answered_ += n;
     } catch (const Error&) {

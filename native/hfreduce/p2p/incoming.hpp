@@ -11,9 +11,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "hfreduce/p2p/frame_stream.hpp"
 #include "hfreduce/p2p/matching.hpp"
 #include "hfreduce/p2p/shared_offers.hpp"
-#include "hfreduce/p2p/frame_stream.hpp"
 
 namespace ff::hfreduce::mail {
 
@@ -50,10 +50,10 @@ class Incoming {
   };
   struct Payload {  // payload of the frame being read
     std::size_t left = 0, bytes = 0;
-    char* target = nullptr;      // nullptr: dropped
-    MessagePtr receive;          // of an eager message read directly into its receive
-    ArrivalPtr arrival;          // of an eager message that came before its receive
-    std::uint64_t transfer = 0;  // of an announced message: its id
+    char* target = nullptr;       // nullptr: dropped
+    MessagePtr receive;           // of an eager message read directly into its receive
+    ArrivalPtr arrival;           // of an eager message that came before its receive
+    std::uint64_t transfer = 0;   // of an announced message: its id
     std::optional<Header> offer;  // the header of the offer whose body it is
   };
 
@@ -75,7 +75,7 @@ class Incoming {
   bool attached_ = false;
   Payload payload_;
   std::unordered_map<std::uint64_t, Transfer> transfers_;
-  Offer offer_;      // being read
+  Offer offer_;  // being read
   Offered offered_;
   std::deque<Copy> copies_;
   std::vector<char> answers_;

@@ -152,22 +152,19 @@ void LinkManager::lose(int rank, Direction direction, const Error& error) {
   }
   // A direction without a link will never get a link now.
   const bool sends = !p.out.open(), receives = !p.in.open();
-  const auto lost = ledger_.where([&](const Message& message) {
-    return message.peer == rank && (message.sending ? sends : receives);
-  });
+  const auto lost = ledger_.where(
+      [&](const Message& message) { return message.peer == rank && (message.sending ? sends : receives); });
   for (const auto& message : lost) end(message, *p.gone);
   if (no_sender_left()) end_any_source();
 }
 
 bool LinkManager::no_sender_left() const {
-  return std::all_of(peers_.begin(), peers_.end(), [](const auto& p) {
-    return p == nullptr || (p->gone && !p->in.open());
-  });
+  return std::all_of(peers_.begin(), peers_.end(),
+                     [](const auto& p) { return p == nullptr || (p->gone && !p->in.open()); });
 }
 
 void LinkManager::end_any_source() {
-  const auto lost =
-      ledger_.where([](const Message& message) { return !message.sending && message.peer < 0; });
+  const auto lost = ledger_.where([](const Message& message) { return !message.sending && message.peer < 0; });
   for (const auto& message : lost) {
     end(message, Error(Code::collective, to_string(*message) + ": every other rank died or left"));
   }
@@ -177,8 +174,8 @@ void LinkManager::expire(Clock::time_point now) {
   if (now < ledger_.nearest()) return;
   for (const auto& message : ledger_.late(now)) {
     const int rank = message->peer;
-    end(message, Error(Code::deadline_exceeded, to_string(*message) + " timed out: it did not end within " +
-                                                    decimals(message->seconds) + " s"));
+    end(message, Error(Code::deadline_exceeded,
+                       to_string(*message) + " timed out: it did not end within " + decimals(message->seconds) + " s"));
     if (rank >= 0) serve(rank, kOut, false);
   }
 }

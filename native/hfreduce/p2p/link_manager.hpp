@@ -29,11 +29,11 @@ class LinkManager {
   void add_incoming(int rank, int fd);
   void admit(const MessagePtr& message);
   bool heard_from(int rank) { return peer(rank).in.attached(); }  // a link from it exists or existed
-  void ready(std::uint64_t token, std::uint32_t events);  // as epoll reports them
+  void ready(std::uint64_t token, std::uint32_t events);          // as epoll reports them
   void expire(Clock::time_point now);
   bool busy() const { return !copying_.empty(); }  // copy() is due
   void copy();                                     // copies a slice for each peer with a matched offer
-  void fail(const Error& error);  // ends all present and later messages, and closes all links
+  void fail(const Error& error);                   // ends all present and later messages, and closes all links
   // Ends all messages, then the links, so that peers can still read all sent bytes.
   void leave(const Error& error);
 
@@ -47,8 +47,8 @@ class LinkManager {
         : out(self, rank, ledger), in(self, rank, matcher, ledger) {}
     Outgoing out;
     Incoming in;
-    std::optional<Error> gone;       // the cause, once one direction has ended
-    std::uint32_t armed[2] = {0, 0}; // by direction: events that epoll watches
+    std::optional<Error> gone;        // the cause, once one direction has ended
+    std::uint32_t armed[2] = {0, 0};  // by direction: events that epoll watches
   };
 
   Peer& peer(int rank) { return *peers_[static_cast<std::size_t>(rank)]; }
@@ -65,7 +65,7 @@ class LinkManager {
   Matcher matcher_;
   Ledger ledger_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; nullptr for this one
-  std::set<int> copying_;  // peers
+  std::set<int> copying_;                     // peers
   std::optional<Error> broken_;
 };
 

@@ -16,15 +16,15 @@ typename Map::mapped_type::value_type pop(Map& map, typename Map::iterator at) {
 }  // namespace
 
 std::string to_string(const Message& message) {
-  return (message.sending ? "sending " : "receiving ") + std::to_string(message.bytes) +
-         " bytes (tag " + std::to_string(message.tag) + ") " + (message.sending ? "to " : "from ") +
+  return (message.sending ? "sending " : "receiving ") + std::to_string(message.bytes) + " bytes (tag " +
+         std::to_string(message.tag) + ") " + (message.sending ? "to " : "from ") +
          (message.peer < 0 ? "any rank" : "rank " + std::to_string(message.peer));
 }
 
 Error sizes_differ(std::uint64_t tag, std::size_t sent, int from, std::size_t received, int to) {
-  return Error(Code::collective, "rank " + std::to_string(from) + " sends " + std::to_string(sent) +
-                                     " bytes (tag " + std::to_string(tag) + "), rank " +
-                                     std::to_string(to) + " receives " + std::to_string(received));
+  return Error(Code::collective, "rank " + std::to_string(from) + " sends " + std::to_string(sent) + " bytes (tag " +
+                                     std::to_string(tag) + "), rank " + std::to_string(to) + " receives " +
+                                     std::to_string(received));
 }
 
 ArrivalPtr Matcher::post(const MessagePtr& receive) {
@@ -32,8 +32,8 @@ ArrivalPtr Matcher::post(const MessagePtr& receive) {
   if (receive->peer >= 0) {
     best = arrived_.find({receive->tag, receive->peer});
   } else {
-    for (auto at = arrived_.lower_bound({receive->tag, -1});
-         at != arrived_.end() && at->first.first == receive->tag; ++at) {
+    for (auto at = arrived_.lower_bound({receive->tag, -1}); at != arrived_.end() && at->first.first == receive->tag;
+         ++at) {
       if (best == arrived_.end() || at->second.front()->number < best->second.front()->number) {
         best = at;
       }
@@ -48,8 +48,7 @@ ArrivalPtr Matcher::post(const MessagePtr& receive) {
 MessagePtr Matcher::take(int peer, std::uint64_t tag) {
   const auto exact = posted_.find({tag, peer}), any = posted_.find({tag, -1});
   if (exact == posted_.end()) return any == posted_.end() ? nullptr : pop(posted_, any);
-  const bool later = any != posted_.end() &&
-                     any->second.front()->number < exact->second.front()->number;
+  const bool later = any != posted_.end() && any->second.front()->number < exact->second.front()->number;
   return pop(posted_, later ? any : exact);
 }
 

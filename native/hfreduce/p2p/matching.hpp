@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "hfreduce/engine/operation.hpp"
-#include "hfreduce/p2p/shared_offers.hpp"
 #include "hfreduce/host/waiting.hpp"
+#include "hfreduce/p2p/shared_offers.hpp"
 
 namespace ff::hfreduce::mail {
 
@@ -52,9 +52,9 @@ struct Arrival {
   bool whole = false;               // all of it has been read
   std::optional<Offer> offer;       // of an announced message that can be copied from shared memory
   const char* shared = nullptr;
-  bool taken = false;               // no longer matched, though its payload is still being read ...
-  MessagePtr receive;               // ... for this receive, if that has not ended meanwhile
-  std::uint64_t number = 0;         // order of arrival over all peers
+  bool taken = false;        // no longer matched, though its payload is still being read ...
+  MessagePtr receive;        // ... for this receive, if that has not ended meanwhile
+  std::uint64_t number = 0;  // order of arrival over all peers
 };
 using ArrivalPtr = std::shared_ptr<Arrival>;
 
@@ -69,7 +69,7 @@ class Matcher {
   void keep(const ArrivalPtr& arrival);
   void withdraw(const MessagePtr& receive);
   bool withdraw(int peer, std::uint64_t tag, std::uint64_t id);  // withdraws a kept announcement; false: there was none
-  void forget(int peer);  // drops incomplete arrivals of the peer
+  void forget(int peer);                                         // drops incomplete arrivals of the peer
 
  private:
   using Key = std::pair<std::uint64_t, int>;  // (tag, peer); any source is peer -1

@@ -51,8 +51,7 @@ Outgoing::Frame Outgoing::announce(const MessagePtr& send) {
   send->number = ++ids_;
   ++unanswered_;
   Frame frame;
-  frame.header = {
-      .kind = Kind::request, .tag = send->tag, .id = send->number, .bytes = send->bytes};
+  frame.header = {.kind = Kind::request, .tag = send->tag, .id = send->number, .bytes = send->bytes};
   frame.message = send;
   Announced& announced = announced_[send->number];
   announced.message = send;
@@ -124,9 +123,8 @@ void Outgoing::write() {
     const std::size_t head = std::min(frame.written, sizeof(Header));
     const std::size_t body = frame.written - head;
     const std::size_t n =
-        stream_.write(reinterpret_cast<const char*>(&frame.header) + head, sizeof(Header) - head,
-                      frame.body + body, frame.body_bytes - body,
-                      frame.written == 0 ? frame.descriptors : std::vector<int>());
+        stream_.write(reinterpret_cast<const char*>(&frame.header) + head, sizeof(Header) - head, frame.body + body,
+                      frame.body_bytes - body, frame.written == 0 ? frame.descriptors : std::vector<int>());
     if (n == 0) return;
     budget -= std::min(budget, n);
     frame.written += n;

@@ -12,16 +12,15 @@
 #include <unordered_map>
 #include <vector>
 
+#include "hfreduce/p2p/frame_stream.hpp"
 #include "hfreduce/p2p/matching.hpp"
 #include "hfreduce/p2p/shared_offers.hpp"
-#include "hfreduce/p2p/frame_stream.hpp"
 
 namespace ff::hfreduce::mail {
 
 class Outgoing {
  public:
-  Outgoing(int self, int peer, Ledger& ledger)
-      : self_(self), peer_(peer), ledger_(ledger), stream_(peer) {}
+  Outgoing(int self, int peer, Ledger& ledger) : self_(self), peer_(peer), ledger_(ledger), stream_(peer) {}
 
   Stream& stream() { return stream_; }
   void attach(int fd, bool local);  // local: the peer can map this process's arena
@@ -43,7 +42,7 @@ class Outgoing {
     MessagePtr message;          // nullptr: withdrawn, or none
     const char* body = nullptr;  // inside the message's bytes, or `copy`
     std::size_t body_bytes = 0;
-    std::size_t written = 0;     // of header and body
+    std::size_t written = 0;  // of header and body
     std::unique_ptr<char[]> copy;
     std::vector<int> descriptors;  // sent with the first byte; owned by the arena and the offers
   };

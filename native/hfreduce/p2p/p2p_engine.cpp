@@ -33,8 +33,7 @@ int new_eventfd() {
 Clock::time_point after(double seconds) {
   constexpr double kForever = 1e9;
   if (seconds >= kForever) return Clock::time_point::max();
-  return Clock::now() +
-         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
 int milliseconds_until(Clock::time_point time) {
@@ -100,11 +99,7 @@ void P2PEngine::with_links(bool poller, const Act& act) {
 }
 
 P2PEngine::P2PEngine(int rank, int world)
-    : rank_(rank),
-      world_(world),
-      generation_(fork_guard::generation()),
-      kick_fd_(new_eventfd()),
-      links_(rank, world) {
+    : rank_(rank), world_(world), generation_(fork_guard::generation()), kick_fd_(new_eventfd()), links_(rank, world) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = kKick;
@@ -124,9 +119,7 @@ P2PEngine::~P2PEngine() {
   }
   kick();
   if (thread_.joinable()) thread_.join();
-  with_links(true, [](mail::LinkManager& links) {
-    links.leave(Error(Code::collective, "the group was destroyed"));
-  });
+  with_links(true, [](mail::LinkManager& links) { links.leave(Error(Code::collective, "the group was destroyed")); });
   fork_guard::close(kick_fd_);
 }
 
@@ -151,19 +144,18 @@ void P2PEngine::fail(const Error& error) {
   with_links(false, [&](mail::LinkManager& links) { links.fail(error); });
 }
 
-std::shared_ptr<Operation> P2PEngine::send(int to, std::uint64_t tag, const void* data,
-                                      std::size_t bytes, double seconds, bool attended) {
-  return submit(true, to, tag, static_cast<char*>(const_cast<void*>(data)), bytes, seconds,
-                attended);
+std::shared_ptr<Operation> P2PEngine::send(int to, std::uint64_t tag, const void* data, std::size_t bytes,
+                                           double seconds, bool attended) {
+  return submit(true, to, tag, static_cast<char*>(const_cast<void*>(data)), bytes, seconds, attended);
 }
 
-std::shared_ptr<Operation> P2PEngine::receive(int from, std::uint64_t tag, void* data,
-                                         std::size_t bytes, double seconds, bool attended) {
+std::shared_ptr<Operation> P2PEngine::receive(int from, std::uint64_t tag, void* data, std::size_t bytes,
+                                              double seconds, bool attended) {
   return submit(false, from, tag, static_cast<char*>(data), bytes, seconds, attended);
 }
 
-std::shared_ptr<Operation> P2PEngine::submit(bool sending, int peer, std::uint64_t tag, char* data,
-                                        std::size_t bytes, double seconds, bool attended) {
+std::shared_ptr<Operation> P2PEngine::submit(bool sending, int peer, std::uint64_t tag, char* data, std::size_t bytes,
+                                             double seconds, bool attended) {
   const auto message = std::make_shared<mail::Message>();
   message->sending = sending;
   message->peer = peer;
@@ -174,8 +166,8 @@ std::shared_ptr<Operation> P2PEngine::submit(bool sending, int peer, std::uint64
   if (seconds > 0) message->deadline = after(seconds);
   const auto operation = message->operation = std::make_shared<Operation>();
   if (peer < (sending ? 0 : -1) || peer >= world_ || peer == rank_) {
-    throw Error(Code::invalid, to_string(*message) + " is not possible for rank " +
-                                   std::to_string(rank_) + " of " + std::to_string(world_));
+    throw Error(Code::invalid, to_string(*message) + " is not possible for rank " + std::to_string(rank_) + " of " +
+                                   std::to_string(world_));
   }
   start();
   {
@@ -227,9 +219,7 @@ void P2PEngine::turn(Clock::time_point until) {
       std::uint64_t count;
       [[maybe_unused]] const ssize_t got = ::read(kick_fd_, &count, sizeof count);
     } else {
-      with_links(true, [event = events[i]](mail::LinkManager& links) {
-        links.ready(event.data.u64, event.events);
-      });
+      with_links(true, [event = events[i]](mail::LinkManager& links) { links.ready(event.data.u64, event.events); });
     }
   }
   if (busy_) with_links(true, [](mail::LinkManager& links) { links.copy(); });

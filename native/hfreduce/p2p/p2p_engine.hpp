@@ -57,10 +57,10 @@ class P2PEngine {
   // Code::deadline_exceeded after `seconds`, and no other operation is affected. A receive must have the size of its
   // message, else Code::collective. From -1 it takes the earliest message of the tag, and Operation::source names the
   // sender. `attended`: the caller calls wait() next. Both throw Code::invalid for an unknown rank or their own.
-  std::shared_ptr<Operation> send(int to, std::uint64_t tag, const void* data, std::size_t bytes,
-                                  double seconds, bool attended = false);
-  std::shared_ptr<Operation> receive(int from, std::uint64_t tag, void* data, std::size_t bytes,
-                                     double seconds, bool attended = false);
+  std::shared_ptr<Operation> send(int to, std::uint64_t tag, const void* data, std::size_t bytes, double seconds,
+                                  bool attended = false);
+  std::shared_ptr<Operation> receive(int from, std::uint64_t tag, void* data, std::size_t bytes, double seconds,
+                                     bool attended = false);
   // Like Operation::wait(), but this thread moves the bytes meanwhile, so no other thread needs to wake first.
   bool wait(Operation& operation, double seconds);
 
@@ -79,8 +79,8 @@ class P2PEngine {
  private:
   class Session;
 
-  std::shared_ptr<Operation> submit(bool sending, int peer, std::uint64_t tag, char* data,
-                                    std::size_t bytes, double seconds, bool attended);
+  std::shared_ptr<Operation> submit(bool sending, int peer, std::uint64_t tag, char* data, std::size_t bytes,
+                                    double seconds, bool attended);
   template <class Act>
   void with_links(bool poller, const Act& act);
   void post_all(bool poller);
@@ -95,13 +95,13 @@ class P2PEngine {
 
   const int rank_, world_;
   const unsigned generation_;  // fork generation
-  const int kick_fd_;  // wakes the poller
+  const int kick_fd_;          // wakes the poller
   Judge judge_;
 
   std::mutex box_mutex_;
   std::vector<mail::MessagePtr> box_;  // posted, not yet with the link manager; guarded by box_mutex_
 
-  std::mutex mutex_;       // guards links_; taken before the next
+  std::mutex mutex_;  // guards links_; taken before the next
   mail::LinkManager links_;
 
   // The polling role, guarded by role_mutex_. One thread at a time has it; a visitor (a thread in wait()) takes
@@ -109,9 +109,9 @@ class P2PEngine {
   std::mutex role_mutex_;
   std::condition_variable role_changed_;
   bool visitor_ = false;
-  bool polling_ = false;      // the own thread polls, or handles events
-  bool sleeping_ = false;     // the own thread waits for the visitor's end and must be notified of it
-  bool needed_ = false;       // the own thread must poll, although a visitor has just left
+  bool polling_ = false;   // the own thread polls, or handles events
+  bool sleeping_ = false;  // the own thread waits for the visitor's end and must be notified of it
+  bool needed_ = false;    // the own thread must poll, although a visitor has just left
   bool closing_ = false;
   std::uint64_t visits_ = 0;
   std::thread thread_;

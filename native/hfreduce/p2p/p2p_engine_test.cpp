@@ -129,13 +129,11 @@ void random_traffic(std::uint64_t seed, bool tcp) {
         if (peer == r || next == kPairMessages) continue;
         const Plan plan = (sending ? plans[r][peer] : plans[peer][r])[next];
         const std::uint64_t mark = (sending ? r * 7 + peer : peer * 7 + r) + next * 100;
-        flights.push_back({nullptr, sending ? pattern(plan.bytes, mark) : Bytes(plan.bytes), mark,
-                           sending});
+        flights.push_back({nullptr, sending ? pattern(plan.bytes, mark) : Bytes(plan.bytes), mark, sending});
         char* data = flights.back().bytes.data();
         const int to = static_cast<int>(peer);
-        flights.back().operation =
-            sending ? posts[r]->send(to, plan.tag, data, plan.bytes, 60)
-                    : posts[r]->receive(to, plan.tag, data, plan.bytes, 60);
+        flights.back().operation = sending ? posts[r]->send(to, plan.tag, data, plan.bytes, 60)
+                                           : posts[r]->receive(to, plan.tag, data, plan.bytes, 60);
         ++next, --left;
         if (order() % 16 == 0) posts[r]->wait(*flights[order() % flights.size()].operation, 1e-4);
       }
@@ -198,12 +196,10 @@ void different_sizes_fail_and_the_stream_goes_on() {
   Bytes small(10), other(20), large(100'000), larger(200'000);
   int value = 1, got = 0;
   for (const bool first : {true, false}) {
-    for (const auto& [sent, received] : {std::pair(&small, &other), {&large, &larger},
-                                         {&larger, &small}, {&small, &larger}}) {
+    for (const auto& [sent, received] :
+         {std::pair(&small, &other), {&large, &larger}, {&larger, &small}, {&small, &larger}}) {
       OperationPtr receive, send;
-      const auto post_receive = [&] {
-        receive = posts[1]->receive(0, 1, received->data(), received->size(), 60);
-      };
+      const auto post_receive = [&] { receive = posts[1]->receive(0, 1, received->data(), received->size(), 60); };
       if (first) post_receive();
       send = posts[0]->send(1, 1, sent->data(), sent->size(), 60);
       const auto next = posts[0]->send(1, 2, &value, sizeof value, 60);

@@ -25,15 +25,14 @@ void a_late_message_meets_the_next_receive() {
   const auto late = posts[1]->receive(0, 3, &got, sizeof got, 0.01);
   const auto text = expect_error(*posts[1], late, Code::deadline_exceeded);
   CHECK(contains(text, "tag 3") && contains(text, "rank 0") && contains(text, "0.0 s"));
-  CHECK(contains(expect_error(*posts[1], posts[1]->receive(-1, 3, &got, sizeof got, 0.01),
-                              Code::deadline_exceeded), "any rank"));
+  CHECK(contains(expect_error(*posts[1], posts[1]->receive(-1, 3, &got, sizeof got, 0.01), Code::deadline_exceeded),
+                 "any rank"));
   expect_ok(*posts[0], posts[0]->send(1, 3, &value, sizeof value, 60));
   expect_ok(*posts[1], posts[1]->receive(0, 3, &next, sizeof next, 60));
   CHECK(got == 0 && next == 7);
   // A send that is cancelled before its receive leaves no trace (the small message follows its cancel).
   Bytes large = pattern(100'000, 1), second = pattern(100'000, 2), target(100'000);
-  expect_error(*posts[0], posts[0]->send(1, 4, large.data(), large.size(), 0.01),
-               Code::deadline_exceeded);
+  expect_error(*posts[0], posts[0]->send(1, 4, large.data(), large.size(), 0.01), Code::deadline_exceeded);
   expect_ok(*posts[0], posts[0]->send(1, 5, &value, sizeof value, 60));
   expect_ok(*posts[1], posts[1]->receive(0, 5, &next, sizeof next, 60));
   const auto sent = posts[0]->send(1, 4, second.data(), second.size(), 60);
@@ -47,8 +46,7 @@ void a_payload_under_way_outlives_its_receive() {
   Bytes target(1000, 'x');
   int next = 0;
   const int value = 9;
-  const auto drained = [&](std::uint64_t tag, const std::function<void()>& first,
-                           const std::function<void()>& rest) {
+  const auto drained = [&](std::uint64_t tag, const std::function<void()>& first, const std::function<void()>& rest) {
     const auto late = hand.post.receive(0, tag, target.data(), target.size(), 0.05);
     first();
     expect_error(hand.post, late, Code::deadline_exceeded);
@@ -78,12 +76,14 @@ void a_payload_under_way_outlives_its_receive() {
     ScriptedPeer::put(hand.to, {.kind = FrameKind::data, .id = 1, .bytes = 600});
     half(0);
   });
-  drained(3, [] {}, [&] {
-    peer.join();
-    ScriptedPeer::put(hand.to, payload.data() + 500, 100);
-    ScriptedPeer::put(hand.to, {.kind = FrameKind::data, .id = 1, .bytes = 400});
-    ScriptedPeer::put(hand.to, payload.data() + 600, 400);
-  });
+  drained(
+      3, [] {},
+      [&] {
+        peer.join();
+        ScriptedPeer::put(hand.to, payload.data() + 500, 100);
+        ScriptedPeer::put(hand.to, {.kind = FrameKind::data, .id = 1, .bytes = 400});
+        ScriptedPeer::put(hand.to, payload.data() + 600, 400);
+      });
 }
 
 void a_send_that_ends_early_leaves_a_whole_stream() {
@@ -156,8 +156,7 @@ void what_was_sent_before_leaving_arrives(bool tcp) {
     expect_ok(*posts[0], posts[0]->receive(1, 1, target.data(), target.size(), kNoDeadline));
     CHECK(target == sent);
   }
-  expect_error(*posts[0], posts[0]->receive(1, 1, target.data(), 8, kNoDeadline),
-               Code::rank_failed, 1);
+  expect_error(*posts[0], posts[0]->receive(1, 1, target.data(), 8, kNoDeadline), Code::rank_failed, 1);
   // Other ranks may still serve a receive from any source, until the last has left.
   expect_ok(*posts[2], posts[2]->send(0, 2, &value, sizeof value, 60));
   expect_ok(*posts[0], any);
@@ -287,5 +286,6 @@ int main() {
   a_sleeping_poller_is_woken();
   failing_and_destruction_end_everything();
   malformed_frames_are_named();
-  for (std::uint64_t seed = 0; seed < (FF_THREAD_SANITIZER ? 100 : 300); ++seed) garbage_ends_the_peer_and_nothing_else(seed);
+  for (std::uint64_t seed = 0; seed < (FF_THREAD_SANITIZER ? 100 : 300); ++seed)
+    garbage_ends_the_peer_and_nothing_else(seed);
 }

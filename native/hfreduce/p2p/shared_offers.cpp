@@ -60,9 +60,7 @@ std::optional<Offer> Offers::make(std::uint64_t id, const char* data, std::size_
   return offer;
 }
 
-bool Offers::withdraw(std::uint64_t id, std::uint32_t slot) {
-  return settle(claim(slot), id, kWithdrawn);
-}
+bool Offers::withdraw(std::uint64_t id, std::uint32_t slot) { return settle(claim(slot), id, kWithdrawn); }
 
 void Offers::retract(const Offer& offer) {
   if (offer.with_claims != 0) claims_sent_ = false;

@@ -42,8 +42,7 @@ class Offers {
  public:
   // Returns an offer for these bytes; none if they lie outside the arena or all slots are taken. Adds to `descriptors`
   // those that the peer lacks, in the order in which it expects them.
-  std::optional<Offer> make(std::uint64_t id, const char* data, std::size_t bytes,
-                            std::vector<int>& descriptors);
+  std::optional<Offer> make(std::uint64_t id, const char* data, std::size_t bytes, std::vector<int>& descriptors);
   bool withdraw(std::uint64_t id, std::uint32_t slot);  // false: the receiver has claimed it
   void free(std::uint32_t slot) { free_.push_back(slot); }
   void retract(const Offer& offer);  // frees an offer. REQUIRES: neither it nor its descriptors were sent

@@ -22,8 +22,7 @@ using mail::Offer;
 
 // Bytes in the arena.
 struct Block {
-  explicit Block(const Bytes& bytes)
-      : data(Arena::of_process().allocate(bytes.size())), size(bytes.size()) {
+  explicit Block(const Bytes& bytes) : data(Arena::of_process().allocate(bytes.size())), size(bytes.size()) {
     std::copy(bytes.begin(), bytes.end(), data);
   }
   ~Block() { Arena::of_process().release(data); }
@@ -123,8 +122,7 @@ void different_sizes_fail_on_both_sides() {
   Block sent(Bytes(100'000)), target(Bytes(200'000));
   const auto send = posts[0]->send(1, 1, sent.data, sent.size, 60);
   const auto receive = posts[1]->receive(0, 1, target.data, target.size, 60);
-  CHECK(expect_error(*posts[0], send, Code::collective) ==
-        expect_error(*posts[1], receive, Code::collective));
+  CHECK(expect_error(*posts[0], send, Code::collective) == expect_error(*posts[1], receive, Code::collective));
   const auto again = posts[0]->send(1, 1, sent.data, sent.size, 60);
   expect_ok(*posts[1], posts[1]->receive(0, 1, target.data, sent.size, 60));
   expect_ok(*posts[0], again);
@@ -209,9 +207,8 @@ void a_withdrawn_offer_fails_its_receive() {
   mail::Stream stream(1);
   stream.attach(::dup(hand.to));
   const Header header{.kind = FrameKind::offer, .tag = 1, .id = 1, .bytes = content.size};
-  CHECK(stream.write(reinterpret_cast<const char*>(&header), sizeof header,
-                     reinterpret_cast<const char*>(&*offer), sizeof *offer, descriptors) ==
-        sizeof header + sizeof *offer);
+  CHECK(stream.write(reinterpret_cast<const char*>(&header), sizeof header, reinterpret_cast<const char*>(&*offer),
+                     sizeof *offer, descriptors) == sizeof header + sizeof *offer);
   CHECK(contains(expect_error(hand.post, receive, Code::deadline_exceeded, 0), "the sender's timeout passed"));
 }
 

@@ -83,8 +83,6 @@ inline std::string expect_error(P2PEngine& post, const OperationPtr& operation, 
   return {};
 }
 
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace ff::hfreduce::test

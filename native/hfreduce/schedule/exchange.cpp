@@ -11,9 +11,7 @@ namespace ff::hfreduce {
 
 using StepKind = Step::Kind;
 
-void Scratch::Free::operator()(char* buffer) const {
-  ::operator delete(buffer, std::align_val_t{kAlignment});
-}
+void Scratch::Free::operator()(char* buffer) const { ::operator delete(buffer, std::align_val_t{kAlignment}); }
 
 void Scratch::fit(std::size_t bytes) {
   if (bytes <= bytes_) return;
@@ -34,8 +32,8 @@ char* Scratch::take() {
 
 void Scratch::give(char* buffer) { free_.push_back(buffer); }
 
-Exchange::Exchange(const Program& program, const std::vector<int>& ranks, Transport& transport,
-                   Scratch& scratch, const Data& data, Handshake handshake, const Limits& limits)
+Exchange::Exchange(const Program& program, const std::vector<int>& ranks, Transport& transport, Scratch& scratch,
+                   const Data& data, Handshake handshake, const Limits& limits)
     : program_(program),
       transport_(transport),
       scratch_(scratch),
@@ -67,8 +65,7 @@ Exchange::Exchange(const Program& program, const std::vector<int>& ranks, Transp
   for (const std::uint32_t chunk : program.given) parts_[chunk].given = true;
   std::size_t longest = 0;
   for (const Chunk& chunk : program.chunks) longest = std::max(longest, chunk.count);
-  scratch.fit(std::max(longest * size_of(data.dtype),
-                       simd::encoded_bytes(data.codec, data.dtype, longest)));
+  scratch.fit(std::max(longest * size_of(data.dtype), simd::encoded_bytes(data.codec, data.dtype, longest)));
 }
 
 void Exchange::check_operation() const {
@@ -76,8 +73,8 @@ void Exchange::check_operation() const {
   const bool any = std::any_of(program_.steps.begin(), program_.steps.end(), adds);
   const bool sum = data_.op == Op::sum || data_.op == Op::avg;
   if ((any && reduce_ == nullptr) || (coded_ && !sum)) {
-    throw Error(Code::invalid, std::string("unsupported: ") + name_of(data_.op) + " of " +
-                                   name_of(data_.dtype) + (coded_ ? " with a wire codec" : ""));
+    throw Error(Code::invalid, std::string("unsupported: ") + name_of(data_.op) + " of " + name_of(data_.dtype) +
+                                   (coded_ ? " with a wire codec" : ""));
   }
 }
 
@@ -108,8 +105,7 @@ std::optional<std::uint32_t> Exchange::pop_final() {
 int Exchange::waiting_for() const {
   int rank = -1;
   for (const Channel& channel : channels_) {
-    if (channel.applied_in < channel.in.size() &&
-        !transfers_[channel.in[channel.applied_in]].done) {
+    if (channel.applied_in < channel.in.size() && !transfers_[channel.in[channel.applied_in]].done) {
       return channel.rank;
     }
     if (channel.done_out < channel.posted_out) rank = channel.rank;
@@ -178,8 +174,7 @@ bool Exchange::settle_receives(Channel& channel) {
 
 bool Exchange::post_sends(Channel& channel) {
   const std::size_t before = channel.posted_out;
-  while (channel.posted_out < channel.out.size() &&
-         channel.posted_out < channel.done_out + limits_.sends) {
+  while (channel.posted_out < channel.out.size() && channel.posted_out < channel.done_out + limits_.sends) {
     const std::uint32_t k = channel.out[channel.posted_out];
     const Step& s = step(k);
     if (!ready(s)) break;
@@ -206,8 +201,7 @@ bool Exchange::post_receives(Channel& channel) {
 }
 
 bool Exchange::ready(const Step& s) const {
-  return s.after >= 0 ? finished_[static_cast<std::size_t>(s.after)] != 0
-                      : parts_[s.chunk].provided;
+  return s.after >= 0 ? finished_[static_cast<std::size_t>(s.after)] != 0 : parts_[s.chunk].provided;
 }
 
 bool Exchange::overwritable(const Step& s) const {
@@ -251,8 +245,7 @@ void Exchange::encode(const Step& s) {
   part.wire = scratch_.take();
   simd::encode(data_.codec, data_.dtype, data_of(s.chunk), chunk.count, part.wire, residual,
                data_.seed == 0 ? 0 : mixed | 1);
-  const bool whole =
-      s.after < 0 ? part.given : program_.steps[static_cast<std::size_t>(s.after)].last;
+  const bool whole = s.after < 0 ? part.given : program_.steps[static_cast<std::size_t>(s.after)].last;
   if (!whole && !part.collected) return;
   simd::decode(data_.codec, data_.dtype, part.wire, chunk.count, data_of(s.chunk), 1);
   if (whole) make_final(s.chunk);
@@ -297,8 +290,7 @@ void Exchange::combine(std::uint32_t k) {
   std::vector<const void*> terms;
   std::vector<char*> buffers;
   bool own_is_in = false;
-  for (auto s = static_cast<std::int32_t>(k); s >= 0;
-       s = step(static_cast<std::uint32_t>(s)).after) {
+  for (auto s = static_cast<std::int32_t>(k); s >= 0; s = step(static_cast<std::uint32_t>(s)).after) {
     char* buffer = transfers_[static_cast<std::size_t>(s)].data;
     if (coded_) {
       char* values = scratch_.take();

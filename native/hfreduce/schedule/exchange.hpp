@@ -77,10 +77,10 @@ class Exchange {
   // Throws Code::invalid for an impossible operation. Member i of the program is ranks[i] of the transport. `program`,
   // `transport`, `scratch` and the memory of `data` outlive the exchange. REQUIRES: at destruction it has finished, or
   // the transport is gone.
-  Exchange(const Program& program, const std::vector<int>& ranks, Transport& transport,
-           Scratch& scratch, const Data& data, Handshake handshake, const Limits& limits);
-  Exchange(const Program& program, const std::vector<int>& ranks, Transport& transport,
-           Scratch& scratch, const Data& data, Handshake handshake)
+  Exchange(const Program& program, const std::vector<int>& ranks, Transport& transport, Scratch& scratch,
+           const Data& data, Handshake handshake, const Limits& limits);
+  Exchange(const Program& program, const std::vector<int>& ranks, Transport& transport, Scratch& scratch,
+           const Data& data, Handshake handshake)
       : Exchange(program, ranks, transport, scratch, data, std::move(handshake), Limits()) {}
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;

@@ -14,8 +14,8 @@
 #include <random>
 #include <string>
 
-#include "base/testing/check.hpp"
 #include "base/error.hpp"
+#include "base/testing/check.hpp"
 #include "base/testing/one_thread.hpp"
 #include "hfreduce/transport/simulated_network.hpp"
 
@@ -65,21 +65,15 @@ Case random_case(std::size_t members, Random& random) {
   };
   const std::vector<Case> cases = {
       {"ring", [=](auto me, auto n) { return ring_allreduce(me, members, cut(n)); }, true},
-      {"ring reduce_scatter",
-       [=](auto me, auto n) { return ring_reduce_scatter(me, blocks(n), cut(n)); }, false},
-      {"ring all_gather", [=](auto me, auto n) { return ring_all_gather(me, blocks(n), cut(n)); },
-       false},
-      {"chain broadcast",
-       [=](auto me, auto n) { return chain_broadcast(me, members, root, cut(n)); }, false},
-      {"chain reduce", [=](auto me, auto n) { return chain_reduce(me, members, root, cut(n)); },
-       false},
+      {"ring reduce_scatter", [=](auto me, auto n) { return ring_reduce_scatter(me, blocks(n), cut(n)); }, false},
+      {"ring all_gather", [=](auto me, auto n) { return ring_all_gather(me, blocks(n), cut(n)); }, false},
+      {"chain broadcast", [=](auto me, auto n) { return chain_broadcast(me, members, root, cut(n)); }, false},
+      {"chain reduce", [=](auto me, auto n) { return chain_reduce(me, members, root, cut(n)); }, false},
       {"tree", [=](auto me, auto n) { return tree_allreduce(me, zones, cut(n)); }, true},
       {"tree reduce", [=](auto me, auto n) { return tree_reduce(me, zones, root, cut(n)); }, false},
-      {"tree broadcast", [=](auto me, auto n) { return tree_broadcast(me, zones, root, cut(n)); },
-       false},
+      {"tree broadcast", [=](auto me, auto n) { return tree_broadcast(me, zones, root, cut(n)); }, false},
       {"direct", [=](auto me, auto n) { return direct_allreduce(me, members, cut(n)); }, true},
-      {"binomial broadcast",
-       [=](auto me, auto n) { return binomial_broadcast(me, members, root, cut(n)); }, false},
+      {"binomial broadcast", [=](auto me, auto n) { return binomial_broadcast(me, members, root, cut(n)); }, false},
   };
   return cases[random() % cases.size()];
 }
@@ -114,20 +108,14 @@ double load(DType dtype, const char* at) {
   std::int32_t i;
   double d;
   switch (dtype) {
-    case DType::f64:
-      std::memcpy(&d, at, 8);
-      return d;
-    case DType::i32:
-      std::memcpy(&i, at, 4);
-      return i;
+    case DType::f64: std::memcpy(&d, at, 8); return d;
+    case DType::i32: std::memcpy(&i, at, 4); return i;
     case DType::bf16:
       std::memcpy(&half, at, 2);
       bits = std::uint32_t{half} << 16;
       std::memcpy(&f, &bits, 4);
       return static_cast<double>(f);
-    default:
-      std::memcpy(&f, at, 4);
-      return static_cast<double>(f);
+    default: std::memcpy(&f, at, 4); return static_cast<double>(f);
   }
 }
 
@@ -136,17 +124,10 @@ void store(DType dtype, char* at, double value) {
   const auto f = static_cast<float>(value);
   const auto i = static_cast<std::int32_t>(value);
   switch (dtype) {
-    case DType::f64:
-      std::memcpy(at, &value, 8);
-      break;
-    case DType::i32:
-      std::memcpy(at, &i, 4);
-      break;
-    case DType::bf16:
-      std::memcpy(at, reinterpret_cast<const char*>(&f) + 2, 2);
-      break;
-    default:
-      std::memcpy(at, &f, 4);
+    case DType::f64: std::memcpy(at, &value, 8); break;
+    case DType::i32: std::memcpy(at, &i, 4); break;
+    case DType::bf16: std::memcpy(at, reinterpret_cast<const char*>(&f) + 2, 2); break;
+    default: std::memcpy(at, &f, 4);
   }
 }
 
@@ -162,8 +143,7 @@ double rounding(const Plan& plan) {
 
 class Run {
  public:
-  explicit Run(std::uint64_t seed)
-      : random_(seed), members_(1 + random_() % 9), network_(members_, random_) {
+  explicit Run(std::uint64_t seed) : random_(seed), members_(1 + random_() % 9), network_(members_, random_) {
     const std::size_t calls = 1 + random_() % 2;
     for (std::size_t k = 0; k < calls; ++k) plans_.push_back(random_plan(members_, random_));
     for (std::size_t m = 0; m < members_; ++m) {
@@ -218,8 +198,7 @@ class Run {
         std::vector<char> memory(count * size_of(plan.dtype));
         for (std::size_t i = 0; i < count; ++i) {
           const double whole = static_cast<double>(random_() % 15) - 7;
-          const double some =
-              plan.exact ? whole : std::ldexp(whole, static_cast<int>(random_() % 8) - 4);
+          const double some = plan.exact ? whole : std::ldexp(whole, static_cast<int>(random_() % 8) - 4);
           store(plan.dtype, memory.data() + i * size_of(plan.dtype), some);
         }
         state->memory.push_back(memory);
@@ -250,18 +229,17 @@ class Run {
     if (!plan.exact && random_() % 2 == 0) data.residual = state.residual[state.call].data();
     const Header& mine = state.header;
     Handshake handshake{&mine, sizeof mine, [&mine](int rank, const void* theirs) {
-                        if (std::memcmp(&mine, theirs, sizeof mine) == 0) return;
-                        throw Error(Code::collective, "disagrees: rank " + std::to_string(rank));
-                      }};
+                          if (std::memcmp(&mine, theirs, sizeof mine) == 0) return;
+                          throw Error(Code::collective, "disagrees: rank " + std::to_string(rank));
+                        }};
     const Exchange::Limits limits{1 + random_() % 4, 1 + random_() % 4, 1 + random_() % 3};
-    state.exchange = std::make_unique<Exchange>(state.program, ranks_, network_.transport(m),
-                                                state.scratch, data, std::move(handshake), limits);
+    state.exchange = std::make_unique<Exchange>(state.program, ranks_, network_.transport(m), state.scratch, data,
+                                                std::move(handshake), limits);
   }
 
   bool provide(std::size_t m) {
     Member& state = *state_[m];
-    if (state.over(plans_.size()) || state.provided == state.program.input_order.size())
-      return false;
+    if (state.over(plans_.size()) || state.provided == state.program.input_order.size()) return false;
     state.exchange->provide(state.program.input_order[state.provided++]);
     return true;
   }
@@ -287,8 +265,7 @@ class Run {
     while (const auto chunk = state.exchange->pop_final()) {
       const auto [begin, count] = state.program.chunks[*chunk];
       const char* at = state.memory[state.call].data() + begin * width;
-      const auto [place, added] =
-          state.finals[state.call].insert({begin, {at, at + count * width}});
+      const auto [place, added] = state.finals[state.call].insert({begin, {at, at + count * width}});
       CHECK(added);
     }
   }
@@ -323,17 +300,12 @@ class Run {
     const std::size_t m = random_() % members_;
     switch (random_() % 8) {
       case 0:
-      case 1:
-        provide(m);
-        break;
-      case 2:
-        network_.deliver(random_() % (members_ * members_));
-        break;
+      case 1: provide(m); break;
+      case 2: network_.deliver(random_() % (members_ * members_)); break;
       case 3:
         if (failed_ && random_() % 20 == 0) network_.tell(m, dead_rank_);
         break;
-      default:
-        advance(m);
+      default: advance(m);
     }
     if (random_() % 3 != 0) network_.deliver(random_() % (members_ * members_));
   }
@@ -355,8 +327,7 @@ class Run {
   }
 
   bool over() const {
-    return std::all_of(state_.begin(), state_.end(),
-                       [&](const auto& state) { return state->over(plans_.size()); });
+    return std::all_of(state_.begin(), state_.end(), [&](const auto& state) { return state->over(plans_.size()); });
   }
 
   void judge() const {
@@ -377,8 +348,7 @@ class Run {
           judge_chunk(k, m, begin, bytes);
           CHECK(bits.insert({begin, bytes}).first->second == bytes);
         }
-        if (plans_[k].algorithm.everybody)
-          CHECK(covered(state.finals[k]) == state.memory[k].size());
+        if (plans_[k].algorithm.everybody) CHECK(covered(state.finals[k]) == state.memory[k].size());
       }
     }
   }
@@ -390,13 +360,11 @@ class Run {
   }
 
   // Compares the chunk with sums in double of the members' initial values.
-  void judge_chunk(std::size_t k, std::size_t m, std::size_t begin,
-                   const std::vector<char>& bytes) const {
+  void judge_chunk(std::size_t k, std::size_t m, std::size_t begin, const std::vector<char>& bytes) const {
     const Plan& plan = plans_[k];
     const std::size_t width = size_of(plan.dtype);
     // A final chunk is not written again.
-    CHECK(std::memcmp(state_[m]->memory[k].data() + begin * width, bytes.data(), bytes.size()) ==
-          0);
+    CHECK(std::memcmp(state_[m]->memory[k].data() + begin * width, bytes.data(), bytes.size()) == 0);
     const std::string& name = plan.algorithm.name;
     const bool adds = name.find("broadcast") == std::string::npos && name != "ring all_gather";
     const std::size_t only = adds ? members_ : origin(plan, begin);
@@ -423,8 +391,7 @@ class Run {
       } else if (plan.codec == Codec::int8) {
         CHECK(std::fabs(got - wanted) <= 1.5 * static_cast<double>(members_ + 1) * greatest / 127);
       } else {
-        CHECK(std::fabs(got - wanted) <=
-              2 * static_cast<double>(members_) * rounding(plan) * weight);
+        CHECK(std::fabs(got - wanted) <= 2 * static_cast<double>(members_) * rounding(plan) * weight);
       }
     }
   }

@@ -20,8 +20,7 @@ Posted places(const Request& request) {
 
 // Sums of 16- and 8-bit types that stay unrounded on the way are kept in float32 beside the tensor.
 bool is_unrounded(const Call& call) {
-  return call.wire == Codec::fp32 && call.dtype != DType::f32 && call.dtype != DType::f64 &&
-         is_floating(call.dtype);
+  return call.wire == Codec::fp32 && call.dtype != DType::f32 && call.dtype != DType::f64 && is_floating(call.dtype);
 }
 
 bool is_coded(const Call& call) { return call.wire != Codec::none && call.wire != Codec::fp32; }
@@ -38,8 +37,8 @@ void convert(simd::ReduceFn kernel, const void* from, void* to, std::size_t coun
 }  // namespace
 
 struct Hierarchy::Leg {
-  Leg(const Plan& its_plan, const std::vector<int>& ranks, Transport& transport, Scratch& scratch,
-      const Data& data, const Handshake& handshake)
+  Leg(const Plan& its_plan, const std::vector<int>& ranks, Transport& transport, Scratch& scratch, const Data& data,
+      const Handshake& handshake)
       : plan(its_plan),
         exchange(its_plan.program, ranks, transport, scratch, data, handshake),
         final(its_plan.program.chunks.size()) {}
@@ -87,17 +86,16 @@ Handshake Hierarchy::handshake(const Call& call) const {
     Call other;
     std::memcpy(static_cast<void*>(&other), theirs, sizeof other);
     if (other == call) return;
-    throw Error(Code::collective, "ranks disagree: rank " + std::to_string(me) + " calls " +
-                                      to_string(call) + ", rank " + std::to_string(rank) +
-                                      " calls " + to_string(other));
+    throw Error(Code::collective, "ranks disagree: rank " + std::to_string(me) + " calls " + to_string(call) +
+                                      ", rank " + std::to_string(rank) + " calls " + to_string(other));
   };
   return {&call, sizeof call, check};
 }
 
 void Hierarchy::wait(int late_rank) {
   if (deadline_.passed()) {
-    throw Error(Code::late,
-                "timed out: rank " + std::to_string(late_rank) + " did not take part within the timeout", late_rank);
+    throw Error(Code::late, "timed out: rank " + std::to_string(late_rank) + " did not take part within the timeout",
+                late_rank);
   }
   interrupts::check(layout().hosts[layout().host][layout().place]);
   transport_.wait(20ms);
@@ -129,8 +127,7 @@ void Hierarchy::team_sum(const Request& request, const Plan& plan, Leg* leg, cha
   ReducePass::Job job{};
   job.dtype = call.dtype;
   job.out_width = size_of(partial);
-  job.kernel = partial == call.dtype ? simd::reduce_kernel(call.dtype, call.op)
-                                     : simd::widen_kernel(call.dtype);
+  job.kernel = partial == call.dtype ? simd::reduce_kernel(call.dtype, call.op) : simd::widen_kernel(call.dtype);
   job.counts = plan.counts;
   job.grid = plan.inputs;
   job.to = ReducePass::To::owner;
@@ -152,8 +149,8 @@ void Hierarchy::team_sum(const Request& request, const Plan& plan, Leg* leg, cha
 }
 
 // Copies all members' slices to `out` of every member that takes them. `own`: where this lane's slice begins.
-void Hierarchy::team_gather(const Request& request, const Plan& plan, Leg* leg, const char* own,
-                            char* out, bool in_tensor) {
+void Hierarchy::team_gather(const Request& request, const Plan& plan, Leg* leg, const char* own, char* out,
+                            bool in_tensor) {
   if (team_ != nullptr) {
     GatherPass::Job job{};
     job.width = size_of(request.call.dtype);
@@ -199,7 +196,10 @@ void Hierarchy::allreduce(const Request& request) {
   const bool coded = is_coded(call);
   std::optional<Leg> leg;
   if (lane) {
-    const Data data{own, unrounded ? DType::f32 : call.dtype, call.op, scale_of(call, world()),
+    const Data data{own,
+                    unrounded ? DType::f32 : call.dtype,
+                    call.op,
+                    scale_of(call, world()),
                     coded ? call.wire : Codec::none,
                     coded && request.residual != nullptr ? request.residual + begin : nullptr,
                     coded && request.seed != 0 ? request.seed + static_cast<std::uint64_t>(layout().host) : 0};
@@ -280,8 +280,7 @@ void Hierarchy::broadcast(const Request& request) {
   char* slice = tensor.data + (lane ? plan->begins[layout().place] * width : 0);
   std::optional<Leg> leg;
   if (lane) {
-    leg.emplace(*plan, lane_ranks(), transport_, scratch_, Data{slice, call.dtype, call.op},
-                handshake(call));
+    leg.emplace(*plan, lane_ranks(), transport_, scratch_, Data{slice, call.dtype, call.op}, handshake(call));
   }
   Leg* running = lane ? &*leg : nullptr;
   if (root_here) {
@@ -338,8 +337,12 @@ void Hierarchy::reduce_scatter(const Request& request) {
   plan.program = ring_reduce_scatter(layout().host, blocks, {hosts * call.count, (64u << 10) / width, line});
   plan.input_chunks = plan.program.input_order;
   partial_.resize(std::max(partial_.size(), hosts * bytes));
-  const Data data{partial_.data(), partial, call.op, scale_of(call, world()),
-                  coded ? call.wire : Codec::none, coded ? request.residual : nullptr,
+  const Data data{partial_.data(),
+                  partial,
+                  call.op,
+                  scale_of(call, world()),
+                  coded ? call.wire : Codec::none,
+                  coded ? request.residual : nullptr,
                   coded && request.seed != 0 ? request.seed + static_cast<std::uint64_t>(layout().host) : 0};
   Leg leg(plan, lane_ranks(), transport_, scratch_, data, handshake(call));
   std::vector<std::uint32_t> steps(hosts, 0);

@@ -14,10 +14,10 @@
 #include <memory>
 #include <vector>
 
-#include "hfreduce/schedule/exchange.hpp"
 #include "hfreduce/engine/operation.hpp"
-#include "hfreduce/schedule/plan.hpp"
 #include "hfreduce/host/team.hpp"
+#include "hfreduce/schedule/exchange.hpp"
+#include "hfreduce/schedule/plan.hpp"
 #include "hfreduce/transport/transport.hpp"
 
 namespace ff::hfreduce {
@@ -54,8 +54,7 @@ class Hierarchy {
   void direct_copies(const Request& request);
 
   void team_sum(const Request& request, const Plan& plan, Leg* leg, char* own, DType partial);
-  void team_gather(const Request& request, const Plan& plan, Leg* leg, const char* own, char* out,
-                   bool in_tensor);
+  void team_gather(const Request& request, const Plan& plan, Leg* leg, const char* own, char* out, bool in_tensor);
   void team_copy(const Request& request, Pieces in, bool split, Pieces out);
   void pump(Leg& leg);
   void wait(int late_rank);  // waits for the network; throws on timeout

@@ -17,8 +17,7 @@ using Lengths = std::vector<std::uint64_t>;
 class CheckedMessages {
  public:
   // Makes the error for lengths that differ: entry `index` of the sender's row is `theirs`, `mine` was expected.
-  using OnMismatch =
-      std::function<Error(int rank, std::size_t index, std::uint64_t theirs, std::uint64_t mine)>;
+  using OnMismatch = std::function<Error(int rank, std::size_t index, std::uint64_t theirs, std::uint64_t mine)>;
 
   CheckedMessages(Transport& transport, Handshake handshake, OnMismatch on_mismatch)
       : transport_(transport), handshake_(std::move(handshake)), on_mismatch_(std::move(on_mismatch)) {}
@@ -169,9 +168,7 @@ std::vector<int> Hierarchy::peers(const Request& request) {
         if (h != layout().host) ranks.push_back(host[layout().place % host.size()]);
       }
       break;
-    case Kind::gather:
-      ranks.push_back(call.root);
-      [[fallthrough]];  // the root tells all ranks that all lengths agree
+    case Kind::gather: ranks.push_back(call.root); [[fallthrough]];  // the root tells all ranks that all lengths agree
     case Kind::scatter:
       if (call.root != me) break;
       [[fallthrough]];
@@ -198,15 +195,15 @@ void Hierarchy::all_gather(const Request& request) {
   check_own(call, me, request.in[0], own);
   Lengths row;
   for (const Piece& piece : request.out) row.push_back(piece.bytes);
-  CheckedMessages messages(transport_, handshake(call),
-                           [&](int rank, std::size_t giver, std::uint64_t theirs, std::uint64_t mine) {
-    const int from = static_cast<int>(giver);
-    if (from == rank) return lengths_disagree(call, rank, theirs, me, mine);
-    if (from == me) return lengths_disagree(call, me, mine, rank, theirs);
-    return Error(Code::collective, "ranks disagree: in " + to_string(call) + " rank " + std::to_string(rank) +
-                                       " expects " + amount(call, theirs) + " of rank " + std::to_string(from) +
-                                       ", rank " + std::to_string(me) + " expects " + amount(call, mine));
-  });
+  CheckedMessages messages(
+      transport_, handshake(call), [&](int rank, std::size_t giver, std::uint64_t theirs, std::uint64_t mine) {
+        const int from = static_cast<int>(giver);
+        if (from == rank) return lengths_disagree(call, rank, theirs, me, mine);
+        if (from == me) return lengths_disagree(call, me, mine, rank, theirs);
+        return Error(Code::collective, "ranks disagree: in " + to_string(call) + " rank " + std::to_string(rank) +
+                                           " expects " + amount(call, theirs) + " of rank " + std::to_string(from) +
+                                           ", rank " + std::to_string(me) + " expects " + amount(call, mine));
+      });
   for (std::size_t h = 0; h < hosts.size(); ++h) {
     if (h == layout().host) continue;
     messages.send(hosts[h][layout().place % hosts[h].size()], request.in[0], row);
@@ -263,8 +260,8 @@ void Hierarchy::direct_copies(const Request& request) {
   check_own(call, me, given(me), taken(me));
   CheckedMessages messages(transport_, handshake(call),
                            [&](int rank, std::size_t, std::uint64_t theirs, std::uint64_t mine) {
-    return lengths_disagree(call, rank, theirs, me, mine);
-  });
+                             return lengths_disagree(call, rank, theirs, me, mine);
+                           });
   for (std::size_t r = 0; r < world(); ++r) {
     const int rank = static_cast<int>(r);
     if (is_here(rank)) continue;

@@ -6,25 +6,20 @@
 namespace ff::hfreduce {
 namespace {
 
-constexpr std::size_t kLaneBytes = 128u << 10;   // smallest lane worth its messages
-constexpr std::size_t kChunk = 64u << 10;        // bytes per message; at most kChunkBytes for all lanes together
-constexpr std::size_t kPlans = 256;              // cached
+constexpr std::size_t kLaneBytes = 128u << 10;  // smallest lane worth its messages
+constexpr std::size_t kChunk = 64u << 10;       // bytes per message; at most kChunkBytes for all lanes together
+constexpr std::size_t kPlans = 256;             // cached
 
 }  // namespace
 
 std::vector<Rule> default_rules() {
   const auto small = std::size_t{32} << 10;
   return {
-      {Kind::allreduce, 32, kAnyBytes, Algorithm::tree, 0},
-      {Kind::allreduce, 9, small, Algorithm::tree, 1},
-      {Kind::allreduce, 2, small, Algorithm::direct, 1},
-      {Kind::allreduce, 2, kAnyBytes, Algorithm::ring, 0},
-      {Kind::broadcast, 2, small, Algorithm::direct, 1},
-      {Kind::broadcast, 16, kAnyBytes, Algorithm::tree, 0},
-      {Kind::broadcast, 2, kAnyBytes, Algorithm::chain, 0},
-      {Kind::reduce, 4, small, Algorithm::tree, 1},
-      {Kind::reduce, 16, kAnyBytes, Algorithm::tree, 0},
-      {Kind::reduce, 2, kAnyBytes, Algorithm::chain, 0},
+      {Kind::allreduce, 32, kAnyBytes, Algorithm::tree, 0}, {Kind::allreduce, 9, small, Algorithm::tree, 1},
+      {Kind::allreduce, 2, small, Algorithm::direct, 1},    {Kind::allreduce, 2, kAnyBytes, Algorithm::ring, 0},
+      {Kind::broadcast, 2, small, Algorithm::direct, 1},    {Kind::broadcast, 16, kAnyBytes, Algorithm::tree, 0},
+      {Kind::broadcast, 2, kAnyBytes, Algorithm::chain, 0}, {Kind::reduce, 4, small, Algorithm::tree, 1},
+      {Kind::reduce, 16, kAnyBytes, Algorithm::tree, 0},    {Kind::reduce, 2, kAnyBytes, Algorithm::chain, 0},
   };
 }
 
@@ -45,8 +40,7 @@ std::size_t Layout::lanes() const {
 }
 
 bool Layout::even() const {
-  return std::all_of(hosts.begin(), hosts.end(),
-                     [&](const auto& ranks) { return ranks.size() == hosts[0].size(); });
+  return std::all_of(hosts.begin(), hosts.end(), [&](const auto& ranks) { return ranks.size() == hosts[0].size(); });
 }
 
 std::pair<std::size_t, std::size_t> Layout::find(int rank) const {
@@ -98,8 +92,7 @@ std::shared_ptr<const Plan> Planner::make(const Call& call, std::size_t width) c
   const std::size_t most = rule.lanes == 0 ? layout_.lanes() : std::min(rule.lanes, layout_.lanes());
   plan->lanes = std::clamp<std::size_t>(bytes / kLaneBytes, 1, most);
   const std::size_t line = std::max<std::size_t>(1, 64 / width);
-  const std::size_t chunk =
-      std::max(line, std::min(kChunk, kChunkBytes / plan->lanes) / width / line * line);
+  const std::size_t chunk = std::max(line, std::min(kChunk, kChunkBytes / plan->lanes) / width / line * line);
   std::size_t steps_in = 0, steps_out = 0;
   for (std::size_t lane = 0; lane < plan->lanes; ++lane) {
     const std::size_t lines = (call.count + line - 1) / line;

@@ -40,12 +40,12 @@ Rule choose_rule(const std::vector<Rule>& rules, Kind kind, std::size_t hosts, s
 struct Plan {
   Algorithm algorithm;
   std::size_t lanes;
-  Program program;                                // of this rank's lane; empty if it has none
-  std::vector<std::size_t> begins, counts;        // [lanes] slices of the tensor
-  std::vector<std::vector<Range>> inputs;         // [lanes][step] in the order in which the network needs them
-  std::vector<std::vector<Range>> finals;         // [lanes][step] in the order in which they become final
-  std::vector<std::uint32_t> input_chunks;        // chunk of the program in each step of `inputs`
-  std::vector<std::uint32_t> final_chunks;        // chunk of the program in each step of `finals`; ~0: none
+  Program program;                          // of this rank's lane; empty if it has none
+  std::vector<std::size_t> begins, counts;  // [lanes] slices of the tensor
+  std::vector<std::vector<Range>> inputs;   // [lanes][step] in the order in which the network needs them
+  std::vector<std::vector<Range>> finals;   // [lanes][step] in the order in which they become final
+  std::vector<std::uint32_t> input_chunks;  // chunk of the program in each step of `inputs`
+  std::vector<std::uint32_t> final_chunks;  // chunk of the program in each step of `finals`; ~0: none
 };
 
 // Position of this rank among the hosts.
@@ -54,8 +54,8 @@ struct Layout {
   std::size_t host = 0, place = 0;      // own host, and place in its team
   std::vector<std::uint32_t> zones;     // of each host
 
-  std::size_t lanes() const;            // size of the smallest host
-  bool even() const;                    // all hosts are of one size
+  std::size_t lanes() const;                                 // size of the smallest host
+  bool even() const;                                         // all hosts are of one size
   std::pair<std::size_t, std::size_t> find(int rank) const;  // its host and place
   int lane_mate(std::size_t host_index, std::size_t lane) const { return hosts[host_index][lane]; }
 };

@@ -75,10 +75,8 @@ struct Tree {
 std::array<Tree, 2> double_tree(const std::vector<std::uint32_t>& zones, int root = -1);
 
 Program tree_allreduce(std::size_t me, const std::vector<std::uint32_t>& zones, const Cut& cut);
-Program tree_reduce(std::size_t me, const std::vector<std::uint32_t>& zones, std::size_t root,
-                    const Cut& cut);
-Program tree_broadcast(std::size_t me, const std::vector<std::uint32_t>& zones, std::size_t root,
-                       const Cut& cut);
+Program tree_reduce(std::size_t me, const std::vector<std::uint32_t>& zones, std::size_t root, const Cut& cut);
+Program tree_broadcast(std::size_t me, const std::vector<std::uint32_t>& zones, std::size_t root, const Cut& cut);
 
 // --- For small buffers ---
 

@@ -11,8 +11,7 @@
 namespace ff::hfreduce {
 
 // Returns boundary i of `count` elements in `parts` parts; boundaries are multiples of `align`.
-inline std::size_t boundary(std::size_t count, std::size_t align, std::size_t i,
-                            std::size_t parts) {
+inline std::size_t boundary(std::size_t count, std::size_t align, std::size_t i, std::size_t parts) {
   const std::size_t lines = (count + align - 1) / align;
   const std::size_t begin = lines * i / parts * align;
   return begin < count ? begin : count;
@@ -50,12 +49,8 @@ class ProgramBuilder {
   void send(std::uint32_t chunk, std::size_t peer) {
     touched_[chunk] = add(Step::Kind::send, chunk, peer, value_[chunk], false);
   }
-  void receive(std::uint32_t chunk, std::size_t peer) {
-    write(Step::Kind::receive, chunk, peer, true);
-  }
-  void reduce(std::uint32_t chunk, std::size_t peer, bool last) {
-    write(Step::Kind::reduce, chunk, peer, last);
-  }
+  void receive(std::uint32_t chunk, std::size_t peer) { write(Step::Kind::receive, chunk, peer, true); }
+  void reduce(std::uint32_t chunk, std::size_t peer, bool last) { write(Step::Kind::reduce, chunk, peer, last); }
   // Collects wait for one another but not for the sends, because the executor knows when the chunk may be overwritten.
   void collect(std::uint32_t chunk, std::size_t peer, bool last) {
     value_[chunk] = add(Step::Kind::collect, chunk, peer, value_[chunk], last);
@@ -76,8 +71,7 @@ class ProgramBuilder {
   }
 
  private:
-  std::int32_t add(Step::Kind kind, std::uint32_t chunk, std::size_t peer, std::int32_t after,
-                   bool last) {
+  std::int32_t add(Step::Kind kind, std::uint32_t chunk, std::size_t peer, std::int32_t after, bool last) {
     program_.steps.push_back({kind, static_cast<std::uint16_t>(peer), chunk, after, last});
     return static_cast<std::int32_t>(program_.steps.size() - 1);
   }

@@ -85,8 +85,7 @@ class Simulation {
     }
     for (std::size_t m = 0; m < members_; ++m) {
       const auto& finished = state_[m].finished;
-      CHECK(std::count(finished.begin(), finished.end(), true) ==
-            static_cast<std::ptrdiff_t>(finished.size()));
+      CHECK(std::count(finished.begin(), finished.end(), true) == static_cast<std::ptrdiff_t>(finished.size()));
       CHECK(state_[m].inputs == programs_[m].input_order.size());
     }
   }
@@ -216,8 +215,8 @@ std::size_t sent_by(const Program& program) {
 }
 
 // Builds, runs and compares; returns the elements that each member sends.
-std::vector<std::size_t> check(std::size_t members, const Build& build, std::size_t covered,
-                               const Expect& expect, std::uint64_t seed) {
+std::vector<std::size_t> check(std::size_t members, const Build& build, std::size_t covered, const Expect& expect,
+                               std::uint64_t seed) {
   std::vector<Program> programs;
   std::vector<std::size_t> sent;
   for (std::size_t m = 0; m < members; ++m) {
@@ -226,8 +225,7 @@ std::vector<std::size_t> check(std::size_t members, const Build& build, std::siz
     CHECK(programs[m].chunks.size() == programs[0].chunks.size());
   }
   std::vector<Chunk> chunks = programs[0].chunks;
-  std::sort(chunks.begin(), chunks.end(),
-            [](const Chunk& a, const Chunk& b) { return a.begin < b.begin; });
+  std::sort(chunks.begin(), chunks.end(), [](const Chunk& a, const Chunk& b) { return a.begin < b.begin; });
   std::size_t total = 0;
   for (std::size_t c = 0; c < chunks.size(); ++c) {
     CHECK(chunks[c].count > 0);
@@ -249,9 +247,7 @@ std::vector<std::size_t> check(std::size_t members, const Build& build, std::siz
   return sent;
 }
 
-std::size_t sum(const std::vector<std::size_t>& v) {
-  return std::accumulate(v.begin(), v.end(), std::size_t{0});
-}
+std::size_t sum(const std::vector<std::size_t>& v) { return std::accumulate(v.begin(), v.end(), std::size_t{0}); }
 
 void test_ring(std::size_t members, const Cut& cut, std::uint64_t seed) {
   const Value all = sum_of(members);
@@ -317,26 +313,21 @@ void test_rooted(std::size_t members, const Cut& cut, const std::vector<std::uin
   };
   reduced([&](std::size_t me) { return chain_reduce(me, members, root, cut); });
   reduced([&](std::size_t me) { return tree_reduce(me, zones, root, cut); });
-  const auto spread =
-      broadcast([&](std::size_t me) { return tree_broadcast(me, zones, root, cut); });
+  const auto spread = broadcast([&](std::size_t me) { return tree_broadcast(me, zones, root, cut); });
   for (const std::size_t one : spread) CHECK(one <= 3 * cut.count / 2 + cut.chunk + cut.align);
   broadcast([&](std::size_t me) { return binomial_broadcast(me, members, root, cut); });
-  const auto chained =
-      broadcast([&](std::size_t me) { return chain_broadcast(me, members, root, cut); });
+  const auto chained = broadcast([&](std::size_t me) { return chain_broadcast(me, members, root, cut); });
   for (const std::size_t one : chained) CHECK(one <= cut.count);
 }
 
-void test_everywhere(std::size_t members, const Cut& cut, const std::vector<std::uint32_t>& zones,
-                     std::uint64_t seed) {
+void test_everywhere(std::size_t members, const Cut& cut, const std::vector<std::uint32_t>& zones, std::uint64_t seed) {
   const Value all = sum_of(members);
   const Expect expect = [&](std::size_t, std::size_t) { return &all; };
-  const auto direct = check(
-      members, [&](std::size_t me) { return direct_allreduce(me, members, cut); }, cut.count,
-      expect, seed);
+  const auto direct =
+      check(members, [&](std::size_t me) { return direct_allreduce(me, members, cut); }, cut.count, expect, seed);
   for (const std::size_t one : direct) CHECK(one == (members - 1) * cut.count);
-  const auto tree = check(
-      members, [&](std::size_t me) { return tree_allreduce(me, zones, cut); }, cut.count, expect,
-      seed);
+  const auto tree =
+      check(members, [&](std::size_t me) { return tree_allreduce(me, zones, cut); }, cut.count, expect, seed);
   CHECK(sum(tree) == 2 * (members - 1) * cut.count);
   // Up once per tree; down to two children in one of the trees: half of the chunks, and one more.
   for (const std::size_t one : tree) CHECK(one <= 2 * cut.count + 2 * (cut.chunk + cut.align));

@@ -24,8 +24,7 @@ std::vector<Zone> zones_of(const std::vector<std::uint32_t>& labels, int root) {
   std::vector<Zone> zones;
   if (root >= 0) zones.push_back({labels[static_cast<std::size_t>(root)], {}, true, 0});
   for (std::size_t i = 0; i < labels.size(); ++i) {
-    auto zone = std::find_if(zones.begin(), zones.end(),
-                             [&](const Zone& z) { return z.label == labels[i]; });
+    auto zone = std::find_if(zones.begin(), zones.end(), [&](const Zone& z) { return z.label == labels[i]; });
     if (zone == zones.end()) zone = zones.insert(zones.end(), Zone{labels[i], {}, false, 0});
     if (static_cast<int>(i) != root) zone->members.push_back(static_cast<std::uint16_t>(i));
   }
@@ -141,8 +140,8 @@ void add_down(std::vector<Event>& events, const Tree& tree, std::size_t me, std:
   }
 }
 
-Program tree_program(std::size_t me, const std::vector<std::uint32_t>& zones, int root, bool up,
-                     bool down, const Cut& cut) {
+Program tree_program(std::size_t me, const std::vector<std::uint32_t>& zones, int root, bool up, bool down,
+                     const Cut& cut) {
   ProgramBuilder draft(me);
   draft.add_chunks(cut);
   const std::array<Tree, 2> trees = double_tree(zones, root);
@@ -159,14 +158,9 @@ Program tree_program(std::size_t me, const std::vector<std::uint32_t>& zones, in
   });
   for (const Event& event : events) {
     switch (event.kind) {
-      case Step::Kind::send:
-        draft.send(event.chunk, event.peer);
-        break;
-      case Step::Kind::receive:
-        draft.receive(event.chunk, event.peer);
-        break;
-      default:
-        draft.reduce(event.chunk, event.peer, event.last);
+      case Step::Kind::send: draft.send(event.chunk, event.peer); break;
+      case Step::Kind::receive: draft.receive(event.chunk, event.peer); break;
+      default: draft.reduce(event.chunk, event.peer, event.last);
     }
   }
   return draft.finish();
@@ -183,13 +177,11 @@ Program tree_allreduce(std::size_t me, const std::vector<std::uint32_t>& zones, 
   return tree_program(me, zones, -1, true, true, cut);
 }
 
-Program tree_reduce(std::size_t me, const std::vector<std::uint32_t>& zones, std::size_t root,
-                    const Cut& cut) {
+Program tree_reduce(std::size_t me, const std::vector<std::uint32_t>& zones, std::size_t root, const Cut& cut) {
   return tree_program(me, zones, static_cast<int>(root), true, false, cut);
 }
 
-Program tree_broadcast(std::size_t me, const std::vector<std::uint32_t>& zones, std::size_t root,
-                       const Cut& cut) {
+Program tree_broadcast(std::size_t me, const std::vector<std::uint32_t>& zones, std::size_t root, const Cut& cut) {
   return tree_program(me, zones, static_cast<int>(root), false, true, cut);
 }
 

@@ -20,8 +20,8 @@ void Arrivals::add(int rank, int fd, bool incoming) {
     if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) throw_errno("cannot set up the socket of a link");
     const std::lock_guard lock(mutex_);
     if (!known_.insert({rank, incoming}).second) {
-      throw Error(Code::invalid, std::string("there is a link ") + (incoming ? "from" : "to") +
-                                     " rank " + std::to_string(rank) + " already");
+      throw Error(Code::invalid, std::string("there is a link ") + (incoming ? "from" : "to") + " rank " +
+                                     std::to_string(rank) + " already");
     }
     waiting_.push_back({rank, incoming, fd});
     any_ = true;

@@ -10,16 +10,15 @@
 #include <string>
 #include <vector>
 
-#include "base/testing/check.hpp"
 #include "base/error.hpp"
+#include "base/testing/check.hpp"
 #include "hfreduce/transport/transport.hpp"
 
 namespace ff::hfreduce {
 
 class SimulatedNetwork {
  public:
-  SimulatedNetwork(std::size_t members, std::mt19937_64& random)
-      : members_(members), random_(random) {
+  SimulatedNetwork(std::size_t members, std::mt19937_64& random) : members_(members), random_(random) {
     links_.resize(members * members);
     window_ = random() % 3 == 0 ? 1 + random() % 50 : 1 + random() % 2000;
     for (std::size_t m = 0; m < members; ++m) ends_.push_back(std::make_unique<End>(*this, m));
@@ -49,18 +48,13 @@ class SimulatedNetwork {
   // Notifies a member of a failure elsewhere, like the watch; rank < 0: of a disagreement between ranks.
   void tell(std::size_t member, int rank) {
     auto& told = ends_[member]->told_;
-    if (!told)
-      told = rank < 0 ? Error(Code::collective, "told") : Error(Code::rank_failed, "told", rank);
+    if (!told) told = rank < 0 ? Error(Code::collective, "told") : Error(Code::rank_failed, "told", rank);
   }
 
   class End final : public Transport {
    public:
     End(SimulatedNetwork& network, std::size_t me)
-        : network_(network),
-          me_(me),
-          out_(network.members_),
-          in_(network.members_),
-          taken_(network.members_) {}
+        : network_(network), me_(me), out_(network.members_), in_(network.members_), taken_(network.members_) {}
 
     void send(int rank, Transfer& transfer) override {
       const std::size_t peer = member(rank);
@@ -85,8 +79,7 @@ class SimulatedNetwork {
 
     bool idle() const {
       const auto empty = [](const auto& queue) { return queue.empty(); };
-      return std::all_of(out_.begin(), out_.end(), empty) &&
-             std::all_of(in_.begin(), in_.end(), empty) &&
+      return std::all_of(out_.begin(), out_.end(), empty) && std::all_of(in_.begin(), in_.end(), empty) &&
              std::all_of(taken_.begin(), taken_.end(), empty);
     }
 
@@ -110,9 +103,7 @@ class SimulatedNetwork {
       if (!transfer.done) queue.push_back(&transfer);
     }
 
-    std::size_t some(std::size_t most) {
-      return network_.random_() % 3 == 0 ? network_.random_() % (most + 1) : most;
-    }
+    std::size_t some(std::size_t most) { return network_.random_() % 3 == 0 ? network_.random_() % (most + 1) : most; }
 
     bool push(std::size_t peer) {
       Queue& queue = out_[peer];
@@ -171,9 +162,7 @@ class SimulatedNetwork {
       return moved;
     }
 
-    [[noreturn]] void fail(std::size_t peer) const {
-      throw Error(Code::rank_failed, "gone", network_.rank_of(peer));
-    }
+    [[noreturn]] void fail(std::size_t peer) const { throw Error(Code::rank_failed, "gone", network_.rank_of(peer)); }
 
     SimulatedNetwork& network_;
     std::size_t me_;

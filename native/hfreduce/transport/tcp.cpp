@@ -77,13 +77,9 @@ TcpTransport::Link& TcpTransport::link_to(Links& links, int rank, bool incoming)
   return *link;
 }
 
-void TcpTransport::send(int rank, Transfer& transfer) {
-  post(link_to(outgoing_, rank, false), transfer);
-}
+void TcpTransport::send(int rank, Transfer& transfer) { post(link_to(outgoing_, rank, false), transfer); }
 
-void TcpTransport::receive(int rank, Transfer& transfer) {
-  post(link_to(incoming_, rank, true), transfer);
-}
+void TcpTransport::receive(int rank, Transfer& transfer) { post(link_to(incoming_, rank, true), transfer); }
 
 void TcpTransport::post(Link& link, Transfer& transfer) {
   transfer.moved = 0;

@@ -26,8 +26,7 @@ namespace ff::hfreduce {
 class TcpTransport final : public LinkedTransport {
  public:
   TcpTransport();
-  ~TcpTransport()
-      override;  // closes all links: peers with pending receives learn that this rank left
+  ~TcpTransport() override;  // closes all links: peers with pending receives learn that this rank left
   TcpTransport(const TcpTransport&) = delete;
   TcpTransport& operator=(const TcpTransport&) = delete;
 

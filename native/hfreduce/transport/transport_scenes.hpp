@@ -15,8 +15,8 @@
 #include <thread>
 #include <vector>
 
-#include "base/testing/check.hpp"
 #include "base/error.hpp"
+#include "base/testing/check.hpp"
 #include "base/testing/test_bytes.hpp"
 #include "hfreduce/schedule/exchange.hpp"
 #include "hfreduce/transport/transport.hpp"
@@ -121,14 +121,12 @@ inline void reduce(Transport& transport, std::size_t me, std::size_t members) {
                             : call % 3 == 1 ? tree_allreduce(me, zones, cut)
                                             : direct_allreduce(me, members, cut);
     std::vector<float> values(cut.count);
-    for (std::size_t i = 0; i < cut.count; ++i)
-      values[i] = static_cast<float>((i + me * call) % 16);
+    for (std::size_t i = 0; i < cut.count; ++i) values[i] = static_cast<float>((i + me * call) % 16);
     const Data data{.base = reinterpret_cast<char*>(values.data()),
                     .scale = 0.5,
                     .codec = call % 4 == 3 ? Codec::fp16 : Codec::none};
-    Handshake handshake{&call, sizeof call, [&](int, const void* theirs) {
-                        CHECK(std::memcmp(&call, theirs, sizeof call) == 0);
-                      }};
+    Handshake handshake{&call, sizeof call,
+                        [&](int, const void* theirs) { CHECK(std::memcmp(&call, theirs, sizeof call) == 0); }};
     Exchange exchange(program, ranks, transport, scratch, data, std::move(handshake));
     for (const std::uint32_t chunk : program.input_order) exchange.provide(chunk);
     while (!exchange.finished()) {

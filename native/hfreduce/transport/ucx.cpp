@@ -42,8 +42,7 @@ void watch(int epoll, int fd, std::uint64_t data) {
 
 // ---- Construction and destruction -------------------------------------------------------------
 
-UcxTransport::UcxTransport()
-    : generation_(fork_guard::generation()), engine_(std::make_unique<ucx::Engine>()) {
+UcxTransport::UcxTransport() : generation_(fork_guard::generation()), engine_(std::make_unique<ucx::Engine>()) {
   epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
   wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   try {
@@ -109,8 +108,7 @@ void UcxTransport::settle_down() noexcept {
   const auto limit = Clock::now() + std::chrono::milliseconds(500);
   const auto under_way = [](const auto& entry) {
     const auto& messages = entry.second->messages;
-    return std::any_of(messages.begin(), messages.end(),
-                       [](const Message& m) { return m.state == State::under_way; });
+    return std::any_of(messages.begin(), messages.end(), [](const Message& m) { return m.state == State::under_way; });
   };
   while (std::any_of(outgoing_.begin(), outgoing_.end(), under_way) && Clock::now() < limit) {
     engine_->progress();
@@ -277,12 +275,11 @@ void UcxTransport::hand_over(Message& message) {
   if (link.incoming) {
     params.mask |= CallParams::kNeverAtOnce;
     params.received = on_received;
-    request = engine_->api().tag_receive(engine_->worker(), transfer.data, transfer.bytes, link.tag,
-                                         kWholeTag, &params);
+    request =
+        engine_->api().tag_receive(engine_->worker(), transfer.data, transfer.bytes, link.tag, kWholeTag, &params);
   } else {
     params.sent = on_sent;
-    request =
-        engine_->api().tag_send(link.endpoint, transfer.data, transfer.bytes, link.tag, &params);
+    request = engine_->api().tag_send(link.endpoint, transfer.data, transfer.bytes, link.tag, &params);
   }
   if (request == nullptr) {
     completed(message, Status::ok);
@@ -299,18 +296,16 @@ void UcxTransport::on_sent(ucx::Request*, Status status, void* message) {
   sent.link->owner->completed(sent, status);
 }
 
-void UcxTransport::on_received(ucx::Request*, Status status, const ucx::Received* received,
-                               void* message) {
+void UcxTransport::on_received(ucx::Request*, Status status, const ucx::Received* received, void* message) {
   auto& taken = *static_cast<Message*>(message);
   UcxTransport& self = *taken.link->owner;
   if (!self.closing_) {
     const std::size_t wanted = taken.transfer->bytes;
     if (status == Status::ok && received->bytes != wanted) status = Status::message_truncated;
     if (status == Status::message_truncated) {
-      self.bad_message_ =
-          Error(Code::collective, "rank " + std::to_string(taken.link->rank) +
-                                      " sent a message of another length than the " +
-                                      std::to_string(wanted) + " expected bytes");
+      self.bad_message_ = Error(Code::collective, "rank " + std::to_string(taken.link->rank) +
+                                                      " sent a message of another length than the " +
+                                                      std::to_string(wanted) + " expected bytes");
     }
   }
   self.completed(taken, status);
@@ -431,10 +426,8 @@ void UcxTransport::wait(std::chrono::milliseconds limit) {
   const std::lock_guard lock(work_mutex_);
   check();
   if (!engine_->arm()) return;
-  const bool impatient =
-      std::any_of(troubled_.begin(), troubled_.end(), [this](Link* l) { return lost(*l); });
-  poll(static_cast<int>(impatient ? std::min<std::int64_t>(limit.count(), 50) : limit.count()),
-       true);
+  const bool impatient = std::any_of(troubled_.begin(), troubled_.end(), [this](Link* l) { return lost(*l); });
+  poll(static_cast<int>(impatient ? std::min<std::int64_t>(limit.count(), 50) : limit.count()), true);
 }
 
 }  // namespace ff::hfreduce

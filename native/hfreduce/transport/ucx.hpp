@@ -54,9 +54,7 @@ class UcxTransport final : public LinkedTransport {
 
   void wake() override;
   void abort() override;  // the same holds when it returns; peers see endpoints fail
-  std::uint64_t bytes_sent() const override {
-    return sent_;
-  }  // only payload of messages that are done
+  std::uint64_t bytes_sent() const override { return sent_; }  // only payload of messages that are done
 
  private:
   struct Link;
@@ -103,8 +101,7 @@ class UcxTransport final : public LinkedTransport {
   std::uint64_t new_tag();
 
   static void on_sent(ucx::Request*, ucx::Status status, void* message);
-  static void on_received(ucx::Request*, ucx::Status status, const ucx::Received* received,
-                          void* message);
+  static void on_received(ucx::Request*, ucx::Status status, const ucx::Received* received, void* message);
   static void on_error(void* link, ucx::Endpoint*, ucx::Status status);
   static void on_flushed(ucx::Request* request, ucx::Status, void* transport);
   void completed(Message& message, ucx::Status status);

@@ -46,8 +46,7 @@ template <typename Function>
 void find(void* library, const char* name, Function*& function) {
   function = reinterpret_cast<Function*>(::dlsym(library, name));
   if (function == nullptr) {
-    throw Error(Code::collective,
-                std::string(kLibrary) + " has no " + name + ": not UCX 1.11 or newer");
+    throw Error(Code::collective, std::string(kLibrary) + " has no " + name + ": not UCX 1.11 or newer");
   }
 }
 
@@ -55,17 +54,16 @@ Api load() {
   const Setting setting;
   void* library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    throw Error(Code::collective, std::string("the UCX transport needs ") + kLibrary + ": " +
-                                      ::dlerror() + "; install the package " + kPackage);
+    throw Error(Code::collective, std::string("the UCX transport needs ") + kLibrary + ": " + ::dlerror() +
+                                      "; install the package " + kPackage);
   }
   Api a{};
   find(library, "ucp_get_version", a.get_version);
   unsigned release = 0;
   a.get_version(&a.major, &a.minor, &release);
   if (a.major != kMajor || a.minor < kMinor) {
-    throw Error(Code::collective, std::string(kLibrary) + " is of UCX " + std::to_string(a.major) +
-                                      "." + std::to_string(a.minor) +
-                                      ": 1.11 or a newer 1.x is needed; package " + kPackage);
+    throw Error(Code::collective, std::string(kLibrary) + " is of UCX " + std::to_string(a.major) + "." +
+                                      std::to_string(a.minor) + ": 1.11 or a newer 1.x is needed; package " + kPackage);
   }
   find(library, "ucp_config_read", a.config_read);
   find(library, "ucp_config_release", a.config_release);

@@ -65,12 +65,10 @@ struct Received {
 };
 
 using SendCallback = void (*)(Request* request, Status status, void* argument);
-using ReceiveCallback = void (*)(Request* request, Status status, const Received* received,
-                                 void* argument);
+using ReceiveCallback = void (*)(Request* request, Status status, const Received* received, void* argument);
 
 struct CallParams {
-  static constexpr std::uint32_t kCallback = 1u << 1, kArgument = 1u << 2, kFlags = 1u << 4,
-                                 kMemoryType = 1u << 6,
+  static constexpr std::uint32_t kCallback = 1u << 1, kArgument = 1u << 2, kFlags = 1u << 4, kMemoryType = 1u << 6,
                                  kNeverAtOnce = 1u << 16;  // the callback reports every completion
   static constexpr std::uint32_t kForce = 1u << 0;         // flag of endpoint_close
   static constexpr int kHost = 0;                          // memory_type
@@ -93,8 +91,7 @@ struct Api {
   void (*get_version)(unsigned* major, unsigned* minor, unsigned* release);
   Status (*config_read)(const char* prefix, const char* file, Config** config);
   void (*config_release)(Config* config);
-  Status (*init)(unsigned major, unsigned minor, const ContextParams* params, const Config* config,
-                 Context** context);
+  Status (*init)(unsigned major, unsigned minor, const ContextParams* params, const Config* config, Context** context);
   void (*cleanup)(Context* context);
   Status (*worker_create)(Context* context, const WorkerParams* params, Worker** worker);
   void (*worker_destroy)(Worker* worker);
@@ -108,8 +105,8 @@ struct Api {
   Request* (*endpoint_close)(Endpoint* endpoint, const CallParams* params);
   Request* (*tag_send)(Endpoint* endpoint, const void* data, std::size_t bytes, std::uint64_t tag,
                        const CallParams* params);
-  Request* (*tag_receive)(Worker* worker, void* data, std::size_t bytes, std::uint64_t tag,
-                          std::uint64_t tag_mask, const CallParams* params);
+  Request* (*tag_receive)(Worker* worker, void* data, std::size_t bytes, std::uint64_t tag, std::uint64_t tag_mask,
+                          const CallParams* params);
   void (*request_cancel)(Worker* worker, Request* request);
   void (*request_free)(Request* request);
   Status (*request_status)(Request* request);

@@ -65,8 +65,8 @@ void LinkSocket::read() {
 }
 
 void LinkSocket::parse() {
-  const Error stranger(Code::collective, "rank " + std::to_string(rank_) +
-                                             " does not speak the protocol of a UCX link");
+  const Error stranger(Code::collective,
+                       "rank " + std::to_string(rank_) + " does not speak the protocol of a UCX link");
   if (side_ == Side::sender && !handshake_done_) {
     Head head;
     if (in_.size() < sizeof head) return;

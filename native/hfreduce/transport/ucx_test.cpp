@@ -48,9 +48,8 @@ void attend(UcxTransport& transport, const std::atomic<bool>& over) {
 
 // One direction, all in flight at once.
 void test_sizes() {
-  const std::vector<std::size_t> sizes = {1,    7,      64,      1000,    8191,          8192,
-                                          8193, 65536,  100'000, 1 << 20, (1 << 20) + 1, 8 << 20,
-                                          1,    3 << 20};
+  const std::vector<std::size_t> sizes = {1,     7,       64,      1000,          8191,    8192, 8193,
+                                          65536, 100'000, 1 << 20, (1 << 20) + 1, 8 << 20, 1,    3 << 20};
   UcxTransport from, to;
   join(from, 0, to, 1);
   std::vector<std::vector<char>> out, in;
@@ -328,8 +327,7 @@ void test_exchanges() {
   }
   for (std::size_t from = 0; from < kMembers; ++from) {
     for (std::size_t to = 0; to < kMembers; ++to) {
-      if (from != to)
-        join(transports[from], static_cast<int>(from), transports[to], static_cast<int>(to));
+      if (from != to) join(transports[from], static_cast<int>(from), transports[to], static_cast<int>(to));
     }
   }
   for (auto& thread : threads) thread.join();

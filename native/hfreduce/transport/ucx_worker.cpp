@@ -105,8 +105,7 @@ void Engine::close(Endpoint* endpoint) noexcept {
   Request* request = api_.endpoint_close(endpoint, &params);
   if (request == nullptr || is_error(request)) return;
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-  while (api_.request_status(request) == Status::in_progress &&
-         std::chrono::steady_clock::now() < limit) {
+  while (api_.request_status(request) == Status::in_progress && std::chrono::steady_clock::now() < limit) {
     api_.worker_progress(worker_);
   }
   api_.request_free(request);

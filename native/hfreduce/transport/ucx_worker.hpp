@@ -23,9 +23,7 @@ class Engine {
 
   const Api& api() const { return api_; }
   Worker* worker() const { return worker_; }
-  int wakeup() const {
-    return wakeup_;
-  }  // readable when progress is due, after arm(); owned by the worker
+  int wakeup() const { return wakeup_; }  // readable when progress is due, after arm(); owned by the worker
   const std::string& address() const { return address_; }
 
   // Makes progress until nothing happens or other work is due; returns true if anything happened.

@@ -251,10 +251,13 @@ void Engine::Call::leave_stale() {
     if (chain == table_->end() || chain->second.replicas.empty()) return false;
     const auto& replicas = chain->second.replicas;
     if (kind_ == FrameKind::write) return replicas.front().node == node;
-    return std::any_of(replicas.begin(), replicas.end(), [&](const ReplicaNode& replica) { return replica.node == node; });
+    return std::any_of(replicas.begin(), replicas.end(),
+                       [&](const ReplicaNode& replica) { return replica.node == node; });
   };
   for (Queue& queue : queues_) {
-    const auto stale = [&](const Piece* piece) { return piece->outcome == Outcome::open && !serves(*piece, queue.node); };
+    const auto stale = [&](const Piece* piece) {
+      return piece->outcome == Outcome::open && !serves(*piece, queue.node);
+    };
     if (queue.link && std::any_of(queue.pieces.begin(), queue.pieces.end(), stale)) lose(queue);
   }
 }
@@ -283,9 +286,8 @@ void Engine::Call::answered(Queue& queue, const Request& request) {
 }
 
 bool Engine::Call::finished() const {
-  return std::all_of(queues_.begin(), queues_.end(), [](const Queue& queue) {
-    return queue.next == queue.pieces.size() && queue.outstanding == 0;
-  });
+  return std::all_of(queues_.begin(), queues_.end(),
+                     [](const Queue& queue) { return queue.next == queue.pieces.size() && queue.outstanding == 0; });
 }
 
 void Engine::Call::wait() {

@@ -38,9 +38,9 @@ class Engine::Call {
 
   void connect(Queue& queue);
   void end(Queue& queue, Outcome outcome);  // sets the outcome of the pieces that were not sent
-  void join();               // announces the nodes that many bytes are asked from
-  bool issue(Queue& queue);  // sends one more frame; false: no piece left, or enough frames outstanding
-  bool issue_all();          // sends as many frames as possible; returns whether it sent any
+  void join();                              // announces the nodes that many bytes are asked from
+  bool issue(Queue& queue);                 // sends one more frame; false: no piece left, or enough frames outstanding
+  bool issue_all();                         // sends as many frames as possible; returns whether it sent any
   void push();
   bool large(std::uint64_t bytes, const Link* link) const;
   void ask(Queue& queue);  // asks for a permit for each answer of the node that became ready
@@ -59,15 +59,15 @@ class Engine::Call {
   const Clock::time_point deadline_;
   std::shared_ptr<const Table> table_;
   std::vector<Queue> queues_;
-  std::size_t last_ = 0;      // queue of the last piece added
+  std::size_t last_ = 0;  // queue of the last piece added
   std::vector<std::uint32_t> joined_;
   struct Ready {
     Queue* queue;
     std::uint64_t request;
   };
-  std::deque<Ready> ready_;      // answers that wait for a permit
+  std::deque<Ready> ready_;         // answers that wait for a permit
   std::uint64_t queue_places_ = 0;  // places in the permits' queue: for `ready_`, and of lost connections
-  unsigned permitted_ = 0;       // outstanding requests that hold a permit
+  unsigned permitted_ = 0;          // outstanding requests that hold a permit
   std::vector<Request> done_;
 };
 

@@ -81,7 +81,8 @@ const Engine::ReplicaNode* Engine::choose(const Chain& chain, const Piece& piece
   const auto& replicas = chain.replicas;
   if (replicas.empty()) return nullptr;
   if (head || replicas.size() == 1) return &replicas.front();
-  const auto named = std::find_if(replicas.begin(), replicas.end(), [&](const ReplicaNode& replica) { return replica.node == piece.choice; });
+  const auto named = std::find_if(replicas.begin(), replicas.end(),
+                                  [&](const ReplicaNode& replica) { return replica.node == piece.choice; });
   if (named != replicas.end()) return &*named;
   if (chain.local < replicas.size()) return &replicas[chain.local];
   const std::size_t first = turn_.fetch_add(1, std::memory_order_relaxed) % replicas.size();
@@ -168,7 +169,8 @@ void Engine::give_lane(std::unique_ptr<Lane> lane) {
 }
 
 EngineStatistics Engine::statistics() const {
-  return {read_bytes_, local_bytes_, written_bytes_, frames_, mismatches_, connections_, held_, permits_.used(), permits_.most()};
+  return {read_bytes_,  local_bytes_, written_bytes_,  frames_,        mismatches_,
+          connections_, held_,        permits_.used(), permits_.most()};
 }
 
 }  // namespace ff::fs3::io

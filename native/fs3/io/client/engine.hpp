@@ -29,8 +29,8 @@
 #include <vector>
 
 #include "fs3/io/client/lane.hpp"
-#include "fs3/io/service/permits.hpp"
 #include "fs3/io/client/piece.hpp"
+#include "fs3/io/service/permits.hpp"
 
 namespace ff::fs3::io {
 
@@ -41,15 +41,15 @@ struct Route {
 };
 
 struct EngineOptions {
-  unsigned lanes = 8;    // concurrent calls; more wait
-  unsigned senders = 2;  // concurrent large transfers
+  unsigned lanes = 8;                       // concurrent calls; more wait
+  unsigned senders = 2;                     // concurrent large transfers
   std::chrono::milliseconds connect{1000};  // limit for one connection
-  bool local = true;     // read chunks of nodes on this machine from their files
+  bool local = true;                        // read chunks of nodes on this machine from their files
 };
 
 struct EngineStatistics {
   std::uint64_t read_bytes = 0, local_bytes = 0, written_bytes = 0, frames = 0, mismatches = 0, connections = 0;
-  std::uint64_t held = 0;  // READ requests whose answers waited for `go`
+  std::uint64_t held = 0;                  // READ requests whose answers waited for `go`
   unsigned senders = 0, most_senders = 0;  // permits for large transfers: in use, and the most so far
 };
 
@@ -93,8 +93,8 @@ class Engine {
   std::size_t run(FrameKind kind, std::span<Piece> pieces, Clock::time_point deadline);
   std::shared_ptr<const Table> table() const;
   const ReplicaNode* choose(const Chain& chain, const Piece& piece, bool head) const;
-  void tag(Piece& piece);        // takes a channel for the piece, if it has none
-  void settle(Piece& piece);     // returns the piece's channel if its outcome is known
+  void tag(Piece& piece);     // takes a channel for the piece, if it has none
+  void settle(Piece& piece);  // returns the piece's channel if its outcome is known
   std::unique_ptr<Lane> take_lane(Clock::time_point deadline);
   void give_lane(std::unique_ptr<Lane> lane);
 
@@ -120,7 +120,8 @@ class Engine {
 
   mutable std::atomic<std::uint32_t> turn_ = 0;
   std::atomic<bool> local_;
-  std::atomic<std::uint64_t> read_bytes_ = 0, local_bytes_ = 0, written_bytes_ = 0, frames_ = 0, mismatches_ = 0, connections_ = 0;
+  std::atomic<std::uint64_t> read_bytes_ = 0, local_bytes_ = 0, written_bytes_ = 0, frames_ = 0, mismatches_ = 0,
+                             connections_ = 0;
   std::atomic<std::uint64_t> held_ = 0;
 };
 

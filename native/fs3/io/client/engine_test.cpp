@@ -5,8 +5,8 @@
 #include <cstring>
 #include <thread>
 
-#include "base/testing/check.hpp"
 #include "base/error.hpp"
+#include "base/testing/check.hpp"
 #include "fs3/io/client/scripted_node.hpp"
 
 namespace ff::fs3::io {
@@ -33,8 +33,11 @@ struct Scene {
 };
 
 Piece piece(std::uint64_t inode, std::uint32_t index, std::uint32_t chain, Bytes& memory, std::uint32_t offset = 0) {
-  return {.chunk = {inode, index}, .chain = chain, .offset = offset,
-          .length = static_cast<std::uint32_t>(memory.size()), .memory = memory.data()};
+  return {.chunk = {inode, index},
+          .chain = chain,
+          .offset = offset,
+          .length = static_cast<std::uint32_t>(memory.size()),
+          .memory = memory.data()};
 }
 
 void bytes_come_back_as_they_were_written() {
@@ -226,9 +229,11 @@ void truncate_extend_and_remove_carry_no_bytes() {
   CHECK(scene.nodes[2].get({1, 0}) == bytes && scene.nodes[2].get({1, 1}).empty());
   CHECK(scene.nodes[2].get({1, 2}) == Bytes(50));
   Piece last{.chunk = {1, kLastIndex}, .chain = 3};
-  CHECK(scene.engine.query_last({&last, 1}, soon()) == 0 && last.found == 2 && last.run == 1 && last.chunk_length == 50);
+  CHECK(scene.engine.query_last({&last, 1}, soon()) == 0 && last.found == 2 && last.run == 1 &&
+        last.chunk_length == 50);
   Piece first{.chunk = {1, 0}, .chain = 3};
-  CHECK(scene.engine.query_last({&first, 1}, soon()) == 0 && first.found == 0 && first.run == 1 && first.chunk_length == 100);
+  CHECK(scene.engine.query_last({&first, 1}, soon()) == 0 && first.found == 0 && first.run == 1 &&
+        first.chunk_length == 100);
   Piece none{.chunk = {2, kLastIndex}, .chain = 3};
   CHECK(scene.engine.query_last({&none, 1}, soon()) == 0 && none.run == 0);
 }
@@ -295,7 +300,8 @@ void few_send_much_at_a_time() {
       for (int round = 0; round < (FF_THREAD_SANITIZER ? 2 : 5); ++round) {
         std::vector<Bytes> back(12, Bytes(400'000));
         std::vector<Piece> reads;
-        for (std::uint32_t n = 0; n < 12; ++n) reads.push_back(piece(1, 0, 1 + (n + static_cast<unsigned>(caller)) % 3, back[n]));
+        for (std::uint32_t n = 0; n < 12; ++n)
+          reads.push_back(piece(1, 0, 1 + (n + static_cast<unsigned>(caller)) % 3, back[n]));
         if (scene.engine.read(reads, soon()) != 0) ++wrong;
         for (const Bytes& bytes : back) wrong += bytes != good;
       }
@@ -342,7 +348,8 @@ void many_callers_share_few_lanes() {
       for (std::uint32_t round = 0; round < 20; ++round) {
         Bytes bytes = random_bytes(3000 + caller * 1000 + round, round), back(bytes.size());
         Piece write = piece(100 + caller, round, 3, bytes), read = piece(100 + caller, round, 3, back);
-        wrong += scene.engine.write({&write, 1}, soon()) != 0 || scene.engine.read({&read, 1}, soon()) != 0 || back != bytes;
+        wrong +=
+            scene.engine.write({&write, 1}, soon()) != 0 || scene.engine.read({&read, 1}, soon()) != 0 || back != bytes;
       }
     });
   }

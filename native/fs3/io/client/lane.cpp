@@ -160,7 +160,8 @@ bool Link::flush() {
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
     std::size_t left = static_cast<std::size_t>(sent);
-    while (frame.at < frame.parts.size() && left >= frame.parts[frame.at].iov_len) left -= frame.parts[frame.at++].iov_len;
+    while (frame.at < frame.parts.size() && left >= frame.parts[frame.at].iov_len)
+      left -= frame.parts[frame.at++].iov_len;
     if (frame.at == frame.parts.size()) {
       unsent_.pop_front();
     } else {
@@ -203,8 +204,8 @@ void Link::give_up(std::vector<Request>& answered) {
 
 bool Link::fill(std::byte* to, std::size_t bytes) {
   while (have_ < bytes) {
-    const ssize_t got = local_ ? local_->receive(fd_, to + have_, bytes - have_)
-                               : ::recv(fd_, to + have_, bytes - have_, MSG_DONTWAIT);
+    const ssize_t got =
+        local_ ? local_->receive(fd_, to + have_, bytes - have_) : ::recv(fd_, to + have_, bytes - have_, MSG_DONTWAIT);
     if (got > 0) {
       have_ += static_cast<std::size_t>(got);
     } else if (got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {

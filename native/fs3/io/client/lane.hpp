@@ -23,9 +23,9 @@
 #include <utility>
 #include <vector>
 
-#include "fs3/io/client/read_placement.hpp"
 #include "fs3/io/client/local_files.hpp"
 #include "fs3/io/client/piece.hpp"
+#include "fs3/io/client/read_placement.hpp"
 #include "fs3/io/wire/wire.hpp"
 
 namespace ff::fs3::io {
@@ -63,7 +63,7 @@ class Link {
   std::vector<std::uint64_t> take_ready() { return std::exchange(ready_, {}); }
   // REQUIRES: the request is ready and not permitted, and the link is not broken.
   void go(std::uint64_t request);
-  short events() const;                          // events to poll for
+  short events() const;  // events to poll for
   bool idle() const { return !broken_ && outstanding_.empty() && unsent_.empty(); }
   bool quiet() const;  // for an idle link: the peer sent nothing and is still connected
   int fd() const { return fd_; }
@@ -117,8 +117,8 @@ class Lane {
   Lane& operator=(const Lane&) = delete;
 
   std::unordered_map<std::uint32_t, std::unique_ptr<Link>> links;  // by node
-  int wake() const { return wake_; }  // an eventfd that counts granted permits
-  void drop_busy();                   // closes links that are not idle
+  int wake() const { return wake_; }                               // an eventfd that counts granted permits
+  void drop_busy();                                                // closes links that are not idle
 
  private:
   const int wake_;

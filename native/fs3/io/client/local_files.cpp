@@ -17,7 +17,7 @@ namespace ff::fs3::io {
 namespace {
 
 constexpr std::size_t kLarge = std::size_t{1} << 20;  // bytes of a piece that takes longer than waking a thread for it
-constexpr unsigned kThreads = 4;  // threads of a caller: more do not raise the memory bandwidth
+constexpr unsigned kThreads = 4;                      // threads of a caller: more do not raise the memory bandwidth
 
 }  // namespace
 
@@ -79,7 +79,8 @@ void LocalFiles::read(ReadPlacement& landing) {
   for (std::size_t n = 0; n < landing.pieces(); ++n) large = large && landing.bytes(n) >= kLarge;
   if (large) {
     std::vector<ReadPlacement> parts = landing.split();
-    worker_pool::share(std::min(kThreads, worker_pool::cores()), parts.size(), [&](std::size_t n) { read_part(parts[n]); });
+    worker_pool::share(std::min(kThreads, worker_pool::cores()), parts.size(),
+                       [&](std::size_t n) { read_part(parts[n]); });
   } else {
     read_part(landing);
   }

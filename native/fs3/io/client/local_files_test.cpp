@@ -68,7 +68,8 @@ Bytes frame_of(const Answer& answer) {
   Bytes frame(sizeof head + head.table_bytes);
   std::memcpy(frame.data(), &head, sizeof head);
   std::memcpy(frame.data() + sizeof head, answer.table.data(), answer.table.size());
-  std::memcpy(frame.data() + sizeof head + answer.table.size(), answer.places.data(), answer.places.size() * sizeof(Place));
+  std::memcpy(frame.data() + sizeof head + answer.table.size(), answer.places.data(),
+              answer.places.size() * sizeof(Place));
   frame.insert(frame.end(), answer.payload.begin(), answer.payload.end());
   return frame;
 }
@@ -103,8 +104,11 @@ struct Scene {
 };
 
 Piece piece(std::uint32_t index, Bytes& memory, std::uint32_t offset = 0) {
-  return {.chunk = {1, index}, .chain = kChain, .offset = offset,
-          .length = static_cast<std::uint32_t>(memory.size()), .memory = memory.data()};
+  return {.chunk = {1, index},
+          .chain = kChain,
+          .offset = offset,
+          .length = static_cast<std::uint32_t>(memory.size()),
+          .memory = memory.data()};
 }
 
 std::size_t read(Scene& scene, std::span<Piece> pieces) { return scene.engine.read(pieces, Clock::now() + 60s); }
@@ -229,7 +233,8 @@ void wrong_bytes_of_files_are_found_and_reported() {
           byte ^= std::byte{1};
           CHECK(::pwrite(scene.files.file(), &byte, 1, at) == 1);
         }) == Outcome::mismatch);
-  CHECK(read_from([](Answer& answer) { answer.places[0].position += 1 << 20; }) == Outcome::mismatch);  // beyond the end
+  CHECK(read_from([](Answer& answer) { answer.places[0].position += 1 << 20; }) ==
+        Outcome::mismatch);  // beyond the end
   int ends[2];
   CHECK(::pipe2(ends, O_CLOEXEC) == 0);  // not a file
   CHECK(read_from([&](Answer& answer) { answer.descriptors = {ends[1]}; }) == Outcome::mismatch);
@@ -268,7 +273,8 @@ void large_pieces_are_read_side_by_side() {
   for (std::uint32_t n = 0; n < kPieces; ++n) {
     CHECK(reads[n].outcome == (n == kBad ? Outcome::mismatch : Outcome::ok));
     if (n != kBad) CHECK(std::equal(back[n].begin(), back[n].begin() + 4096, data[n].begin() + reads[n].offset));
-    if (n != kBad) CHECK(std::equal(back[n].end() - 4096, back[n].end(), data[n].begin() + reads[n].offset + (1 << 20)));
+    if (n != kBad)
+      CHECK(std::equal(back[n].end() - 4096, back[n].end(), data[n].begin() + reads[n].offset + (1 << 20)));
   }
 }
 
@@ -309,7 +315,8 @@ void damaged_frames_bring_no_wrong_bytes() {
     answer.places[2].fresh = static_cast<std::uint8_t>(random() % 2);
     if (random() % 2 != 0) answer.descriptors.push_back(scene.files.file());
     Bytes bad = frame_of(answer);
-    for (std::uint64_t left = 1 + random() % 4; left != 0; --left) bad[random() % bad.size()] ^= static_cast<std::byte>(1 + random() % 255);
+    for (std::uint64_t left = 1 + random() % 4; left != 0; --left)
+      bad[random() % bad.size()] ^= static_cast<std::byte>(1 + random() % 255);
     if (random() % 4 == 0) bad.resize(1 + random() % bad.size());
     CHECK(send(fd, bad, answer.descriptors));
     return false;

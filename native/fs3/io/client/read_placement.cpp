@@ -18,7 +18,8 @@ bool ReadPlacement::fits(const ReadAnswer& answer, const Piece& piece) const {
   if (answer.status > Status::invalid) return false;
   if (answer.status != Status::ok) return answer.length == 0;
   if (answer.length == 0) return answer.chunk_length <= piece.offset;
-  const std::uint64_t end = std::min<std::uint64_t>(up(std::uint64_t{piece.offset} + piece.length), answer.chunk_length);
+  const std::uint64_t end =
+      std::min<std::uint64_t>(up(std::uint64_t{piece.offset} + piece.length), answer.chunk_length);
   return answer.offset == down(piece.offset) && std::uint64_t{answer.offset} + answer.length == end;
 }
 

@@ -64,13 +64,13 @@ class ReadPlacement {
   std::vector<ReadAnswer> answers_;
   std::vector<std::byte> scratch_;  // made when first needed
   std::vector<iovec> parts_;
-  std::size_t at_ = 0;          // index of the current piece
-  std::size_t position_ = 0;    // offset of the current block in the piece's bytes
-  std::size_t came_ = 0;        // received bytes of the current block
-  std::size_t crc_at_ = 0;      // offset of the block's CRC in the table
-  std::size_t scratched_ = 0;   // blocks that went through scratch
-  bool holds_ = true;           // false: a CRC of the current piece did not match
-  std::uint32_t sum_ = 0;       // CRC32C of the current piece's bytes so far
+  std::size_t at_ = 0;         // index of the current piece
+  std::size_t position_ = 0;   // offset of the current block in the piece's bytes
+  std::size_t came_ = 0;       // received bytes of the current block
+  std::size_t crc_at_ = 0;     // offset of the block's CRC in the table
+  std::size_t scratched_ = 0;  // blocks that went through scratch
+  bool holds_ = true;          // false: a CRC of the current piece did not match
+  std::uint32_t sum_ = 0;      // CRC32C of the current piece's bytes so far
 };
 
 }  // namespace ff::fs3::io

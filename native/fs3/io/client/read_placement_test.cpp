@@ -60,7 +60,8 @@ bool pour(ReadPlacement& landing, const Bytes& payload, std::size_t step) {
 }
 
 void each_cut_lands_in_its_place() {
-  for (const std::size_t size : {std::size_t{0}, std::size_t{1}, kBlock - 1, kBlock, kBlock + 1, 3 * kBlock, 3 * kBlock + 17}) {
+  for (const std::size_t size :
+       {std::size_t{0}, std::size_t{1}, kBlock - 1, kBlock, kBlock + 1, 3 * kBlock, 3 * kBlock + 17}) {
     const Bytes chunk = random_bytes(size, size + 1);
     for (const std::uint32_t offset : {0u, 1u, 4095u, 4096u, 4097u, 8192u, 12304u, 20000u}) {
       for (const std::uint32_t length : {1u, 100u, 4095u, 4096u, 4097u, 8192u, 16384u}) {

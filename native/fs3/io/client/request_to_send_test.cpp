@@ -3,8 +3,8 @@
 #include <cstring>
 #include <thread>
 
-#include "base/testing/check.hpp"
 #include "base/error.hpp"
+#include "base/testing/check.hpp"
 #include "fs3/io/client/engine.hpp"
 #include "fs3/io/client/scripted_node.hpp"
 
@@ -26,7 +26,8 @@ struct Scene {  // chain n + 1 is on node n alone
       nodes[n].put({1, 0}, good);
     }
     options.senders = senders;
-    engine.emplace(42, options, [this](std::uint32_t node, std::chrono::milliseconds) { return nodes[node].connect(); });
+    engine.emplace(42, options,
+                   [this](std::uint32_t node, std::chrono::milliseconds) { return nodes[node].connect(); });
     engine->routing(routes, kAnyNode);
   }
   // Returns one piece of each of these nodes.
@@ -34,7 +35,9 @@ struct Scene {  // chain n + 1 is on node n alone
     std::vector<Piece> found;
     memory.assign(of.size(), Bytes(good.size()));
     for (const std::uint32_t node : of) {
-      found.push_back({.chunk = {1, 0}, .chain = node + 1, .length = static_cast<std::uint32_t>(good.size()),
+      found.push_back({.chunk = {1, 0},
+                       .chain = node + 1,
+                       .length = static_cast<std::uint32_t>(good.size()),
                        .memory = memory[found.size()].data()});
     }
     return found;

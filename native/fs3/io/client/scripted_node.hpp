@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/testing/check.hpp"
 #include "base/crc/crc32c.hpp"
+#include "base/testing/check.hpp"
 #include "base/testing/test_bytes.hpp"
 #include "fs3/io/wire/wire.hpp"
 

@@ -36,7 +36,7 @@ class HeldReads {
 
   struct Read {
     Head head;
-    std::vector<std::byte> table;  // the request's table
+    std::vector<std::byte> table;                  // the request's table
     std::vector<std::shared_ptr<Target>> targets;  // outlive their readings
     std::vector<store::Reading> readings;          // empty: released; everything must be read again
   };
@@ -57,7 +57,7 @@ class HeldReads {
   template <class Which>
   void let_go(const Which& which);
 
-  mutable std::mutex mutex_;  // guards the members below
+  mutable std::mutex mutex_;                      // guards the members below
   std::unordered_map<std::uint64_t, Held> held_;  // by request
   bool cleared_ = false;
 };

@@ -10,8 +10,8 @@
 #include <cstring>
 #include <utility>
 
-#include "fs3/io/target/peers.hpp"
 #include "fs3/io/service/service.hpp"
+#include "fs3/io/target/peers.hpp"
 
 namespace ff::fs3::io {
 namespace {
@@ -21,7 +21,8 @@ constexpr std::size_t kSendfile = std::size_t{64} << 10;  // from this size on b
 // Copies the bytes if all of them are in the page cache; else starts reading them from the disk.
 bool copy_cached(int file, const store::Reading& reading, std::byte* to) {
   const iovec part{to, reading.length};
-  if (::preadv2(file, &part, 1, static_cast<off_t>(reading.position), RWF_NOWAIT) == static_cast<ssize_t>(reading.length))
+  if (::preadv2(file, &part, 1, static_cast<off_t>(reading.position), RWF_NOWAIT) ==
+      static_cast<ssize_t>(reading.length))
     return true;
   ::posix_fadvise(file, static_cast<off_t>(reading.position), reading.length, POSIX_FADV_WILLNEED);
   return false;
@@ -42,7 +43,8 @@ void bring(int file, const store::Reading& reading, int nowhere) {
 
 // A READ frame in progress; the thread that completes its last Reading sends the answer.
 struct Service::ReadJob : HeldReads::Read {
-  explicit ReadJob(Shared to, HeldReads::Read read = {}) : HeldReads::Read(std::move(read)), connection(std::move(to)) {}
+  explicit ReadJob(Shared to, HeldReads::Read read = {})
+      : HeldReads::Read(std::move(read)), connection(std::move(to)) {}
   const Shared connection;
   std::atomic<std::size_t> left = 0;
   const Target::Clock::time_point begun = Target::Clock::now();
@@ -298,7 +300,8 @@ bool Service::write(const Shared& connection, Frame& frame) {
         return false;
       }
       content.crcs.resize(entry.crcs);
-      if (entry.crcs != 0) std::memcpy(content.crcs.data(), frame.table.data() + crc_at, entry.crcs * sizeof(std::uint32_t));
+      if (entry.crcs != 0)
+        std::memcpy(content.crcs.data(), frame.table.data() + crc_at, entry.crcs * sizeof(std::uint32_t));
       content.holder = payload;
       from += entry.length;
       crc_at += entry.crcs * sizeof(std::uint32_t);

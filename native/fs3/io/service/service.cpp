@@ -34,7 +34,8 @@ Service::Service(ServiceOptions options)
       jobs_ready_(made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE), "an eventfd")),
       nowhere_(made(::open("/dev/null", O_WRONLY | O_CLOEXEC), "/dev/null")),
       buffers_(options.buffers),
-      pools_{Pool(options.buffers / 2), Pool(options.buffers / 4), Pool(options.buffers / 8), Pool(options.buffers / 8)},
+      pools_{Pool(options.buffers / 2), Pool(options.buffers / 4), Pool(options.buffers / 8),
+             Pool(options.buffers / 8)},
       peers_(std::make_shared<Peers>(*this)) {
   epoll_event event{EPOLLIN, {.u64 = kJobs}};
   if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, jobs_ready_, &event) != 0) throw_errno("cannot add a descriptor to epoll");

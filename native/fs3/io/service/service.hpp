@@ -27,10 +27,10 @@
 #include <vector>
 
 #include "fs3/io/service/held_reads.hpp"
-#include "fs3/io/wire/frame_connection.hpp"
 #include "fs3/io/service/meter.hpp"
 #include "fs3/io/service/shared_files.hpp"
 #include "fs3/io/target/target.hpp"
+#include "fs3/io/wire/frame_connection.hpp"
 
 namespace ff::fs3::io {
 
@@ -44,12 +44,12 @@ struct ServiceOptions {
 struct ServiceStatistics {
   std::uint64_t connections = 0, reads = 0, writes = 0, messages = 0, read_bytes = 0, written_bytes = 0, refused = 0;
   std::uint64_t buffer_bytes = 0, buffer_limit = 0;
-  std::uint64_t local_bytes = 0;  // part of read_bytes: clients read these bytes themselves
-  std::uint64_t held = 0;         // local answers that hold extents
-  std::uint64_t ready = 0;        // answers in memory for which `go` has not come yet
-  std::uint64_t jobs = 0;        // jobs that wait for a worker
-  std::uint64_t mismatched = 0;  // frames whose bytes did not match their CRCs on arrival
-  std::uint64_t reported = 0;    // chunks that readers reported as damaged
+  std::uint64_t local_bytes = 0;    // part of read_bytes: clients read these bytes themselves
+  std::uint64_t held = 0;           // local answers that hold extents
+  std::uint64_t ready = 0;          // answers in memory for which `go` has not come yet
+  std::uint64_t jobs = 0;           // jobs that wait for a worker
+  std::uint64_t mismatched = 0;     // frames whose bytes did not match their CRCs on arrival
+  std::uint64_t reported = 0;       // chunks that readers reported as damaged
   Meter::Reading reading, writing;  // frames, from arrival to answer
 };
 
@@ -61,9 +61,9 @@ class Service {
   ~Service();
   void stop();
 
-  void add(std::shared_ptr<Target> target);  // also starts the target
+  void add(std::shared_ptr<Target> target);         // also starts the target
   std::shared_ptr<Target> remove(TargetId target);  // after stopping it
-  std::shared_ptr<MessageSender> sender();  // for the service's targets
+  std::shared_ptr<MessageSender> sender();          // for the service's targets
 
   void serve(int fd);  // takes an accepted and authenticated connection
   // Records the node of a target. Messages to the target take the connection that `connected` gave.
@@ -97,11 +97,11 @@ class Service {
   void release(const Shared& connection, bool hungry);
   void arm(Connection& connection, bool hungry);  // REQUIRES: its mutex
   void answer(const Shared& connection, Outgoing outgoing);
-  void push(const Shared& connection);  // sends what is queued, if no worker owns the connection
+  void push(const Shared& connection);    // sends what is queued, if no worker owns the connection
   void later(std::function<void()> job);  // runs it on a worker
   void run_job();
   std::vector<Shared> all() const;
-  void release_old();                   // called from time to time
+  void release_old();  // called from time to time
 
   bool handle(const Shared& connection, Frame& frame);  // false: not a frame of this protocol
   bool read(const Shared& connection, Frame& frame);

@@ -51,13 +51,14 @@ SharedFiles::Slot* SharedFiles::find(const std::shared_ptr<Target>& target, stor
 }
 
 bool SharedFiles::plan(const std::vector<store::Reading>& readings, const std::vector<std::shared_ptr<Target>>& targets,
-                   Plan& plan) {
+                       Plan& plan) {
   for (std::size_t n = 0; n < readings.size(); ++n) {
     auto& place = plan.places.emplace_back();
     if (readings[n].status != Status::ok || readings[n].length == 0) continue;
     Slot* slot = find(targets[n], readings[n].file);
     if (!slot) {
-      slot = &*std::min_element(slots_.begin(), slots_.end(), [](const Slot& a, const Slot& b) { return a.used < b.used; });
+      slot = &*std::min_element(slots_.begin(), slots_.end(),
+                                [](const Slot& a, const Slot& b) { return a.used < b.used; });
       if (slot->used == answers_) return false;  // this answer needs all slots
       const int fd = targets[n]->descriptor(readings[n].file);
       const int given = fd < 0 ? -1 : read_only(fd);
@@ -75,7 +76,7 @@ bool SharedFiles::plan(const std::vector<store::Reading>& readings, const std::v
 }
 
 bool SharedFiles::give(std::uint64_t request, std::vector<store::Reading>& readings,
-                   std::vector<std::shared_ptr<Target>>& targets) {
+                       std::vector<std::shared_ptr<Target>>& targets) {
   std::uint64_t bytes = 0;
   std::size_t crcs = 0;
   for (const auto& reading : readings) {
@@ -95,7 +96,8 @@ bool SharedFiles::give(std::uint64_t request, std::vector<store::Reading>& readi
   head.kind = FrameKind::read_answer;
   head.flags = kLocal;
   head.count = static_cast<std::uint16_t>(readings.size());
-  head.table_bytes = static_cast<std::uint32_t>(readings.size() * (sizeof(ReadAnswer) + sizeof(Place)) + crcs * sizeof(std::uint32_t));
+  head.table_bytes =
+      static_cast<std::uint32_t>(readings.size() * (sizeof(ReadAnswer) + sizeof(Place)) + crcs * sizeof(std::uint32_t));
   head.request = request;
   Outgoing outgoing;
   auto& table = outgoing.table;

@@ -21,8 +21,8 @@
 #include <mutex>
 #include <vector>
 
-#include "fs3/io/wire/frame_connection.hpp"
 #include "fs3/io/target/target.hpp"
+#include "fs3/io/wire/frame_connection.hpp"
 #include "fs3/io/wire/wire.hpp"
 
 namespace ff::fs3::io {
@@ -40,12 +40,13 @@ class SharedFiles {
   // Answers a READ with places and queues the answer on the line. Returns false, and changes nothing, if the answer
   // must be sent as bytes.
   // `targets[n]` has the file of `readings[n]`.
-  bool give(std::uint64_t request, std::vector<store::Reading>& readings, std::vector<std::shared_ptr<Target>>& targets);
-  bool done(std::uint32_t count);       // `count`: all answers ever read by the client; false: impossible count
-  void expire(Clock::time_point now);   // releases extents that were held too long
-  void forget(const Target& target);    // releases the target's extents, because its store will be closed
+  bool give(std::uint64_t request, std::vector<store::Reading>& readings,
+            std::vector<std::shared_ptr<Target>>& targets);
+  bool done(std::uint32_t count);      // `count`: all answers ever read by the client; false: impossible count
+  void expire(Clock::time_point now);  // releases extents that were held too long
+  void forget(const Target& target);   // releases the target's extents, because its store will be closed
   void clear();
-  std::size_t held() const;             // number of answers
+  std::size_t held() const;  // number of answers
 
  private:
   struct Slot {
@@ -62,7 +63,8 @@ class SharedFiles {
   struct Files;  // read-only descriptors to be sent
   struct Plan;
 
-  bool plan(const std::vector<store::Reading>& readings, const std::vector<std::shared_ptr<Target>>& targets, Plan& plan);
+  bool plan(const std::vector<store::Reading>& readings, const std::vector<std::shared_ptr<Target>>& targets,
+            Plan& plan);
   Slot* find(const std::shared_ptr<Target>& target, store::File file);
   template <class Which>
   std::vector<Held> take(const Which& which);  // empties the entries it takes; REQUIRES: mutex_

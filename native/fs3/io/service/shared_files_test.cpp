@@ -11,11 +11,11 @@
 #include <filesystem>
 #include <string>
 
-#include "base/testing/check.hpp"
 #include "base/crc/crc32c.hpp"
+#include "base/testing/check.hpp"
 #include "base/testing/one_thread.hpp"
-#include "fs3/io/service/held_reads.hpp"
 #include "fs3/io/client/local_files.hpp"
+#include "fs3/io/service/held_reads.hpp"
 #include "fs3/store/disk/directory_disk.hpp"
 
 namespace ff::fs3::io {
@@ -44,8 +44,12 @@ std::shared_ptr<Target> target_in(const Folder& folder, TargetId id) {
 Bytes filled(std::size_t size, int with) { return Bytes(size, static_cast<std::byte>(with)); }
 
 void put(Target& target, ChunkId chunk, Version version, const Bytes& bytes) {
-  CHECK(target.store().apply(1, {.chunk = chunk, .base = store::kAnyBase, .version = version, .kind = Kind::replace,
-                                 .committed = true, .bytes = bytes}) == Status::ok);
+  CHECK(target.store().apply(1, {.chunk = chunk,
+                                 .base = store::kAnyBase,
+                                 .version = version,
+                                 .kind = Kind::replace,
+                                 .committed = true,
+                                 .bytes = bytes}) == Status::ok);
   CHECK(target.store().sync().at(0).status == Status::ok);
 }
 
@@ -189,7 +193,8 @@ void slots_are_taken_in_turn() {
     auto found = ends.take(fresh);
     sent += fresh;
     ends.read(found, 5000);
-    for (std::size_t n = 0; n < 20; ++n) CHECK(found[n] == filled(5000, 1 + static_cast<int>((round * 7 + n) % targets.size())));
+    for (std::size_t n = 0; n < 20; ++n)
+      CHECK(found[n] == filled(5000, 1 + static_cast<int>((round * 7 + n) % targets.size())));
     CHECK(ends.sharing->done(static_cast<std::uint32_t>(round + 1)));
   }
   CHECK(sent >= targets.size() && sent < 60 * 20);

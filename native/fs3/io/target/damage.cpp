@@ -7,7 +7,7 @@ namespace ff::fs3::io {
 namespace {
 
 constexpr auto kPause = std::chrono::seconds(2);  // between checks of damaged chunks
-constexpr std::size_t kChecked = 16;                // chunks in each check
+constexpr std::size_t kChecked = 16;              // chunks in each check
 constexpr std::size_t kMost = 4096;               // chunks remembered; the next scrub finds the rest
 constexpr std::size_t kMostFindings = 64;         // kept with chunk ids between two calls of findings()
 

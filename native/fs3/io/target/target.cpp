@@ -15,15 +15,14 @@ using replica::Op;
 
 constexpr std::size_t kIncomplete = 0;  // index of the store's state word; not 0 while it is no complete replica
 constexpr auto kFullPause = std::chrono::milliseconds(50);  // backoff of writes that the full log refused
-constexpr std::size_t kAside = std::size_t{256} << 10;  // size from which on another thread writes to the store
+constexpr std::size_t kAside = std::size_t{256} << 10;      // size from which on another thread writes to the store
 constexpr auto kIdleSync = std::chrono::milliseconds(500);  // latest sync of changes that do not wait for a sync
 
 // Returns CRCs of which none matches, for unreadable bytes.
 std::vector<std::uint32_t> wrong_crcs(std::span<const std::byte> bytes) {
   std::vector<std::uint32_t> crcs;
-  for (std::size_t from = 0; from < bytes.size(); from += kBlock) {
+  for (std::size_t from = 0; from < bytes.size(); from += kBlock)
     crcs.push_back(~crc32c(0, bytes.data() + from, std::min(kBlock, bytes.size() - from)));
-  }
   return crcs;
 }
 
@@ -428,9 +427,8 @@ void Target::carry_out(const replica::Conclude& conclude) {
   store_.raise_floor(conclude.floor);
   const auto content = contents_.find(conclude.payload);
   if (content != contents_.end()) {
-    for (const auto& tagged : decode_tags(content->second.bytes).value_or(std::vector<store::Tagged>{})) {
+    for (const auto& tagged : decode_tags(content->second.bytes).value_or(std::vector<store::Tagged>{}))
       store_.keep_tag(tagged);
-    }
   }
   store_.clear_damage();
   auto words = store_.state();
@@ -460,10 +458,12 @@ void Target::carry_out(const replica::Send& send, Work& work) {
       return;
     }
   } else if (auto* fetched = std::get_if<replica::Fetched>(&posted.message)) {
-    if (fetched->status == Status::ok) content = contents_of(fetched->chunk, fetched->version, send.as_is, fetched->status);
+    if (fetched->status == Status::ok)
+      content = contents_of(fetched->chunk, fetched->version, send.as_is, fetched->status);
   } else if (std::holds_alternative<replica::SyncDone>(posted.message) ||
              std::holds_alternative<replica::Tags>(posted.message)) {
-    auto bytes = std::make_shared<std::vector<std::byte>>(tags_of(std::holds_alternative<replica::SyncDone>(posted.message)));
+    const bool done = std::holds_alternative<replica::SyncDone>(posted.message);
+    auto bytes = std::make_shared<std::vector<std::byte>>(tags_of(done));
     content.bytes = *bytes;
     content.holder = std::move(bytes);
   }
@@ -491,14 +491,13 @@ Content Target::contents_of(ChunkId chunk, Version version, bool as_is, Status& 
   if (status != Status::ok && !(as_is && lost)) return {};
   auto bytes = std::make_shared<std::vector<std::byte>>(lost ? reading.chunk_length : reading.length);
   if (!lost) status = reading.copy(bytes->data());
-  if (!as_is && status == Status::ok && !holds(*bytes, 0, std::as_bytes(std::span(reading.crcs)))) status = Status::corrupt;
+  if (!as_is && status == Status::ok && !holds(*bytes, 0, std::as_bytes(std::span(reading.crcs))))
+    status = Status::corrupt;
   if (!as_is && status != Status::ok) return {};
-  Content content;
-  content.bytes = *bytes;
+  Content content{bytes, *bytes, {}};
   content.crcs.assign(reading.crcs.begin(), reading.crcs.end());
   if (status != Status::ok) content.crcs = wrong_crcs(*bytes);
   status = Status::ok;
-  content.holder = std::move(bytes);
   return content;
 }
 
@@ -509,7 +508,7 @@ void Target::carry_out(const replica::Reply& reply, Work& work) {
   Asking asking = std::move(found->second);
   asking_.erase(found);
   if (asking.wrote) {
-    work.calls.push_back([wrote = std::move(asking.wrote), reply] { wrote(reply.status, reply.version, reply.length); });
+    work.calls.push_back([give = std::move(asking.wrote), reply] { give(reply.status, reply.version, reply.length); });
   } else {
     answer_read(std::move(asking), {reply.status, reply.version}, work);
   }

@@ -25,9 +25,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "fs3/io/service/meter.hpp"
 #include "fs3/io/target/damage.hpp"
 #include "fs3/io/wire/messages.hpp"
-#include "fs3/io/service/meter.hpp"
 #include "fs3/io/wire/wire.hpp"
 #include "fs3/replica/replica.hpp"
 #include "fs3/replica/store_lookup.hpp"
@@ -64,11 +64,11 @@ class Target : public std::enable_shared_from_this<Target> {
   };
   using Wrote = std::function<void(Status, Version, std::uint32_t length)>;
 
-  Target(std::shared_ptr<store::Disk> disk, store::Store store, TargetId target, std::uint32_t chain, replica::Incarnation incarnation,
-         std::shared_ptr<MessageSender> sender);
+  Target(std::shared_ptr<store::Disk> disk, store::Store store, TargetId target, std::uint32_t chain,
+         replica::Incarnation incarnation, std::shared_ptr<MessageSender> sender);
   ~Target();
   void on_change(std::function<void()> call) { changed_ = std::move(call); }  // before `start`: report() has changed
-  void start();  // starts the syncer
+  void start();                                                               // starts the syncer
   void stop();
 
   // The target's role in its chain as of its last step; a service with several targets of a chain chooses by it.
@@ -102,7 +102,7 @@ class Target : public std::enable_shared_from_this<Target> {
   Damage::Findings findings();
 
   struct Counts {
-    std::uint64_t groups = 0, applied = 0;    // syncs of the log, and writes that they made durable
+    std::uint64_t groups = 0, applied = 0;   // syncs of the log, and writes that they made durable
     std::uint64_t checked = 0, damaged = 0;  // suspected chunks that were read, and those found damaged
     std::uint64_t unrepaired = 0;            // chunks found damaged and not seen whole since
     Meter::Reading syncing;
@@ -183,10 +183,10 @@ class Target : public std::enable_shared_from_this<Target> {
   replica::Payload next_payload_ = 1;
   std::unordered_map<replica::Payload, Content> contents_;
   std::unordered_map<replica::Op, Asking> asking_;
-  std::size_t hop_ = 1;  // hop of the successor
-  replica::Op direct_op_ = 0;                  // op of the first read in the current step
-  std::span<std::optional<Served>> direct_;    // answers of the step's reads, if the step gives them
-  std::vector<replica::Op> riding_;  // Drops and Concludes that the next sync makes durable
+  std::size_t hop_ = 1;                      // hop of the successor
+  replica::Op direct_op_ = 0;                // op of the first read in the current step
+  std::span<std::optional<Served>> direct_;  // answers of the step's reads, if the step gives them
+  std::vector<replica::Op> riding_;          // Drops and Concludes that the next sync makes durable
   bool stopping_ = false;
   bool refused_ = false;  // the store refused a mandatory change: the target stops until the store is reopened
   std::atomic<Role> role_ = Role::none;

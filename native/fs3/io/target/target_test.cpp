@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "base/testing/check.hpp"
 #include "base/crc/crc32c.hpp"
+#include "base/testing/check.hpp"
 #include "fs3/store/disk/sim_disk.hpp"
 
 using namespace ff::fs3;

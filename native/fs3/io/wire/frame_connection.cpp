@@ -15,9 +15,9 @@
 namespace ff::fs3::io {
 namespace {
 
-constexpr std::size_t kMostPieces = 64;                              // per system call
-constexpr std::size_t kMostDescriptors = 64;                         // per Outgoing
-constexpr std::size_t kFileStep = std::size_t{1} << 20;              // bytes per sendfile
+constexpr std::size_t kMostPieces = 64;                               // per system call
+constexpr std::size_t kMostDescriptors = 64;                          // per Outgoing
+constexpr std::size_t kFileStep = std::size_t{1} << 20;               // bytes per sendfile
 alignas(4096) constexpr std::array<std::byte, 64 << 10> kZeros = {};  // replaces bytes beyond a file's end
 
 // REQUIRES: `control` outlives the sending.

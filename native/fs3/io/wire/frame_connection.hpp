@@ -107,7 +107,7 @@ class FrameConnection {
   std::deque<Outgoing> out_;
   std::size_t piece_ = 0, sent_ = 0;  // of out_.front()
   std::size_t waiting_ = 0;
-  bool sending_ = false;  // a thread sends without the lock and owns the front of out_
+  bool sending_ = false;          // a thread sends without the lock and owns the front of out_
   std::condition_variable idle_;  // signals the end of sending
   bool broken_ = false;
 };

@@ -78,7 +78,8 @@ void frames_arrive_whole_in_order_whatever_the_pieces() {
     std::thread writer([&] {
       std::mt19937 cuts(seed + 1000);
       for (std::size_t at = 0; at < stream.size();) {
-        const std::size_t step = std::min<std::size_t>(stream.size() - at, cuts() % 4 == 0 ? 1 + cuts() % 100'000 : 1 + cuts() % 60);
+        const std::size_t step =
+            std::min<std::size_t>(stream.size() - at, cuts() % 4 == 0 ? 1 + cuts() % 100'000 : 1 + cuts() % 60);
         write_all(pair.theirs, stream.data() + at, step);
         at += step;
       }

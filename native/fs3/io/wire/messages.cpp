@@ -13,16 +13,12 @@ using replica::Message;
 
 // Fields of each message, in wire order. Payload numbers are local to the shells and not sent.
 void fields(auto&& f, auto& m, replica::Update*) {
-  f(m.op, m.settled, m.from, m.chain_version, m.chunk.inode, m.chunk.index, m.base, m.version, m.kind, m.offset, m.length,
-    m.tag.client, m.tag.channel, m.tag.seq, m.forget);
+  f(m.op, m.settled, m.from, m.chain_version, m.chunk.inode, m.chunk.index, m.base, m.version, m.kind, m.offset,
+    m.length, m.tag.client, m.tag.channel, m.tag.seq, m.forget);
 }
 void fields(auto&& f, auto& m, replica::Answer*) { f(m.op, m.from, m.chain_version, m.status); }
-void fields(auto&& f, auto& m, replica::PageAsk*) {
-  f(m.op, m.from, m.chain_version, m.after.inode, m.after.index);
-}
-void fields(auto&& f, auto& m, replica::Page*) {
-  f(m.op, m.from, m.chain_version, m.more, m.floor, m.entries);
-}
+void fields(auto&& f, auto& m, replica::PageAsk*) { f(m.op, m.from, m.chain_version, m.after.inode, m.after.index); }
+void fields(auto&& f, auto& m, replica::Page*) { f(m.op, m.from, m.chain_version, m.more, m.floor, m.entries); }
 void fields(auto&& f, auto& m, replica::SyncDone*) { f(m.op, m.from, m.chain_version, m.floor); }
 void fields(auto&& f, auto& m, replica::Fetch*) {
   f(m.op, m.from, m.chain_version, m.chunk.inode, m.chunk.index, m.version, m.as_is);

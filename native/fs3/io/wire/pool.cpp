@@ -53,7 +53,8 @@ Buffer Pool::take(std::size_t bytes) {
   {
     std::lock_guard lock(mutex_);
     if (out_ != 0 && out_ + bytes > most_) return {};
-    const auto fitting = std::find_if(free_.rbegin(), free_.rend(), [&](const auto& one) { return one.first == bytes; });
+    const auto fitting =
+        std::find_if(free_.rbegin(), free_.rend(), [&](const auto& one) { return one.first == bytes; });
     if (fitting != free_.rend()) {
       found = fitting->second;
       free_.erase(std::next(fitting).base());

@@ -18,7 +18,8 @@ class Pool;
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(Buffer&& other) noexcept : pool_(std::exchange(other.pool_, nullptr)), data_(other.data_), bytes_(other.bytes_) {}
+  Buffer(Buffer&& other) noexcept
+      : pool_(std::exchange(other.pool_, nullptr)), data_(other.data_), bytes_(other.bytes_) {}
   Buffer& operator=(Buffer&& other) noexcept;
   ~Buffer() { release(); }
   explicit operator bool() const { return pool_ != nullptr; }

@@ -43,7 +43,8 @@ bool sound(const Head& head) {
   const std::size_t entries = head.count * entry_bytes(head.kind);
   if (head.table_bytes < entries || head.table_bytes > kMostTable) return false;
   if (!carries_crcs(head.kind) && head.table_bytes != entries) return false;
-  const std::size_t most = head.count == 1 || head.kind == FrameKind::message ? kLargestChunk : kMostPayload + 2 * kBlock * head.count;
+  const std::size_t most =
+      head.count == 1 || head.kind == FrameKind::message ? kLargestChunk : kMostPayload + 2 * kBlock * head.count;
   return head.payload_bytes <= (carries_payload(head.kind) ? most : 0);
 }
 

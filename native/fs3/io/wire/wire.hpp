@@ -23,9 +23,9 @@ static_assert(std::endian::native == std::endian::little, "frames are structs as
 
 inline constexpr std::uint32_t kMagic = 0x31443346;  // "F3D1"
 inline constexpr std::size_t kMostEntries = 128;
-inline constexpr std::size_t kMostPayload = std::size_t{4} << 20;                      // of several entries
+inline constexpr std::size_t kMostPayload = std::size_t{4} << 20;  // of several entries
 inline constexpr std::size_t kMostTable = std::size_t{1} << 20;
-inline constexpr std::size_t kMostCrcs = kLargestChunk / kBlock;                       // of one entry
+inline constexpr std::size_t kMostCrcs = kLargestChunk / kBlock;  // of one entry
 
 enum class FrameKind : std::uint8_t {
   read = 1,
@@ -43,7 +43,7 @@ enum class FrameKind : std::uint8_t {
 inline constexpr std::uint8_t kLocal = 0x01;  // in a READ: places suffice; in its answer: places instead of a payload
 inline constexpr std::uint8_t kHold = 0x02;   // in a READ: a large answer is sent only after `ready` and `go`
 inline constexpr std::size_t kHoldFrom = std::size_t{64} << 10;  // answers with more bytes are large
-inline constexpr std::size_t kLocalSlots = 32;  // files that a connection's client holds open
+inline constexpr std::size_t kLocalSlots = 32;                   // files that a connection's client holds open
 inline constexpr auto kLocalTime = std::chrono::seconds(10);  // minimum time that extents are held for such an answer
 
 struct Head {
@@ -132,7 +132,7 @@ static_assert(sizeof(QueryEntry) == 24);
 struct QueryAnswer {
   std::uint32_t index = 0;
   std::uint32_t length = 0;
-  std::uint32_t run = 0;  // chunks of the row, including this one: 1 to kMostRun
+  std::uint32_t run = 0;       // chunks of the row, including this one: 1 to kMostRun
   Status status = Status::ok;  // not_found: there is none
   std::uint8_t zeros[3] = {};
 };

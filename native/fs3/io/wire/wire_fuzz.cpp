@@ -10,8 +10,8 @@
 #include <span>
 #include <vector>
 
-#include "base/testing/check.hpp"
 #include "base/crc/crc32c.hpp"
+#include "base/testing/check.hpp"
 #include "base/testing/fuzz_driver.hpp"
 #include "base/testing/one_thread.hpp"
 #include "fs3/io/wire/frame_connection.hpp"
@@ -98,7 +98,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       if (now > 0) sent += static_cast<std::size_t>(now);
       FrameConnection::Got got;
       while ((got = line.receive(frame)) == FrameConnection::Got::frame) use(frame);
-      if (got != FrameConnection::Got::nothing || now < 0) break;  // the stream ended, or it waits for memory that this frame holds
+      if (got != FrameConnection::Got::nothing || now < 0)
+        break;  // the stream ended, or it waits for memory that this frame holds
     }
   }
   ::close(ends[1]);
@@ -189,13 +190,22 @@ void change(Bytes& stream, Random& random) {
   if (stream.empty()) return;
   const std::size_t reach = random() % 4 == 0 ? stream.size() : std::min<std::size_t>(stream.size(), 200);
   const std::size_t at = random() % reach;
-  static constexpr std::uint64_t kNumbers[] = {0, 1, 127, 128, 129, 255, 4095, 4096, 1u << 20, (4u << 20) + 1, 64u << 20,
-                                               (64u << 20) + 1, 1ull << 31, (1ull << 32) - 1, 1ull << 63, ~0ull};
+  static constexpr std::uint64_t kNumbers[] = {0,          1,
+                                               127,        128,
+                                               129,        255,
+                                               4095,       4096,
+                                               1u << 20,   (4u << 20) + 1,
+                                               64u << 20,  (64u << 20) + 1,
+                                               1ull << 31, (1ull << 32) - 1,
+                                               1ull << 63, ~0ull};
   switch (random() % 6) {
     case 0: stream[at] ^= static_cast<std::uint8_t>(1 << random() % 8); break;
     case 1: stream[at] = static_cast<std::uint8_t>(random()); break;
     case 2: stream.resize(at); break;
-    case 3: stream.insert(stream.begin() + static_cast<std::ptrdiff_t>(at), random() % 9, static_cast<std::uint8_t>(random())); break;
+    case 3:
+      stream.insert(stream.begin() + static_cast<std::ptrdiff_t>(at), random() % 9,
+                    static_cast<std::uint8_t>(random()));
+      break;
     default: {
       const std::uint64_t number = kNumbers[random() % std::size(kNumbers)];
       const std::size_t size = std::size_t{1} << random() % 4;
@@ -222,7 +232,8 @@ Bytes stream_of(Random& random) {
 #ifdef FF_LIBFUZZER
 extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, std::size_t max_size);
 
-extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size, std::size_t max_size, unsigned seed) {
+extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size, std::size_t max_size,
+                                               unsigned seed) {
   Random random(seed);
   if (size >= sizeof(Head) && random() % 16 != 0) {
     if (random() % 2 == 0) return LLVMFuzzerMutate(data, size, max_size);

@@ -370,7 +370,8 @@ int fetch(fuse_req_t req, fuse_ino_t inode, OpenedDirectory& directory, std::siz
 }
 
 // Fills `buffer` with entries from `offset` on; returns the bytes used, or a negative errno.
-std::int64_t fill(fuse_req_t req, fuse_ino_t inode, OpenedDirectory& directory, std::span<char> buffer, off_t offset, bool plus) {
+std::int64_t fill(fuse_req_t req, fuse_ino_t inode, OpenedDirectory& directory, std::span<char> buffer, off_t offset,
+                  bool plus) {
   constexpr const char* kDots[] = {".", ".."};
   const std::lock_guard lock(directory.mutex);
   if (offset == 0) {  // also after rewinddir, which must show changes

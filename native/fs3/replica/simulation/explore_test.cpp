@@ -95,8 +95,8 @@ class Exploration {
   void print() const {
     for (std::size_t c = 0; c < histories_.size(); ++c) {
       for (const Operation& o : histories_[c]) {
-        std::printf("chunk %zu: %s %016" PRIx64 " from %d to %d\n", c, o.reads ? "read" : name(o.kind), o.value, o.begun,
-                    o.ended);
+        std::printf("chunk %zu: %s %016" PRIx64 " from %d to %d\n", c, o.reads ? "read" : name(o.kind), o.value,
+                    o.begun, o.ended);
       }
     }
   }
@@ -108,20 +108,36 @@ class Exploration {
 
   void random_step() {
     switch (pick(20)) {
-      case 0: case 1: case 2: case 3: case 4: case 5: case 6:
+      case 0:
+      case 1:
+      case 2:
+      case 3:
+      case 4:
+      case 5:
+      case 6:
         if (!world_.net.empty()) {
           const std::size_t which = pick(world_.net.size());
           if (chance(20)) world_.lose(which);
           else world_.deliver(which, world_.net.size() < 40 && chance(8));
         }
         break;
-      case 7: case 8: case 9: world_.sync(target()); break;
-      case 10: case 11: client_step(clients_[pick(clients_.size())]); break;
-      case 12: case 13: collect(); break;
-      case 14: world_.manage(!lied_ && chance(8)); note_health(); break;
-      case 15: case 16: world_.tell(target()); break;
+      case 7:
+      case 8:
+      case 9: world_.sync(target()); break;
+      case 10:
+      case 11: client_step(clients_[pick(clients_.size())]); break;
+      case 12:
+      case 13: collect(); break;
+      case 14:
+        world_.manage(!lied_ && chance(8));
+        note_health();
+        break;
+      case 15:
+      case 16: world_.tell(target()); break;
       case 17: retry(target()); break;
-      case 18: if (chance(3)) fault(); break;
+      case 18:
+        if (chance(3)) fault();
+        break;
       default: mend(); break;
     }
     collect();
@@ -138,7 +154,9 @@ class Exploration {
     const TargetId id = target();
     switch (pick(6)) {
       case 0: crash(id, 0); break;
-      case 1: if (node(id).replica && node(id).lease) world_.lease(id, false); break;
+      case 1:
+        if (node(id).replica && node(id).lease) world_.lease(id, false);
+        break;
       case 2:
         if (fills_) node(id).store.fill(true);
         break;
@@ -188,9 +206,8 @@ class Exploration {
   }
 
   bool healthy() const {
-    return std::all_of(world_.chain.members.begin(), world_.chain.members.end(), [&](const Member& m) {
-      return m.state == State::serving && world_.nodes.at(m.target).replica;
-    });
+    return std::all_of(world_.chain.members.begin(), world_.chain.members.end(),
+                       [&](const Member& m) { return m.state == State::serving && world_.nodes.at(m.target).replica; });
   }
   void note_health() {
     if (healthy()) lied_ = false;
@@ -281,8 +298,8 @@ class Exploration {
 
   bool quiet() const {
     return healthy() && world_.net.empty() && std::all_of(world_.nodes.begin(), world_.nodes.end(), [&](const auto& n) {
-      return n.second.told == world_.chain.version && n.second.store.unsynced() == 0 && n.second.pauses.empty();
-    });
+             return n.second.told == world_.chain.version && n.second.store.unsynced() == 0 && n.second.pauses.empty();
+           });
   }
 
   void calm() {
@@ -306,7 +323,8 @@ class Exploration {
         Operation read{true, Kind::write, 0, ++time_};
         world_.read(id, op, world_.chain.version, id_of(chunk));
         const Seen seen = world_.answers.at(op);
-        CHECK(seen.status == Status::not_found || seen.status == Status::ok || (seen.status == Status::corrupt && spoiled_));
+        CHECK(seen.status == Status::not_found || seen.status == Status::ok ||
+              (seen.status == Status::corrupt && spoiled_));
         if (seen.status == Status::corrupt) {
           world_.step(id, Damaged{id_of(chunk)});
           settle_a_little();
@@ -345,7 +363,7 @@ class Exploration {
   std::vector<std::vector<Operation>> histories_;
   std::vector<Client> clients_;
   bool lies_, fills_, spoils_;
-  bool lied_ = false;     // a store lost durable data, and not all stores have been compared since
+  bool lied_ = false;  // a store lost durable data, and not all stores have been compared since
   bool spoiled_ = false;
   int time_ = 0;
   Op op_ = 0;
@@ -353,9 +371,7 @@ class Exploration {
 
 std::uint64_t current = 0;
 
-void say_seed(int) {
-  std::fprintf(stderr, "explore_test: failed at seed %" PRIu64 "\n", current);
-}
+void say_seed(int) { std::fprintf(stderr, "explore_test: failed at seed %" PRIu64 "\n", current); }
 
 }  // namespace
 

@@ -159,16 +159,21 @@ std::vector<Tagged> MapStore::tags(bool pending_as_they_are) const {
   for (const auto& [channel, known] : now_.tags) {
     all.push_back(known);
     const auto found = now_.chunks.find(known.chunk);
-    const bool pending = found != now_.chunks.end() && found->second.pending.version != 0 &&
-                         found->second.tag == known.tag;
+    const bool pending =
+        found != now_.chunks.end() && found->second.pending.version != 0 && found->second.tag == known.tag;
     if (pending && !pending_as_they_are) all.back().version = 0;
   }
   return all;
 }
 
 Entry MapStore::entry_of(ChunkId chunk, const Kept& kept) {
-  return {chunk, kept.committed.version, 1, static_cast<std::uint32_t>(kept.committed.value), kept.pending.version,
-          kept.pending.removes, static_cast<std::uint32_t>(kept.pending.value)};
+  return {chunk,
+          kept.committed.version,
+          1,
+          static_cast<std::uint32_t>(kept.committed.value),
+          kept.pending.version,
+          kept.pending.removes,
+          static_cast<std::uint32_t>(kept.pending.value)};
 }
 
 Entry MapStore::entry(ChunkId chunk) const {

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "base/testing/check.hpp"
-#include "fs3/replica/simulation/map_store.hpp"
 #include "fs3/replica/print.hpp"
 #include "fs3/replica/replica.hpp"
+#include "fs3/replica/simulation/map_store.hpp"
 
 namespace ff::fs3::replica {
 
@@ -41,7 +41,8 @@ inline Chain next_chain(const Chain& chain, const std::map<TargetId, TargetRepor
   const auto alive = [&](const Member& m) { return said.at(m.target).alive; };
   const auto faulty = [&](const Member& m) { return said.at(m.target).local.state == Local::faulty; };
   const auto order = [&] {
-    std::stable_sort(members.begin(), members.end(), [](const Member& a, const Member& b) { return a.state < b.state; });
+    std::stable_sort(members.begin(), members.end(),
+                     [](const Member& a, const Member& b) { return a.state < b.state; });
   };
   const auto away = [&](const Member& m) { return alive(m) ? State::waiting : State::offline; };
   const auto uptodate = [&](const Member& m) {
@@ -215,12 +216,14 @@ class World {
       return;
     }
     Node& node = nodes.at(packet.to);
-    std::visit([&](auto& message) {
-      if constexpr (requires { message.payload; }) {
-        if (packet.bytes.value != 0 || !packet.bytes.tags.empty()) message.payload = payload(node, packet.bytes);
-      }
-      step(packet.to, message);
-    }, packet.message);
+    std::visit(
+        [&](auto& message) {
+          if constexpr (requires { message.payload; }) {
+            if (packet.bytes.value != 0 || !packet.bytes.tags.empty()) message.payload = payload(node, packet.bytes);
+          }
+          step(packet.to, message);
+        },
+        packet.message);
   }
   void lose(std::size_t which) {
     const Packet packet = net[which];
@@ -266,19 +269,22 @@ class World {
 
   // Reports to the packet's sender that the packet will not be answered.
   void failed(const Packet& packet) {
-    std::visit([&](const auto& m) {
-      using M = std::decay_t<decltype(m)>;
-      constexpr bool asks = std::is_same_v<M, Update> || std::is_same_v<M, PageAsk> || std::is_same_v<M, SyncDone> ||
-                            std::is_same_v<M, Fetch> || std::is_same_v<M, TagsAsk>;
-      const TargetId asker = asks ? m.from : packet.to;
-      const Node& node = nodes.at(asker);
-      if (node.replica && node.replica->chain_version() == m.chain_version) step(asker, SendFailed{m.op});
-    }, packet.message);
+    std::visit(
+        [&](const auto& m) {
+          using M = std::decay_t<decltype(m)>;
+          constexpr bool asks = std::is_same_v<M, Update> || std::is_same_v<M, PageAsk> ||
+                                std::is_same_v<M, SyncDone> || std::is_same_v<M, Fetch> || std::is_same_v<M, TagsAsk>;
+          const TargetId asker = asks ? m.from : packet.to;
+          const Node& node = nodes.at(asker);
+          if (node.replica && node.replica->chain_version() == m.chain_version) step(asker, SendFailed{m.op});
+        },
+        packet.message);
   }
 
   void carry_out(TargetId, Node& node, const Apply& a, std::vector<Event>& after) {
     CHECK(a.version != 0 && a.chunk.inode != 0);
-    for (const Applied& refused : node.store.apply(a, value(node, a.payload), bad(node, a.payload))) after.push_back(refused);
+    for (const Applied& refused : node.store.apply(a, value(node, a.payload), bad(node, a.payload)))
+      after.push_back(refused);
   }
   void carry_out(TargetId, Node& node, const Commit& c, std::vector<Event>&) { node.store.commit(c); }
   void carry_out(TargetId, Node& node, const Drop& d, std::vector<Event>&) { node.store.drop(d); }

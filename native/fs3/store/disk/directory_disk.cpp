@@ -15,7 +15,7 @@
 namespace ff::fs3::store {
 namespace {
 
-constexpr std::size_t kPage = 4096;                       // unit of a direct write
+constexpr std::size_t kPage = 4096;                      // unit of a direct write
 constexpr std::size_t kDirect = std::size_t{256} << 10;  // from this size on the page cache costs more than it saves
 
 }  // namespace

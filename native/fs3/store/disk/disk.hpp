@@ -46,7 +46,7 @@ class Disk {
   virtual void punch(File file, std::uint64_t offset, std::uint64_t bytes) = 0;
   virtual void sync(File file) = 0;
 
-  virtual std::vector<std::string> list() = 0;  // sorted
+  virtual std::vector<std::string> list() = 0;       // sorted
   virtual void remove(const std::string& name) = 0;  // open handles stay valid; a missing name is ignored
   virtual void rename(const std::string& from, const std::string& to) = 0;  // atomic; replaces `to`
   virtual void sync_names() = 0;

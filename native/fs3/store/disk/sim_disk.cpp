@@ -27,7 +27,8 @@ struct SimDisk::Image {
   static void pieces(std::uint64_t offset, std::uint64_t bytes, const Visit& visit) {
     for (std::uint64_t done = 0; done < bytes;) {
       const std::uint64_t at = offset + done, n = std::min<std::uint64_t>(kPage - at % kPage, bytes - done);
-      visit(at / kPage, static_cast<std::size_t>(at % kPage), static_cast<std::size_t>(done), static_cast<std::size_t>(n));
+      visit(at / kPage, static_cast<std::size_t>(at % kPage), static_cast<std::size_t>(done),
+            static_cast<std::size_t>(n));
       done += n;
     }
   }
@@ -60,7 +61,8 @@ struct SimDisk::Image {
   }
   std::uint64_t new_pages(std::uint64_t offset, std::size_t bytes) const {
     std::uint64_t count = 0;
-    pieces(offset, bytes, [&](std::uint64_t number, std::size_t, std::size_t, std::size_t) { count += !pages.contains(number); });
+    pieces(offset, bytes,
+           [&](std::uint64_t number, std::size_t, std::size_t, std::size_t) { count += !pages.contains(number); });
     return count;
   }
 };
@@ -105,9 +107,8 @@ struct SimDisk::Inode {
       apart = false;
     }
     for (const Change& change : changes)  // only touched pages can differ
-      Image::pieces(change.offset, change.bytes, [&](std::uint64_t number, std::size_t, std::size_t, std::size_t) {
-        show(number);
-      });
+      Image::pieces(change.offset, change.bytes,
+                    [&](std::uint64_t number, std::size_t, std::size_t, std::size_t) { show(number); });
     cached.size = durable.size;
     changes.clear();
   }
@@ -182,7 +183,8 @@ void SimDisk::power_cut(std::uint64_t seed) {
     file.forget_unsynced();
   };
   for (const auto& [name, file] : names_) kept_by_chance(*file);
-  for (const auto& [name, file] : durable_names_) kept_by_chance(*file);  // removed files; all others have no changes left
+  for (const auto& [name, file] : durable_names_)
+    kept_by_chance(*file);  // removed files; all others have no changes left
   for (const NameChange& change : name_changes_)
     if (random() & 1) change.apply(durable_names_);
   name_changes_.clear();
@@ -307,7 +309,8 @@ void SimDisk::sync(File file) {
     if (random() & 1) land_elsewhere(change);
   }
   if (lost == nullptr) return;
-  Image::pieces(lost->offset, lost->bytes, [&](std::uint64_t number, std::size_t, std::size_t, std::size_t) { to.show(number); });
+  Image::pieces(lost->offset, lost->bytes,
+                [&](std::uint64_t number, std::size_t, std::size_t, std::size_t) { to.show(number); });
 }
 
 void SimDisk::land_elsewhere(const Change& change) {

@@ -102,7 +102,8 @@ void Index::merge(Leaves::iterator at) {
   for (auto left : {at, at == leaves_.begin() ? at : std::prev(at)}) {
     const auto right = std::next(left);
     if (right == leaves_.end() || left->second->count + right->second->count > kLeaf * 7 / 8) continue;
-    std::copy_n(right->second->entries.begin(), right->second->count, left->second->entries.begin() + left->second->count);
+    std::copy_n(right->second->entries.begin(), right->second->count,
+                left->second->entries.begin() + left->second->count);
     left->second->count += right->second->count;
     leaves_.erase(right);
     return;
@@ -110,7 +111,8 @@ void Index::merge(Leaves::iterator at) {
 }
 
 std::uint64_t Index::memory() const {
-  constexpr std::uint64_t kNode = 4 * sizeof(void*) + sizeof(Leaves::value_type) + 2 * 16;  // with two allocations' overhead
+  constexpr std::uint64_t kNode =
+      4 * sizeof(void*) + sizeof(Leaves::value_type) + 2 * 16;  // with two allocations' overhead
   return leaves_.size() * (sizeof(Leaf) + kNode);
 }
 

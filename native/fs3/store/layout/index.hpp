@@ -49,14 +49,14 @@ class Index {
   IndexEntry* find(ChunkId chunk);
   const IndexEntry* find(ChunkId chunk) const { return const_cast<Index*>(this)->find(chunk); }
   const IndexEntry* first() const { return leaves_.empty() ? nullptr : &leaves_.begin()->second->entries[0]; }
-  const IndexEntry* after(ChunkId chunk) const;       // the first entry with a larger id
+  const IndexEntry* after(ChunkId chunk) const;  // the first entry with a larger id
   // Passes entries to `each`, from the one at or before `chunk` downwards, until it returns false.
   template <class Each>
   void down(ChunkId chunk, Each each) const;
-  void put(const IndexEntry& entry);                  // inserts the entry, or replaces the one with the same id
-  void erase(ChunkId chunk);                          // does nothing if the entry is missing
+  void put(const IndexEntry& entry);  // inserts the entry, or replaces the one with the same id
+  void erase(ChunkId chunk);          // does nothing if the entry is missing
   std::uint64_t size() const { return size_; }
-  std::uint64_t memory() const;                       // bytes
+  std::uint64_t memory() const;  // bytes
 
  private:
   static constexpr std::size_t kLeaf = 64;

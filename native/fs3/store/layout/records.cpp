@@ -79,9 +79,7 @@ void body(RecordKind kind, const Fields& field, auto& record) {
     case RecordKind::drop: field(record.chunk), field(record.version); break;
     case RecordKind::floor:
     case RecordKind::damaged: field(record.version); break;
-    case RecordKind::tag:
-      field(record.tag), field(record.chunk), field(record.version), field(record.length);
-      break;
+    case RecordKind::tag: field(record.tag), field(record.chunk), field(record.version), field(record.length); break;
     case RecordKind::forget: field(record.tag.client); break;
     case RecordKind::state:
       for (auto& word : record.words) field(word);
@@ -101,8 +99,13 @@ void encode(const Record& record, const LogPlace& log, std::uint64_t position, s
   out.resize(begin + sizeof(Header));
   Writer writer(out);
   body(record.kind, [&](const auto& value) { writer.put(value); }, record);
-  Header header{0, static_cast<std::uint16_t>(out.size() - begin), static_cast<std::uint8_t>(record.kind), record.flags,
-                record.sequence, record.place, 0};
+  Header header{0,
+                static_cast<std::uint16_t>(out.size() - begin),
+                static_cast<std::uint8_t>(record.kind),
+                record.flags,
+                record.sequence,
+                record.place,
+                0};
   std::memcpy(out.data() + begin, &header, sizeof header);
   header.crc = crc32c(log.start(position + begin), out.data() + begin + 4, out.size() - begin - 4);
   std::memcpy(out.data() + begin, &header.crc, 4);
@@ -169,7 +172,8 @@ std::optional<Record> LogWalk::next() {
 void LogWalk::mend(std::uint64_t begin, std::uint64_t end) {
   std::uint64_t its = 0;
   if (at(bytes_, begin, &its)) return;
-  std::copy_n(copy_.begin() + static_cast<std::ptrdiff_t>(begin), end - begin, bytes_.begin() + static_cast<std::ptrdiff_t>(begin));
+  std::copy_n(copy_.begin() + static_cast<std::ptrdiff_t>(begin), end - begin,
+              bytes_.begin() + static_cast<std::ptrdiff_t>(begin));
   ++mended_;
 }
 

@@ -45,8 +45,8 @@ struct Record {
 
 // Identity of a log, for the CRCs of its records: no record verifies in another store, file or place.
 struct LogPlace {
-  std::uint64_t salt;    // of the store
-  std::uint64_t number;  // of the log
+  std::uint64_t salt;                                 // of the store
+  std::uint64_t number;                               // of the log
   std::uint32_t start(std::uint64_t position) const;  // initial value of the CRC at `position`
 };
 
@@ -67,7 +67,7 @@ class LogWalk {
   std::uint64_t expected() const { return expected_; }  // sequence of the next record
   std::uint64_t position() const { return position_; }  // the end of the last record
   bool damaged() const { return damaged_; }
-  std::uint64_t mended() const { return mended_; }      // records that were taken from the copy
+  std::uint64_t mended() const { return mended_; }  // records that were taken from the copy
 
  private:
   std::optional<Record> at(std::uint64_t position, std::uint64_t* end) const;

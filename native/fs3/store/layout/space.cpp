@@ -12,7 +12,8 @@ Extent Space::take(std::uint8_t size_class) {
   while (map.first < map.words.size() && map.words[map.first] == ~std::uint64_t{0}) ++map.first;
   std::size_t bit = 0;
   if (map.first < map.words.size()) bit = static_cast<std::size_t>(std::countr_one(map.words[map.first]));
-  const Extent extent{static_cast<std::uint32_t>(of.first), static_cast<std::uint16_t>(map.first * 64 + bit), size_class};
+  const Extent extent{static_cast<std::uint32_t>(of.first), static_cast<std::uint16_t>(map.first * 64 + bit),
+                      size_class};
   mark(extent);
   return extent;
 }
