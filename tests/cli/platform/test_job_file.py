@@ -82,7 +82,7 @@ def test_what_a_request_cannot_have_is_refused() -> None:
         (b"script =", "cannot read the job file: Invalid value"),
         (b"\xff", "cannot read the job file: it is not UTF-8"),
         (b"nodes = 1", "cannot read the job file: Object missing required field `script`"),
-        (b'script = "a"\nnode = 2', "unknown field `node`"),
+        (b'script = "a"\nnode = 2', "unknown field `node`; did you mean `nodes`?"),
         (b'script = "a"\nnodes = "2"', r"Expected `int`, got `str` - at `\$.nodes`"),
         (b'script = "/a"\nworkspace = "."', "a request cannot ship workspace: use `fireflyer run`"),
         (b'script = "/a"\nexpect = "soon"', "invalid --expect 'soon': expected e.g. 90s"),

@@ -13,7 +13,9 @@ Keys are the options of `fireflyer run`, with `_` for `-`. An option of the comm
 than the file, so a file is also a template. Pure, except for `read`.
 """
 
+import difflib
 import os
+import re
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -81,7 +83,15 @@ def parse(text: str, what: str) -> Job:
     try:
         return msgspec.toml.decode(text, type=Job, strict=True)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ConfigError(f"cannot read {what}: {error}") from None
+        raise ConfigError(f"cannot read {what}: {error}{_meant(str(error))}") from None
+
+
+def _meant(error: str) -> str:
+    """Returns the known key that is most like an unknown one, as a hint; "" if none is like it."""
+    unknown = re.search("unknown field `([^`]*)`", error)
+    keys = [field.encode_name for field in msgspec.structs.fields(Job)]
+    like = difflib.get_close_matches(unknown[1].replace("-", "_"), keys, 1) if unknown else []
+    return f"; did you mean `{like[0]}`?" if like else ""
 
 
 def read(path: Path) -> Job:
