@@ -256,7 +256,7 @@ def test_bad_files(tmp_path: Path, capsys: Any, text: str, message: str) -> None
     [
         (["report"], "needs one of"),
         (["report", "--paper", "f.csv"], "needs one of"),
-        (["report", "missing.csv"], "cannot read missing.csv"),
+        (["report", "missing.csv"], "cannot read missing.csv: No such file or directory"),
         (["generate", "--preset", "mars"], "invalid preset 'mars'"),
         (["generate", "--json"], "needs --output"),
         (["generate", "--nodes", "1000000", "--days", "36500", "-o", "x"], "fewer nodes or days"),

@@ -56,7 +56,10 @@ def test_a_token_is_printed_once_or_written_to_a_new_file(served: Shell) -> None
     shown = served.run("token", "create", "ada").stdout
     assert shown.startswith("hai_")
     (served.folder / "there").write_text("x")
-    assert "File exists" in served.run("token", "create", "ada", "--out", "there", code=1).stderr
+    assert (
+        "exists already: name a new file"
+        in served.run("token", "create", "ada", "--out", "there", code=1).stderr
+    )
     assert (
         "user 'bob' does not exist"
         in served.run("token", "create", "bob", "--out", "new", code=1).stderr

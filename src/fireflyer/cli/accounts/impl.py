@@ -77,7 +77,12 @@ def create_token(
     asked = TokenRequest(user=user, scope=scope, days=days or None, note=note)
     file = None
     if out is not None:  # first, so that no token is created without a file for it
-        file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            raise ConfigError(
+                f"--out {out} exists already: name a new file, or remove it"
+            ) from None
     try:
         made = api(home).create_token(asked)
     except BaseException:

@@ -45,8 +45,10 @@ def report(
 def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValidatorError(f"cannot read {file}: {error}") from None
+    except OSError as error:
+        raise ValidatorError(f"cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValidatorError(f"cannot read {file}: expected text in UTF-8") from None
 
 
 def _of_platform(home: Path, nodes: int | None) -> tuple[list[Source], int]:

@@ -110,8 +110,13 @@ def _progress(text: str) -> None:
         sys.stderr.flush()
 
 
+def _rounded(value: float) -> str:
+    """Returns a value with four digits; from 1,000 on, with all digits before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
+
+
 def _row(result: Result) -> tuple[str, ...]:
-    value = "-" if result.value is None else f"{result.value:,.4g}"
+    value = "-" if result.value is None else _rounded(result.value)
     return (result.name, result.status, value, result.unit, result.reason)
 
 
