@@ -225,3 +225,14 @@ def test_a_closed_pipe_is_no_traceback(shell: Any, started: Started, follow: boo
         events.until("stderr", "") and shell.run("run", "-d", "--start", "exec", "script.py")
     events.process.wait(LIMIT_S)
     assert b"Traceback" not in events.process.stderr.read()
+
+
+def test_up_says_that_other_commands_go_elsewhere(shell: Any, started: Started) -> None:
+    elsewhere = "https://192.0.2.77:8443"
+    shell.env["FIREFLYER_SERVER"] = elsewhere
+    up = started(shell.start("up"))
+    up.until(
+        "stderr", f"commands here still go to FIREFLYER_SERVER {elsewhere}, not to this server"
+    )
+    up.process.send_signal(signal.SIGINT)
+    up.end(0)

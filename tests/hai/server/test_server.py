@@ -30,6 +30,7 @@ from fireflyer.hai.client import Client
 from fireflyer.hai.database.store import Store
 from fireflyer.hai.home import Home
 from fireflyer.hai.model import TERMINAL, TaskSpec, TaskView
+from fireflyer.hai.server.listeners import listen
 from fireflyer.hai.server.process import Options, serve
 
 MakeSpec = Callable[..., TaskSpec]
@@ -113,6 +114,12 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"cannot listen on port {port}: Address already"):
             serve(Options(home=Home(tmp_path / "home"), port=port), lambda _: None)
     assert not (tmp_path / "home" / "hai.sqlite").exists()
+
+
+def test_an_address_of_another_machine_is_named() -> None:
+    expected = "on 192.0.2.77 port 8443: this machine has no such address; choose another --listen"
+    with pytest.raises(ConfigError, match=expected), listen("192.0.2.77", 8443, "--listen"):
+        pass
 
 
 def test_a_given_port_is_served(server: Any) -> None:

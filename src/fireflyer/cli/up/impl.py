@@ -136,6 +136,8 @@ def serve(
             remember(found, settings)
             also = "" if where.listen is None else f" and at {where.listen}"
             _say(f"serving {found.path} on port {server.port}{also}, {nodes_text}; Ctrl-C ends")
+            if elsewhere := os.environ.get("FIREFLYER_SERVER"):
+                _say(f"commands here still go to FIREFLYER_SERVER {elsewhere}, not to this server")
 
         options = Options(
             home=found, engine=engine, nodes=nodes, devices=devices, port=settings.port or 0,

@@ -2,6 +2,7 @@
 public address has TLS, is behind a proxy with TLS, or is a loopback address."""
 
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
@@ -76,9 +77,19 @@ def parse_public(text: str, certificate: str, key: str, *, behind_proxy: bool) -
     )
 
 
+def _unavailable(at: str, option: str, error: OSError) -> str:
+    reason = os.strerror(error.errno or 0)
+    if error.errno == errno.EADDRNOTAVAIL:
+        reason = "this machine has no such address"
+    return f"cannot listen on {at}: {reason}; choose another {option}"
+
+
 @contextlib.contextmanager
-def listen(host: str, port: int) -> Iterator[socket.socket]:
+def listen(host: str, port: int, option: str = "--port") -> Iterator[socket.socket]:
     """Opens a listening socket.
+
+    Args:
+        option: of the command line, which chose the address; errors name it.
 
     Raises:
         ConfigError: the port is invalid or not available.
@@ -92,9 +103,8 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
         except OverflowError:
             raise ConfigError(f"invalid port {port}: expected 0 to 65535") from None
         except OSError as error:
-            raise ConfigError(
-                f"cannot listen on port {port}: {os.strerror(error.errno or 0)}; choose another --port"
-            ) from None
+            at = f"port {port}" if option == "--port" else f"{host} port {port}"
+            raise ConfigError(_unavailable(at, option, error)) from None
         yield listener
 
 

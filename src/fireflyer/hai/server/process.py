@@ -136,7 +136,7 @@ def serve(
         listeners = [held.enter_context(listen("127.0.0.1", options.port))]
         if options.public is not None:
             public = options.public
-            listeners.append(held.enter_context(listen(public.host, public.port)))
+            listeners.append(held.enter_context(listen(public.host, public.port, "--listen")))
         if given := LogQuota(home.tasks, options.log_limit).make():
             _log.warning(
                 "the disk was full: freed %d MiB from the middle of task logs", given >> 20
