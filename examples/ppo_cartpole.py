@@ -106,12 +106,8 @@ def train(count: int, seed: int, updates: int) -> tuple[float, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--envs", type=int, default=32, help="number of environments (default 32)")
-    parser.add_argument(
-        "--seed", type=int, default=1, help="seed of all random numbers (default 1)"
-    )
-    parser.add_argument(
-        "--updates", type=int, default=300, help="maximum number of updates (default 300)"
-    )
+    parser.add_argument("--seed", type=int, default=1, help="random seed (default 1)")
+    parser.add_argument("--updates", type=int, default=300, help="most updates (default 300)")
     asked = parser.parse_args()
     mean, steps = train(asked.envs, asked.seed, asked.updates)
     print(
