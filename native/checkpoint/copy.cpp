@@ -14,7 +14,8 @@
 namespace ff::checkpoint {
 namespace {
 
-constexpr std::size_t kIdleBlock = std::size_t{256} << 10;  // bytes that a waiter may have to wait for on busy cores
+// Largest block of a background copy: its thread may be preempted inside a block, and waiters wait for that block.
+constexpr std::size_t kIdleBlock = std::size_t{256} << 10;
 
 CopyOptions settled(CopyOptions options) {
   if (options.threads == 0) options.threads = worker_pool::cores();

@@ -63,7 +63,7 @@ std::shared_ptr<const Memory> DeviceLane::borrow_windows(std::size_t bytes) {
   try {
     windows->pin(device_);
   } catch (const Error&) {
-    // Copies to unpinned memory are only slower; the caller that pins the arena gets the error.
+    // Ignored: a copy to unpinned memory works, only slower. If nothing can be pinned, pinning the arena reports it.
   }
   return windows;
 }

@@ -7,10 +7,11 @@
 //      flow is faster. The sum of the rates on a link does not exceed its capacity, but for rounding.
 //   2. A flow that ended has rate 0; a flow whose links have capacity 0 has rate 0 and never ends.
 //
-// After an end only some rates are computed again. A set of flows starts with those that the links of the ended flow
-// held back. The set's rates are computed anew while all other flows keep theirs. Then each touched link is checked: a
-// flow joins the set if invariant 1 no longer holds for it, or if it holds back a slower flow of the set. If no flow
-// joins, the rates are max-min fair, and such rates are unique. After a few rounds all flows of the touched links join.
+// After an end only some rates are computed again. The set starts with the flows whose bottleneck is a link of the
+// ended flow. The set's rates are computed again while all other flows keep theirs. Then each touched link is checked:
+// a flow joins the set if it no longer has a bottleneck, or if it is faster than a flow of the set on that flow's
+// bottleneck. If no flow joins, the rates are max-min fair, and such rates are unique. If flows still join after a
+// fixed number of rounds, all flows of the touched links are added.
 #pragma once
 
 #include <cstddef>
@@ -28,13 +29,13 @@ class Flows {
   Flows(std::span<const double> capacities, std::span<const std::int64_t> begin, std::span<const std::int32_t> links,
         std::span<const double> bytes);
 
-  // Runs until the time `until`, or until no flow can end. Flows that would end at most `merge` times the present time
-  // after another flow end in the same event, at the time that their present rate gives. So `merge` bounds the relative
-  // error.
+  // Runs until the time `until`, or until no flow can end. If a flow ends at time t, all flows that end by
+  // t * (1 + merge) end in the same event, each at the time that its present rate gives. So `merge` bounds the relative
+  // error of the ends.
   void run(double until, double merge);
 
   double now() const { return now_; }
-  // Times at which rates were computed again.
+  // Number of times that rates were computed, counting each round.
   std::size_t events() const { return events_; }
   const std::vector<double>& rates() const { return rate_; }
   // Time at which each flow ended; infinity if it has not.

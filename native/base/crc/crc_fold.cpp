@@ -57,7 +57,7 @@ __attribute__((target("pclmul,sse2"))) Folded join_lanes(const std::uint64_t* la
           static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm_unpackhi_epi64(acc, acc)))};
 }
 
-// Keeps sixteen lanes of 128 bits in flight at both widths, because four products can start while one is computed.
+// Four independent accumulators of 512 bits hide the latency of the carry-less multiplication.
 FF_FOLD512 Folded fold_512(std::uint32_t c, const unsigned char* p, std::size_t size, const CrcFactors& factors) {
   const __m512i by2048 = both512(factors.by2048), by512 = both512(factors.by512);
   __m512i a = _mm512_xor_si512(load512(p), _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(c))));

@@ -37,7 +37,7 @@ V1File::V1File(std::string path, int fd) : RecordFile(std::move(path), fd) {
   mapping_.map(this->fd(), kHeader + kPerSample * count_, this->path());
 }
 
-// `found` is the checksum of the metadata before the index: of the count.
+// `found` is the CRC32 of the number of samples, the only metadata before the index; it is continued over the index.
 void V1File::check_index(std::uint32_t stored, std::uint32_t found) {
   const std::int64_t first = kHeader + kPerSample * count_;
   std::vector<std::int64_t> block(static_cast<std::size_t>(kStep) / 8);

@@ -54,7 +54,7 @@ def checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"invalid name of an expert {name[:60]!r}: expected at most 200 letters, digits, '_', "
-            "'-' and '.', not '.' or '-' first"
+            "'-' and '.', the first not '.' or '-'"
         )
     return name
 
@@ -85,7 +85,7 @@ def read(storage: Storage, name: str) -> Manifest:
         if manifest.version != 1:
             raise ValueError(f"it has version {manifest.version}, not 1")
         if len(manifest.crc32) != -(-manifest.size // PIECE) or manifest.size < 1:
-            raise ValueError(f"{len(manifest.crc32)} checksums of {manifest.size} bytes")
+            raise ValueError(f"it has {len(manifest.crc32)} checksums for {manifest.size} bytes")
         if "/" in manifest.file or manifest.file in ("", ".", ".."):
             raise ValueError(f"{manifest.file!r} is no file of the folder")
     except (ValueError, msgspec.DecodeError) as error:

@@ -12,7 +12,7 @@ TABLE_III = ("fire-flyer2", "fat-tree3", "dgx-a100")
 
 
 def counts(planes: Sequence[Net]) -> dict[str, int]:
-    """Counts switches, cables between switches and host ports (used ones and free leaf ports)."""
+    """Counts switches, switch-to-switch cables, and host ports: used ones, and free ports of leaves."""
     leaf_ports = endpoints = free = 0
     for net in planes:
         leaf = net.levels == 0
@@ -47,7 +47,7 @@ def planned(name: str, catalogue: Catalogue) -> dict[str, Any]:
     if name in ("fat-tree2", "mixed-speeds"):
         return {
             **result, "gpus": None, "relative_price": None, "power_w": None,
-            "notes": ["the network is one zone; no cluster of the paper is such a one"],
+            "notes": ["the network is one zone; the paper has no such cluster, so there is no price"],
         }  # fmt: skip
     nodes, node = (
         catalogue.number("cluster", name, "nodes"),

@@ -51,7 +51,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     disk: bool = False
     """True if the check measures the disk of `Settings.directory`; other checks need no disk."""
     duration_s: float
-    """Usual duration of a quick validation's check."""
+    """Usual duration of this check in a quick validation."""
     function: str
     """ "package.module:name" of a function that takes Settings and yields a Measured for each
     figure. The function raises NotRun if it cannot run."""
@@ -90,7 +90,7 @@ class Measured(msgspec.Struct, frozen=True):
     skipped: str = ""
     """Reason why this figure was not measured."""
     samples: tuple[float, ...] = ()
-    """Single measurements, for the judgement of fleets; empty: `value` is the only one."""
+    """Individual measurements, which compare the nodes of a fleet; empty: `value` alone was measured."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

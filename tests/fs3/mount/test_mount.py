@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import fork_child
 from tests.fs3.client.conftest import CHUNK, Cluster
-from tests.fs3.mount.conftest import Mounted
+from tests.fs3.mount.conftest import Mounted, mount
 from tests.fs3.soak.cluster import small_disk
 from tests.plugins import guard
 from tests.waiting import LIMIT_S
@@ -343,6 +343,19 @@ def test_a_killed_mount_leaves_a_directory_that_can_be_mounted_again(
     os.symlink("m", tmp_path / "link")
     program.unmount(program.real(str(tmp_path / "link")))
     assert three.wait() == 0
+
+
+def test_a_mount_that_does_not_answer_can_be_unmounted(
+    calm: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with mount(calm, tmp_path_factory, "--cache", "0") as one:
+        one.process.send_signal(signal.SIGSTOP)
+        try:
+            command = [sys.executable, "-m", "fireflyer.cli", "fs", "umount", str(one.directory)]
+            subprocess.run(command, check=True, timeout=LIMIT_S)
+            assert program.mounted_at(str(one.directory)) is None
+        finally:
+            one.process.send_signal(signal.SIGCONT)
 
 
 def test_the_end_of_a_run_of_the_tests_leaves_no_mount(

@@ -30,7 +30,7 @@ PAGE_FLOATS = 1024
 
 
 class Saved(NamedTuple):
-    """Durations of one save in seconds, and its tensors."""
+    """Durations of one save, in seconds."""
 
     stall: float
     """Time for which the caller was blocked."""

@@ -51,7 +51,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Payload:
-    """Payload of a step: bytes of all parameters, and of the parameters in no unit."""
+    """Bytes of all parameters (`whole`), and of those outside all sharded units (`root`)."""
 
     whole: int
     root: int
@@ -115,7 +115,7 @@ class SleepLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for weight in self.weights:
-            weight.detach()  # reads it, as a real layer does, and thus waits for what is in flight
+            weight.detach()  # accesses it as a real layer does: the wrapper waits for a pending update
         result: Tensor = _Sleep.apply(x, self, *self.weights)  # type: ignore[no-untyped-call]
         return result
 

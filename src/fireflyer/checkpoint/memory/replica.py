@@ -237,7 +237,7 @@ class ReplicaStorage:
         """Returns the holder in use.
 
         Args:
-            wrong: segment that the last holder had damaged.
+            wrong: index of the segment that was damaged at the previous holder.
 
         Raises:
             StorageError: if the save has no such file.

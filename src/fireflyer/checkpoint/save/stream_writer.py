@@ -1,4 +1,4 @@
-"""Saving without a manager: processes stream bytes into data files in order; one process commits.
+"""Saving without a manager: each process writes its data file in order; one process commits.
 
 import:   save_contents                  one process, any source
 DCP:      write_sections on each rank    the coordinator receives the pieces and commits
@@ -126,7 +126,7 @@ def commit(
     nodes: Sequence[Node],
     metrics: Mapping[str, float | Literal["nan", "inf", "-inf"]] | None = None,
 ) -> None:
-    """Commits a checkpoint of nodes whose pieces are durable.
+    """Commits a checkpoint with these nodes of the state tree, whose pieces are durable.
 
     Raises:
         CheckpointError: if a newer run owns the directory.

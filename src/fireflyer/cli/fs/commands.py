@@ -415,7 +415,7 @@ def mount(
 
 @fs.command()
 def umount(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Mounted directory.")],
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Mounted directory.")],
     lazy: Annotated[
         bool,
         typer.Option("--lazy", "-l", help="Also if programs use it; these keep their open files."),

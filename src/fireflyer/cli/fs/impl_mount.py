@@ -34,8 +34,12 @@ def mount(
     _say(f"{at} is mounted; log: {log_file}")
 
 
-def umount(directory: Path, *, lazy: bool) -> None:
-    program.unmount(program.real(os.fspath(directory)), lazy=lazy)
+def umount(directory: str, *, lazy: bool) -> None:
+    """Unmounts. Nothing is asked of the mount, not even a stat: its services may be gone."""
+    path = os.path.abspath(directory)
+    if program.mounted_at(path) is None:
+        path = program.real(path)
+    program.unmount(path, lazy=lazy)
 
 
 def _say(text: str) -> None:

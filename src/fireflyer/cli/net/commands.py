@@ -42,19 +42,23 @@ def plan(
     nodes: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Plan two zones, or with --compare all topologies, for this many."
+            min=1, help="Compute nodes: plan two zones, or with --compare all topologies."
         ),
     ] = None,
     storage: Annotated[
         int | None,
         typer.Option(
-            min=0, show_default="0", help="Storage nodes of --nodes, one port in each zone."
+            min=0,
+            show_default="0",
+            help="Storage nodes beside the --nodes, with a port in each zone.",
         ),
     ] = None,
     cross: Annotated[
         int | None,
         typer.Option(
-            min=2, show_default="20", help="Links from each zone of --nodes to the other."
+            min=2,
+            show_default="20",
+            help="With --nodes: links from each zone to the gateways between them.",
         ),
     ] = None,
     compare: Annotated[
@@ -94,7 +98,7 @@ def verify(
     lfts: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="opensm-lfts.dump of --ibnetdiscover; default: own routes."
+            metavar="FILE", help="opensm-lfts.dump of that network; default: computed routes."
         ),
     ] = None,
     html: HtmlOption = None,
@@ -166,12 +170,16 @@ def flows(
     ] = "random",
     size: Annotated[
         str | None,
-        typer.Option("--bytes", metavar="SIZE", help="Run the flows to their ends, e.g. 64M."),
+        typer.Option(
+            "--bytes",
+            metavar="SIZE",
+            help="Bytes of each flow, e.g. 64M: run all flows to their ends.",
+        ),
     ] = None,
     nodes: Annotated[
         int | None,
         typer.Option(
-            min=2, help="Compute nodes that take part, by zone, leaf and port; default: all."
+            min=2, help="Use the first N compute nodes by zone, leaf and port; default: all."
         ),
     ] = None,
     fail: Annotated[
@@ -189,7 +197,12 @@ def flows(
         str, typer.Option(metavar="TIME", help="Time from a failure to new routes.")
     ] = "1s",
     merge: Annotated[
-        float, typer.Option(min=0, max=0.1, help="End flows together that end within this share.")
+        float,
+        typer.Option(
+            min=0,
+            max=0.1,
+            help="Treat ends that differ by at most this fraction as one, e.g. 0.01.",
+        ),
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of random traffic and --cuts.")] = 0,
     html: HtmlOption = None,

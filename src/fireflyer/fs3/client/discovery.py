@@ -3,6 +3,7 @@
 import contextlib
 import os
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 from fireflyer.errors import ConfigError, Unavailable
@@ -48,7 +49,7 @@ def find(where: str | None = None) -> Place:
         raise ConfigError(f"{named} does not exist")
     if ":" not in named:
         raise ConfigError(
-            f"{named} does not exist, and is no HOST:PORT: `fireflyer fs up --dir {named}` makes a "
+            f"{named} does not exist, and is no HOST:PORT: `fireflyer fs up --dir {quote(named)}` makes a "
             "file system there"
         )
     for address in addresses:
@@ -57,7 +58,7 @@ def find(where: str | None = None) -> Place:
 
 
 def _in_folder(folder: Path) -> Place:
-    start = f"`fireflyer fs up --dir {folder}` starts it"
+    start = f"`fireflyer fs up --dir {quote(str(folder))}` starts it"
     if not (folder / FILE).exists():
         raise ConfigError(f"there is no file system in {folder}; {start}")
     config = load(folder / FILE)

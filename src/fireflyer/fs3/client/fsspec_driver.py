@@ -31,7 +31,7 @@ from fireflyer.fs3.meta.inode import DIRECTORY, FILE, SYMLINK, Inode
 
 PREFIX = "fs3://"
 THREADS = 16
-"""Threads that remove the files of a tree; they share commits of the metadata service."""
+"""Number of threads that remove a tree's files, so that one commit has several removals."""
 Info = dict[str, Any]
 _CREATING = ("w", "a", "x")
 
@@ -39,8 +39,9 @@ _CREATING = ("w", "a", "x")
 class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
     """File system of fs3 for fsspec. Thread-safe; a forked child connects again.
 
-    Paths start at the root. A write creates the missing parents of its file. Methods raise Python's
-    OSErrors for paths, StorageError for bytes, and WireError if a service does not answer.
+    Paths start at the root. A write creates the missing parents of its file. Methods raise
+    OSError if an operation on a path fails, StorageError if contents cannot be read or written, and
+    WireError if a service does not answer.
 
     Args:
         where: the folder of `fireflyer fs up --dir`, a cluster.toml, or HOST:PORT[,HOST:PORT...];

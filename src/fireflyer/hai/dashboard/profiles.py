@@ -18,8 +18,8 @@ REPORT_POLICY = (
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; "
     "form-action 'none'; base-uri 'none'"
 )
-"""Content-Security-Policy of a report. The task could have written it: it runs no script, belongs to
-no origin, and loads nothing. Its style is its own."""
+"""Content-Security-Policy of a report, which a task may have written: the report runs no script, gets
+an opaque origin and loads nothing; inline styles are allowed."""
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Series over time in the database: chunks of points by scope and level (`sampling/series.py`).
+"""Time series in the database: chunks of points by scope and resolution (`sampling/series.py`).
 
 A scope is "cluster", "node:n0", "user:ada", "task:t7" or "rank:t7/0".
 """
@@ -35,8 +35,8 @@ class Samples:
         """Interval of the last point, by level; empty until the first one."""
 
     def add(self, when: float, points: Mapping[str, Point]) -> None:
-        """Adds the points of one minute, by scope. The first point after the end of a higher
-        level's interval completes that level; and old chunks are dropped once an hour."""
+        """Adds the points of one minute, by scope. When an interval of a coarser
+        level has ended, the next point stores its mean. Old chunks are dropped once an hour."""
         self._put(LEVELS[0], when, points)
         for lower, level in pairwise(LEVELS):
             current, before = int(when // level), self._last.get(level)

@@ -1,11 +1,13 @@
-"""Server-sent events: a log by byte offset, the history by seq.
+"""Server-sent events: a rank's log by byte offset, the history of tasks by sequence number.
 
 The `id:` of a message says where to continue: a client that reconnects with Last-Event-ID misses
-nothing and gets nothing twice.
+nothing and gets nothing twice. Log:
 
-    id: 2:1536            attempt and offset after the text; for events: the seq
-    event: log            or `end` when nothing follows; for events: the event's kind
-    data: "one line\\n"    JSON on one line: a string; for events: the Event
+    id: 2:1536            attempt, and offset of the byte after the text
+    event: log            or `end` when nothing follows
+    data: "one line\\n"    JSON string on one line
+
+History: `id` is the sequence number, `event` the kind, and `data` the Event as JSON.
 """
 
 import re

@@ -4,10 +4,10 @@
     python -P -m fireflyer.hai.supervisor TASK NODE --guards SUPERVISOR
     python -P -m fireflyer.hai.supervisor TASK NODE --guard GUARD --fork-server PID
 
-Descriptor 3 is the listening socket; the names only make `ps` readable. With a folder the engine is
-on another machine, and must prove the secret that a file of that folder holds. A zygote
-(`hai.forkserver.zygote`) starts the last two forms, after it has forked the named processes. Descriptor 4 is
-the socket to the fork server.
+Descriptor 3 is the listening socket; TASK and NODE only make `ps` readable. ATTEMPT_FOLDER is given
+if the engine runs on another machine; the engine must then prove the secret in a file of that folder.
+A zygote (`hai.forkserver.zygote`) uses the last two forms: it forks the processes, and each executes
+this module with the process ids of the others. Descriptor 4 is the socket to the fork server.
 
     guard ── supervisor ─┬─ fork server
                          ├─ rank ── processes that it starts
@@ -66,7 +66,9 @@ def stand_guard(supervisor: int) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.waitid(os.P_PID, supervisor, os.WEXITED)
     kill_descendants()
-    os._exit(0)  # at once: our end of the listening socket says that something is left
+    os._exit(
+        0
+    )  # at once: while a process holds the listening socket, the engine finds the task alive
 
 
 if __name__ == "__main__":

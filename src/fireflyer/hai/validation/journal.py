@@ -3,10 +3,10 @@
 Only the leading server writes it. An entry is on disk when `add` returns. A line that a crash cut
 short is skipped and ended by the next entry.
 
-The journal keeps the newest KEPT entries of each node. When it has grown to twice its size after
-the last thinning, older entries of a node give way to one summary, the state that they add up to:
-the states of all nodes are the same before and after. The new file replaces the old one by a
-rename, so that a crash leaves either.
+The journal keeps the newest KEPT entries of each node. It is thinned when it is twice as large as
+after the last thinning: one summary replaces a node's older entries and holds the state that they
+result in. So thinning changes no node's state. The new file replaces the old one by a rename, so a
+crash leaves the old file or the new one.
 """
 
 import os
@@ -72,7 +72,7 @@ class Journal:
             self._thin(size)
 
     def _thin(self, size: int) -> None:
-        """Thins the journal; if that fails, it goes on growing to twice its size."""
+        """Thins the journal. After a failure, `add` tries again once the file has doubled."""
         try:
             size = self._thinned()
         except OSError as error:
@@ -114,7 +114,7 @@ class Journal:
         return size
 
     def _lines(self, named: bytes = b"") -> Iterator[tuple[bytes, Entry | Summary]]:
-        """Yields the lines that have these bytes and their entries, without torn lines."""
+        """Yields each line that contains `named`, with its entry; skips torn lines."""
         try:
             with self._path.open("rb") as file:
                 for line in file:

@@ -1,4 +1,4 @@
-"""Elastic training: continues in the same processes without lost ranks, and admits newcomers.
+"""Elastic training: if ranks are lost, the others continue in the same processes; new ranks may join.
 
 `Elastic` runs the steps of one model wrapper; docs/guide/training/haiscale-elastic.md describes the
 class in full. It accesses the model only through `Wrapper`, and the members only through
@@ -73,21 +73,24 @@ class Wrapper(Protocol):
         """Undoes the step: restores the state that `keep` saved. Parameters and optimizer stay.
         Local.
 
-        Operations in flight over a failed group no longer count.
+        Results of operations that were in flight on a failed group are discarded.
         """
 
     lost: ShardsLost | None
-    """Error if parameters lost their values with dead members, so that a checkpoint is needed."""
+    """Error to raise if dead members held the only copy of some parameters; else None.
+
+    After it a checkpoint must be loaded.
+    """
 
     def drop(self) -> None:
         """Ends operations in flight on all ranks before a reform. Waits for no other rank."""
 
     def align(self, progress: Sequence[int], leader: int) -> Callable[[], None]:
-        """Brings lagging ranks to the states of rank `leader`, or of all ranks with its progress.
+        """Brings lagging ranks to the state of rank `leader`: parameters, buffers and optimizer.
 
-        The states are parameters, buffers and optimizer. Called after each reform. Collective. The
-        returned function installs the new state and cannot fail. If `align` fails, every rank still
-        has a complete state.
+        If the state is sharded, all ranks with the leader's progress send their shards. Called after
+        each reform. Collective. The returned function installs the new state and cannot fail. If
+        `align` fails, every rank still has a complete state.
         """
 
     def restored(self) -> None:
@@ -243,7 +246,10 @@ class Elastic:
             )
 
     def _only_makes_state(self) -> bool:
-        """True if torch's `get_state_dict` steps an optimizer without state, with rates of 0."""
+        """Returns True if this step is torch's and not the user's.
+
+        `get_state_dict` sets learning rates to 0 and steps once, so that the optimizer makes its state.
+        """
         rates = [group.get("lr") for group in self._optimizer.param_groups]
         return not self._runs and not any(rates)
 

@@ -59,10 +59,9 @@ class ProcessGroupHFReduce(EngineGroup):
         store: a `torch.distributed` store that exactly this group uses.
         rank, size: rank of this process, and number of ranks in the group.
         timeout: limit for each operation and for the rendezvous.
-        still_useful: called while this rank waits for other ranks; raises if these cannot come.
+        still_useful: called while this rank waits for other ranks; raises if these can no longer join.
 
     Raises:
-        DeadlineExceeded, ProtocolMismatch, NoSpace, CollectiveError: see `establish.connect`.
         DeadlineExceeded, ProtocolMismatch, NoSpace, CollectiveError: see `establish.connect`.
     """
 

@@ -23,7 +23,7 @@ class _Field:
 
     Attributes:
         path: name of the column in the file, then of nested struct fields.
-        tensor: arrangement of the innermost lists; None: unchanged.
+        tensor: shape and axis order of tensors stored as innermost lists; None: no tensors.
     """
 
     path: tuple[str, ...]
@@ -34,12 +34,12 @@ class _Field:
 class ParquetSource:
     """Parquet file, or Arrow IPC file or stream (`.arrow`, `.feather`).
 
-    Integers, floats and bools keep their type. Strings and binaries become str and bytes, lists of
-    numbers and fixed-shape tensors arrays, and each struct field a column, e.g. `image.bytes`.
+    Integers, floats and bools keep their type. Strings become str, and binaries become bytes. Lists of
+    numbers and fixed-shape tensors become arrays. Each struct field becomes a column, e.g. `image.bytes`.
     Dictionaries are replaced by their values; timestamps, dates, times and durations, also in lists,
     by the integers of their own unit. A column with nulls is nullable. All other lists, lists with
-    nulls inside and ragged nested lists become nested values. The right type depends on the values,
-    so columns with other than nested values are read twice.
+    nulls inside and ragged nested lists become nested values. Whether a column is nullable or ragged
+    depends on its values, so a first pass reads each column that the schema does not make nested.
     """
 
     length: int | None
@@ -232,7 +232,10 @@ class ParquetSource:
 
 
 def _arranged(value: Any, tensor: Tensor) -> Any:
-    """Returns lists around flat tensors, which may hold None, with nested lists as tensors."""
+    """Replaces each flat list that stands for a tensor by nested lists in the tensor's shape.
+
+    Lists around the tensors stay; a tensor may hold None.
+    """
     if not value:  # None, or no tensors
         return value
     if any(isinstance(item, list) for item in value):
