@@ -12,39 +12,17 @@
 namespace nb = nanobind;
 
 // One function per part, defined in native/<part>/bind.cpp.
-namespace ff::checkpoint {
-void bind(nb::module_ m);
-}
-namespace ff::envpool {
-void bind(nb::module_ m);
-}
-namespace ff::fabric {
-void bind(nb::module_ m);
-}
-namespace ff::ffrecord {
-void bind(nb::module_ m);
-}
-namespace ff::fs3 {
-void bind(nb::module_ m);
-}
-namespace ff::hai {
-void bind(nb::module_ m);
-}
-namespace ff::haiprof {
-void bind(nb::module_ m);
-}
-namespace ff::hfreduce {
-void bind(nb::module_ m);
-}
-namespace ff::kv {
-void bind(nb::module_ m);
-}
-namespace ff::nn {
-void bind(nb::module_ m);
-}
-namespace ff::storage {
-void bind(nb::module_ m);
-}
+namespace ff::checkpoint { void bind(nb::module_ m); }
+namespace ff::envpool { void bind(nb::module_ m); }
+namespace ff::fabric { void bind(nb::module_ m); }
+namespace ff::ffrecord { void bind(nb::module_ m); }
+namespace ff::fs3 { void bind(nb::module_ m); }
+namespace ff::hai { void bind(nb::module_ m); }
+namespace ff::haiprof { void bind(nb::module_ m); }
+namespace ff::hfreduce { void bind(nb::module_ m); }
+namespace ff::kv { void bind(nb::module_ m); }
+namespace ff::nn { void bind(nb::module_ m); }
+namespace ff::storage { void bind(nb::module_ m); }
 
 namespace {
 

@@ -15,9 +15,7 @@
 
 #include "base/process/fork_guard.hpp"
 
-namespace ff::hfreduce {
-class Device;
-}
+namespace ff::hfreduce { class Device; }
 
 namespace ff::checkpoint {
 

@@ -13,9 +13,7 @@
 namespace nb = nanobind;
 using ff::envpool::Pool;
 
-namespace ff::envpool {
-void bind(nb::module_ m);
-}
+namespace ff::envpool { void bind(nb::module_ m); }
 
 namespace {
 

@@ -12,9 +12,7 @@
 namespace nb = nanobind;
 using ff::fabric::Flows;
 
-namespace ff::fabric {
-void bind(nb::module_ m);
-}
+namespace ff::fabric { void bind(nb::module_ m); }
 
 namespace {
 

@@ -17,9 +17,7 @@
 
 namespace nb = nanobind;
 
-namespace ff::ffrecord {
-void bind(nb::module_ m);
-}
+namespace ff::ffrecord { void bind(nb::module_ m); }
 
 namespace {
 

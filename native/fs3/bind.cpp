@@ -17,21 +17,11 @@ namespace ff::fs3 {
 
 void bind(nb::module_ m);
 
-namespace client {
-void bind(nb::module_ m);
-}
-namespace io {
-void bind(nb::module_ m);
-}
-namespace mount {
-void bind(nb::module_ m);
-}
-namespace replica {
-void bind(nb::module_ m);
-}
-namespace store {
-void bind(nb::module_ m);
-}
+namespace client { void bind(nb::module_ m); }
+namespace io { void bind(nb::module_ m); }
+namespace mount { void bind(nb::module_ m); }
+namespace replica { void bind(nb::module_ m); }
+namespace store { void bind(nb::module_ m); }
 
 namespace {
 

@@ -11,9 +11,7 @@
 namespace nb = nanobind;
 using ff::hai::SuspendPage;
 
-namespace ff::hai {
-void bind(nb::module_ m);
-}
+namespace ff::hai { void bind(nb::module_ m); }
 
 namespace {
 

@@ -145,6 +145,13 @@ std::int64_t move(Mount& mount, FileState& file, std::int64_t offset, nb::handle
   return count;
 }
 
+// Returns the method that reads or writes.
+auto mover(bool write) {
+  return [write](Mount& mount, FileState& file, std::int64_t offset, nb::handle memory) {
+    return move(mount, file, offset, memory, write);
+  };
+}
+
 void bind_request(nb::module_ m) {
   nb::class_<Request>(m, "Request", "Call of the kernel for names, attributes or open files.")
       .def_prop_ro("op", [](const Request& r) { return std::string(r.op); })
@@ -208,22 +215,12 @@ void bind(nb::module_ m) {
       .def("work", &Mount::work, Free(), "Answers requests until the directory is unmounted or `stop` is called.")
       .def("stop", &Mount::stop, Free())
       .def("close", &Mount::close, Free(), "Unmounts the directory. No thread may be in `work`.")
-      .def(
-          "read",
-          [](Mount& a, FileState& f, std::int64_t offset, nb::handle memory) {
-            return move(a, f, offset, memory, false);
-          },
-          "file"_a, "offset"_a, "memory"_a,
-          nb::sig("def read(self, file: FileState, offset: int, memory: typing_extensions.Buffer) -> int"),
-          "Reads into memory, as the kernel's READ does; returns the bytes read or a negative error number.")
-      .def(
-          "write",
-          [](Mount& a, FileState& f, std::int64_t offset, nb::handle memory) {
-            return move(a, f, offset, memory, true);
-          },
-          "file"_a, "offset"_a, "memory"_a,
-          nb::sig("def write(self, file: FileState, offset: int, memory: typing_extensions.Buffer) -> int"),
-          "Writes memory, as the kernel's WRITE does; returns the bytes written or a negative error number.");
+      .def("read", mover(false), "file"_a, "offset"_a, "memory"_a,
+           nb::sig("def read(self, file: FileState, offset: int, memory: typing_extensions.Buffer) -> int"),
+           "Reads into memory, as the kernel's READ does; returns the bytes read or a negative error number.")
+      .def("write", mover(true), "file"_a, "offset"_a, "memory"_a,
+           nb::sig("def write(self, file: FileState, offset: int, memory: typing_extensions.Buffer) -> int"),
+           "Writes memory, as the kernel's WRITE does; returns the bytes written or a negative error number.");
 }
 
 }  // namespace ff::fs3::mount

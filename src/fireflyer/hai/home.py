@@ -215,6 +215,10 @@ class Home:
         """Replaces engine.json atomically."""
         write_private(self.engine, msgspec.json.encode(content) + b"\n")
 
+    def read_policy(self) -> str | None:
+        """Returns the scheduling policy that the last `up` set; None: none was set."""
+        return self.policy.read_text().strip() if self.policy.exists() else None
+
     def read_token(self, path: Path) -> str:
         """Returns the bearer token.
 

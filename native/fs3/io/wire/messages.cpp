@@ -145,9 +145,7 @@ replica::Op asks(const Message& message) {
       message);
 }
 
-namespace {
-constexpr std::size_t kTaggedBytes = 8 + 4 + 8 + 8 + 4 + 8 + 4;
-}  // namespace
+namespace { constexpr std::size_t kTaggedBytes = 8 + 4 + 8 + 8 + 4 + 8 + 4; }  // namespace
 
 std::vector<std::byte> encode_tags(std::span<const store::Tagged> tags) {
   std::vector<std::byte> bytes;

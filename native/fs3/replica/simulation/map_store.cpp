@@ -4,11 +4,7 @@
 
 namespace ff::fs3::replica {
 
-namespace {
-
-constexpr std::size_t kPast = 3;
-
-}  // namespace
+namespace { constexpr std::size_t kPast = 3; }  // namespace
 
 MapStore::Value MapStore::combine(Value before, Value written) {
   Value z = before * 0x9e3779b97f4a7c15ull + written + 1;

@@ -9,7 +9,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -87,9 +87,19 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     @classmethod
-    def of_speeds(cls, *values: Any, **options: Any) -> "Row":
+    def of_speeds(
+        cls,
+        case: str,
+        unit: str,
+        ours: Sequence[float],
+        peer: str,
+        peers: Sequence[float],
+        bounds: Sequence[float] = (),
+        goal: float | None = None,
+        aim: float | None = None,
+    ) -> "Row":
         """Returns a row of rates, with the arguments of `of_times`; more is better."""
-        return cls.of_times(*values, **options, more_is_better=True)
+        return cls.of_times(case, unit, ours, peer, peers, bounds, goal, aim, more_is_better=True)
 
     @classmethod
     def of_rates(

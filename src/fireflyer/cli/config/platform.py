@@ -43,8 +43,9 @@ def platform_settings(home: Home) -> Iterator[Setting]:
     stored = str(home.engine) if home.engine.exists() else DEFAULT
     yield Setting(section, "engine", engine.engine, stored)
     yield Setting(section, "partition", engine.partition, stored)
-    policy = home.policy.read_text().strip() if home.policy.exists() else DEFAULT_POLICY
-    yield Setting(section, "policy", policy, str(home.policy) if home.policy.exists() else DEFAULT)
+    policy = home.read_policy()
+    where = DEFAULT if policy is None else str(home.policy)
+    yield Setting(section, "policy", policy or DEFAULT_POLICY, where)
     defaults = {"nodes": DEFAULT_NODES, "gpus": "driver", "port": "any free",
                 "log_limit_mib": LIMIT_BYTES >> 20}  # fmt: skip
     for key, value in msgspec.structs.asdict(remembered).items():

@@ -118,11 +118,11 @@ class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
         """Returns attributes of a path, following symlinks; "islink" is true for a symlink."""
         path = self._strip_protocol(path)
         own = self.client.inode(path, follow_symlinks=False)
-        return self._described(path, own, own)
+        return self._described(path, own)
 
-    def _described(self, path: str, own: Inode, at: Inode) -> Info:
-        """Describes a name. `own` is its inode; `at` is the inode to describe if `own` is no symlink."""
-        link = own.kind == SYMLINK
+    def _described(self, path: str, own: Inode) -> Info:
+        """Describes a name; a symlink by its target's inode, or by its own if the target is missing."""
+        at, link = own, own.kind == SYMLINK
         if link:
             with contextlib.suppress(FileNotFoundError):
                 at = self.client.inode(path)
@@ -152,12 +152,12 @@ class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
         if top.kind == DIRECTORY:
             found = list(self._entries(path, top.number))
         else:
-            found = [self._described(path, top, top)]
+            found = [self._described(path, top)]
         return found if detail else [one["name"] for one in found]
 
     def _entries(self, path: str, number: int) -> Iterator[Info]:
         for name, inode in self.client.entries_of(number):
-            one = self._described(f"{path.rstrip('/')}/{name}", inode, inode)
+            one = self._described(f"{path.rstrip('/')}/{name}", inode)
             if one["islink"] and one["type"] == "directory":
                 one["type"] = "link"
             yield one

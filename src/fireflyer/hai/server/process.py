@@ -275,13 +275,10 @@ def _settle_policy(options: Options) -> str:
     Raises:
         ConfigError: no such policy.
     """
-    file = options.home.policy
-    name = options.policy
-    if name is None:
-        name = file.read_text().strip() if file.exists() else DEFAULT
+    name = options.policy or options.home.read_policy() or DEFAULT
     policy_named(name)
     if options.policy is not None:
-        write_private(file, f"{name}\n".encode())
+        write_private(options.home.policy, f"{name}\n".encode())
     return name
 
 
