@@ -50,9 +50,8 @@ def _contents(source: Any) -> "Contents":
         return InMemory(source)
     if os.fspath(source).endswith(FILE_SUFFIX):
         return safetensors.SafetensorsFiles(os.fspath(source))
-    from fireflyer.checkpoint.formats import (
-        interchange,
-    )  # takes seconds
+    # The import takes seconds.
+    from fireflyer.checkpoint.formats import interchange
 
     return interchange.open_foreign(source)
 

@@ -81,9 +81,8 @@ class Area:
         return found  # type: ignore[no-any-return]
 
     def _on_rank(self, store: str, body: Callable[["Place"], T], rank: int) -> T:
-        allocator.follow(
-            os.environ
-        )  # as for ranks that `fireflyer run` starts; the same for the peer
+        # As for ranks that `fireflyer run` starts; the same for the peer.
+        allocator.follow(os.environ)
         number = self.host_of(rank)
         with ExitStack() as stack:
             if self.lab is None:

@@ -170,9 +170,8 @@ def _timed(run: Callable[[], object]) -> Callable[[], float]:
 def _quantized_linear(weight: Tensor) -> Callable[[Tensor], Tensor]:
     layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # deprecated, but still torch's only quantized layer on CPUs
+        # Deprecated, but still torch's only quantized layer on CPUs.
+        warnings.simplefilter("ignore")
         layer.weight.copy_(weight)
         model: torch.nn.Module = torch.ao.quantization.quantize_dynamic(
             torch.nn.Sequential(layer), {torch.nn.Linear}

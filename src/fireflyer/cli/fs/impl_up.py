@@ -32,9 +32,8 @@ def embedded(folder: Path, replicas: int | None, targets: int | None) -> None:
         settings = config.embed(folder, replicas, targets)
         _log_as(settings, ALL)
         with Process(settings, ALL, settings.nodes) as process:
-            discovery.announce(
-                folder, process.manager
-            )  # first: `status` shows what set_up waits for
+            # First: `status` shows what set_up waits for.
+            discovery.announce(folder, process.manager)
             process.set_up()
             ready = f"the file system in {folder} is ready at {process.manager}"
             _say(f"{ready}{_metrics(process)}; Ctrl-C ends it")

@@ -64,9 +64,8 @@ class Cluster:
             settings.local,
         )
         count = 1 if isinstance(managers, str) else max(1, len(managers))
-        policy = Policy(
-            attempt_s=min(settings.attempt_s, timeout_s / count)
-        )  # an attempt for each manager
+        # An attempt for each manager.
+        policy = Policy(attempt_s=min(settings.attempt_s, timeout_s / count))
         self._link = ManagerLink(
             managers, secret, Role.CLIENT, policy=policy, on_routing=self._on_routing
         )

@@ -65,9 +65,8 @@ class File(io.RawIOBase):
         self._data, self._metadata, self._keep_alive = data, metadata, keep_alive
         self._readable, self._append = readable, append
         self._appends = False
-        self._turn = (
-            threading.RLock()
-        )  # serializes appends, reports and truncation; taken before `_lock`
+        # Serializes appends, reports and truncation; taken before `_lock`.
+        self._turn = threading.RLock()
         self._lock = threading.Lock()  # guards the attributes below
         self._inode = inode
         self._position = 0

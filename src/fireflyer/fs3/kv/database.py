@@ -130,9 +130,8 @@ def open_writer(path: Path) -> sqlite3.Connection:
             if link.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
                 raise StorageError(f"{path}: the file system there cannot hold a write-ahead log")
             link.execute("PRAGMA synchronous = FULL")
-            link.execute(
-                "PRAGMA wal_autocheckpoint = 0"
-            )  # the engine does this when there is no reader
+            # The engine does this when there is no reader.
+            link.execute("PRAGMA wal_autocheckpoint = 0")
             tables = link.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             (application,) = link.execute("PRAGMA application_id").fetchone()
             (form,) = link.execute("PRAGMA user_version").fetchone()

@@ -111,9 +111,8 @@ def run_many(engine: Engine, jobs: Sequence[Job[T]], *, retries: int = RETRIES) 
             for job, own in zip(waiting, begun, strict=True):
                 transaction = job.attempt(engine, own)
                 if transaction is not None:
-                    ready.append(
-                        (job, transaction)
-                    )  # the handler below ends it if a later job raises
+                    # The handler below ends it if a later job raises.
+                    ready.append((job, transaction))
         except BaseException:
             for transaction in (*begun, *(refused for _, refused in ready)):
                 transaction.end()

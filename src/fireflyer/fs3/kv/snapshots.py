@@ -64,10 +64,8 @@ class View:
             for at in range(0, len(keys), MOST):
                 part = keys[at : at + MOST]
                 size = FEW if len(part) <= FEW else MOST
-                padded = (
-                    *part,
-                    *(b"",) * (size - len(part)),
-                )  # pads with the empty key, which never exists
+                # Pads with the empty key, which never exists.
+                padded = (*part, *(b"",) * (size - len(part)))
                 found.update(self.link.execute(_GET_MANY[size], padded))
         except sqlite3.Error as error:
             raise typed(error, self._engine.path) from error

@@ -140,9 +140,8 @@ class Core:
         self._started = now
         self._ticked = now
         self._detect_after = now
-        self._questions: dict[
-            int, int
-        ] = {}  # by chain: question sent when members were first missed
+        # By chain: question sent when members were first missed.
+        self._questions: dict[int, int] = {}
         self.question = 0
         """Newest question; 0: none in this term. The caller must send a new one immediately."""
         self._asked_at = float("-inf")

@@ -224,9 +224,8 @@ class Manager:
             change = core.tick(now)
             self._push_question(core)
             if change and not await self._save(core, change):
-                await asyncio.sleep(
-                    self._times.heartbeat_s / 2
-                )  # too short for `tick` to see a delay
+                # Too short for `tick` to see a delay.
+                await asyncio.sleep(self._times.heartbeat_s / 2)
             elif core.settled and not core.dirty:
                 self._saved.update("")
 

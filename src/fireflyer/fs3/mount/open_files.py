@@ -126,9 +126,8 @@ class OpenFile:
             self.file.wrote(end)
         changes = self.file.changes
         if changes is not None and self.state.written_ns > self._changed_ns:
-            self.file.change(
-                msgspec.structs.replace(changes, mtime=OMIT)
-            )  # a later write has set the mtime
+            # A later write has set the mtime.
+            self.file.change(msgspec.structs.replace(changes, mtime=OMIT))
         try:
             with self._version_watched():
                 how()

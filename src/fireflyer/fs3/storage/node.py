@@ -106,12 +106,10 @@ class StorageNode:
         self.why_ended: FireflyerError | None = None
         self._log = speaker("fs3", "storage", settings.name)
         self._scrubbed = ScrubLog(settings.directory)
-        self._scrubs_done: dict[
-            int, int
-        ] = {}  # newest scrub request that each target has completed
-        self._scrub_wakeup = (
-            threading.Event()
-        )  # ends the scrub's pause: a request, or the node's end
+        # Newest scrub request that each target has completed.
+        self._scrubs_done: dict[int, int] = {}
+        # Ends the scrub's pause: a request, or the node's end.
+        self._scrub_wakeup = threading.Event()
         self._full = False
         self._vitals_sent = 0.0  # time of the last heartbeat with vitals
         self._secret = secret

@@ -99,9 +99,8 @@ class Database:
             self._migrate()
             if isinstance(where, Path):
                 driver = self._driver()
-                driver.execute(
-                    "PRAGMA journal_mode=WAL"
-                )  # only now: a foreign file is left as it is
+                # Only now: a foreign file is left as it is.
+                driver.execute("PRAGMA journal_mode=WAL")
                 reserve.hold(driver)
         except BaseException:
             self._engine.dispose()

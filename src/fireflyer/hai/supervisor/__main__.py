@@ -33,9 +33,8 @@ def main() -> None:
     """Runs as the guard or the supervisor, as the arguments say; otherwise forks to run both."""
     node, *rest = sys.argv[2:]
     forks = rest[0:1] == ["--guard"]
-    os.closerange(
-        FORK_SERVER + forks, 2**31 - 1
-    )  # closes descriptors that the server inherited from its starter
+    # Closes descriptors that the server inherited from its starter.
+    os.closerange(FORK_SERVER + forks, 2**31 - 1)
     os.set_inheritable(LISTENER, False)
     if forks:
         os.set_inheritable(FORK_SERVER, False)
@@ -66,9 +65,8 @@ def stand_guard(supervisor: int) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.waitid(os.P_PID, supervisor, os.WEXITED)
     kill_descendants()
-    os._exit(
-        0
-    )  # at once: while a process holds the listening socket, the engine finds the task alive
+    # At once: while a process holds the listening socket, the engine finds the task alive.
+    os._exit(0)
 
 
 if __name__ == "__main__":

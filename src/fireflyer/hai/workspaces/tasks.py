@@ -80,9 +80,8 @@ class Workspaces:
             try:
                 await asyncio.shield(placing)
             except asyncio.CancelledError:
-                await asyncio.wait(
-                    {placing}
-                )  # a thread cannot be cancelled; the next attempt finds its work
+                # A thread cannot be cancelled; the next attempt finds its work.
+                await asyncio.wait({placing})
                 raise
         if spec.venv:
             await self.venvs.make(spec.venv, log)

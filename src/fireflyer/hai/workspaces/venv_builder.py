@@ -83,9 +83,8 @@ def make(folder: Path, lock_file: Path, parents: list[str]) -> int:
             "the environment cannot be made: see above; correct the lock file and run the task again"
         )
         return 1
-    _inherit(
-        folder, parents
-    )  # after pip: it must not take their packages for packages of the lock file
+    # After pip: it must not take their packages for packages of the lock file.
+    _inherit(folder, parents)
     os.sync()  # an environment that is marked as ready survives a power cut
     write_private(ready, b"")
     _say("the environment is ready")

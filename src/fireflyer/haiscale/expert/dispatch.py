@@ -97,9 +97,8 @@ class Dispatcher:
         keys, order = torch.sort(targets * len(x) + pairs.row, stable=True)
         rows, per_row = torch.unique_consecutive(keys, return_counts=True)
         to, taken = rows // max(1, len(x)), rows % max(1, len(x))
-        sizes = torch.stack(
-            [torch.bincount(at, minlength=size) for at in (to, targets)], 1
-        )  # (ranks, 2): numbers of rows and pairs for each rank
+        # (ranks, 2): numbers of rows and pairs for each rank.
+        sizes = torch.stack([torch.bincount(at, minlength=size) for at in (to, targets)], 1)
         one = [1] * size
         heard = groups.swap(sizes.int(), one, one, group).tolist()
         sent, sent_pairs = sizes.T.tolist()
