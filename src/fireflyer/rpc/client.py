@@ -1,4 +1,4 @@
-"""Synchronous client of control connections; `rpc.aclient` is its asyncio version.
+"""Synchronous client of control connections.
 
 A client has one connection, which it opens at the first call and again after a loss. Calls of many
 threads share the connection. Each thread sends its own request, and reads its own answer if no
