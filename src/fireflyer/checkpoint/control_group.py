@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from fireflyer.errors import CheckpointError, CollectiveError
 from fireflyer.hfreduce.topology import interface_address
+from fireflyer.torch_internals.distributed import world
 
 T = TypeVar("T")
 
@@ -154,7 +155,7 @@ class ControlGroup:
     def _let_go(self) -> None:
         """Closes the connections, so that no other rank waits for a message of this rank."""
         group, self._group = self._group, None
-        if group in dist.distributed_c10d._world.pg_map:
+        if group in world.pg_map:
             dist.destroy_process_group(group)
 
 

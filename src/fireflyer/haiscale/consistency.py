@@ -14,6 +14,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 from fireflyer import hfreduce
 from fireflyer.errors import CollectiveError, ConfigError
 from fireflyer.haiscale.torch_state import isolated_torch_state
+from fireflyer.torch_internals.core import preserve_versions
 
 Options = Mapping[str, object]
 """Arguments of a wrapper by name; compared by their `repr`."""
@@ -175,7 +176,7 @@ class BufferCopy:
             )
             raise
         # A backward through an earlier forward rejects buffers with a newer version.
-        with torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):
+        with preserve_versions(tuple(buffers)):
             for buffer, piece in zip(buffers, pieces, strict=True):
                 values = piece.clone()  # a view of another type needs an aligned address
                 buffer.copy_(values.view(buffer.dtype).view(buffer.shape))

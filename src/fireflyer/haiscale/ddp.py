@@ -13,7 +13,6 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
@@ -40,6 +39,7 @@ from fireflyer.haiscale.torch_interface import (
 from fireflyer.haiscale.validation import check_module, given
 from fireflyer.hfreduce import Wire
 from fireflyer.hfreduce.backend.planned_hierarchy import PlannedHierarchy, Tree
+from fireflyer.torch_internals.core import eval_frame_callback
 
 _NOT_COPIED = ("reducer", "_buffer_copy", "_trained", "_times", "_optimizer")
 _SHARED_BY_COPIES = ("_group", "_options", "_tree", "_leaving")
@@ -257,7 +257,7 @@ class DistributedDataParallel(Wrapper):
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self._before_forward(get_eval_frame_callback() not in (None, False))
+        self._before_forward(eval_frame_callback() not in (None, False))
         return self.module(*args, **kwargs)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]

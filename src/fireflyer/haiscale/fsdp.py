@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecisionPolicy
@@ -64,6 +63,7 @@ from fireflyer.haiscale.sharding.units import (
 from fireflyer.haiscale.torch_interface import FSDP_ARGUMENTS, Wrapper, check_arguments
 from fireflyer.haiscale.validation import check_module
 from fireflyer.hfreduce import ProcessGroupHFReduce
+from fireflyer.torch_internals.core import eval_frame_callback
 
 __all__ = [
     "BackwardPrefetch",
@@ -314,7 +314,7 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self._before_forward(get_eval_frame_callback() not in (None, False))
+        self._before_forward(eval_frame_callback() not in (None, False))
         return self.module(*args, **kwargs)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]

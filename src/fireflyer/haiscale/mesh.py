@@ -14,6 +14,7 @@ from fireflyer import finalizer, hfreduce
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale.elastic.group_creation import GroupFactory
 from fireflyer.haiscale.validation import given
+from fireflyer.torch_internals.distributed import world
 
 PIPELINE, REPLICATE, SHARD, EXPERT, TENSOR = "pp", "dp_replicate", "dp_shard", "ep", "tp"
 DIMENSIONS = (PIPELINE, REPLICATE, SHARD, EXPERT, TENSOR)
@@ -95,7 +96,7 @@ class DataLayout:
 
 
 def _lives(group: ProcessGroup | None) -> bool:
-    return group in dist.distributed_c10d._world.pg_map
+    return group in world.pg_map
 
 
 def _destroy(groups: Sequence[ProcessGroup]) -> None:

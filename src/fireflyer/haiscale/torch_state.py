@@ -13,11 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.overrides import _pop_mode, _push_mode
-from torch.utils._python_dispatch import _disable_current_modes
 
-_C: Any = torch._C
+from fireflyer.torch_internals import core
+
 _NOTHING = contextlib.nullcontext()
 
 
@@ -35,10 +33,10 @@ def _is_isolated() -> bool:
     return (
         torch.is_grad_enabled()
         and not torch.is_inference_mode_enabled()
-        and not _C._len_torch_function_stack()
+        and not core.function_modes()
         and not torch.compiler.is_compiling()
-        and _C._dispatch_tls_local_include_set() == include
-        and _C._dispatch_tls_local_exclude_set() == exclude
+        and core.dispatch_includes() == include
+        and core.dispatch_excludes() == exclude
     )
 
 
@@ -48,7 +46,7 @@ def _keys() -> tuple[Any, Any]:
     found = []
 
     def look() -> None:
-        found.append((_C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()))
+        found.append((core.dispatch_includes(), core.dispatch_excludes()))
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -59,53 +57,40 @@ def _keys() -> tuple[Any, Any]:
 @contextlib.contextmanager
 def _suspended() -> Iterator[None]:
     with (
-        _C._InferenceMode(False),
-        _disable_current_modes(),
-        temporarily_clear_interpreter_stack(),
+        core.InferenceMode(False),
+        core.disable_current_modes(),
+        core.temporarily_clear_interpreter_stack(),
         _no_tracing(),
-        _no_compiling(),
+        core.not_compiling(),
         _no_function_modes(),
-        _C._ForceDispatchKeyGuard(*_keys()),
+        core.ForceDispatchKeyGuard(*_keys()),
     ):
         yield
 
 
 @contextlib.contextmanager
 def _no_tracing() -> Iterator[None]:
-    before = _C._get_tracing_state()
+    before = core.tracing_state()
     if before is None:
         yield
         return
-    _C._set_tracing_state(None)
+    core.set_tracing_state(None)
     try:
         yield
     finally:
-        _C._set_tracing_state(before)
-
-
-@contextlib.contextmanager
-def _no_compiling() -> Iterator[None]:
-    """Hides compilation: otherwise compilers read parameters, and optimizers compute
-    differently."""
-    flags: Any = torch.compiler
-    before = flags._is_compiling_flag, flags._is_exporting_flag
-    flags._is_compiling_flag = flags._is_exporting_flag = False
-    try:
-        yield
-    finally:
-        flags._is_compiling_flag, flags._is_exporting_flag = before
+        core.set_tracing_state(before)
 
 
 @contextlib.contextmanager
 def _no_function_modes() -> Iterator[None]:
-    modes = [_pop_mode() for _ in range(_C._len_torch_function_stack())]
-    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    modes = [core.pop_function_mode() for _ in range(core.function_modes())]
+    default = getattr(core.default_device, "device_context", None)
     if default is not None:
-        _push_mode(default)
+        core.push_function_mode(default)
     try:
         yield
     finally:
         if default is not None:
-            _pop_mode()
+            core.pop_function_mode()
         for mode in reversed(modes):
-            _push_mode(mode)
+            core.push_function_mode(mode)

@@ -45,10 +45,10 @@ def _rendezvous(options: Any, default: bool) -> Any:
     """
     global _life
     from torch.distributed import PrefixStore
-    from torch.distributed.distributed_c10d import _get_default_store
 
     from fireflyer.hfreduce.backend.process_group import ProcessGroupHFReduce
     from fireflyer.hfreduce.rendezvous.creation_order import CreationOrder, places
+    from fireflyer.torch_internals.distributed import default_store
 
     rank, size, members = options.group_rank, options.group_size, options.global_ranks_in_group
     if default:
@@ -61,7 +61,7 @@ def _rendezvous(options: Any, default: bool) -> Any:
         # to the default group has no room for the check.
         if default or not members or not str(options.group_id).isdigit():
             return ProcessGroupHFReduce(store, rank, size, options.timeout)
-        job = PrefixStore(f"life {_life}", _get_default_store())
+        job = PrefixStore(f"life {_life}", default_store())
         order = CreationOrder(store, job, options.group_id, members[rank], members)
         return ProcessGroupHFReduce(store, rank, size, options.timeout, order.check)
     except BaseException:

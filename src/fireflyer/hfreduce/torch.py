@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import ProcessGroup, ReduceOp
 
 from fireflyer.errors import ConfigError
@@ -14,6 +13,7 @@ from fireflyer.hfreduce.backend.tensors import op_named
 from fireflyer.hfreduce.backend.zero_copy import empty, empty_like
 from fireflyer.hfreduce.registration import register_backend
 from fireflyer.hfreduce.wire import Wire
+from fireflyer.torch_internals.distributed import AllgatherOptions
 
 __all__ = [
     "ProcessGroupHFReduce",

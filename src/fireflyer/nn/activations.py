@@ -11,7 +11,8 @@ from torch.nn.functional import relu as torch_relu
 from torch.nn.functional import relu6 as torch_relu6
 
 from fireflyer.nn.backend import bits_for, dense, fills, laid_out_as, taken, takes
-from fireflyer.nn.recipe import Recipe, attach, plain, recipe_of
+from fireflyer.nn.recipe import Recipe, attach, recipe_of
+from fireflyer.torch_internals.core import is_transformed
 
 _RELU, _RELU6, _LEAKY = 0, 1, 2
 
@@ -72,7 +73,7 @@ def _activated(kind: int, x: Tensor, slope: float, inplace: bool) -> Tensor:
 
 def _packs(name: str, x: Tensor, inplace: bool, strict: bool) -> bool:
     """Returns True if bits are worth keeping: a gradient will be requested, and kernels exist."""
-    if plain() or not (torch.is_grad_enabled() and x.requires_grad):
+    if is_transformed() or not (torch.is_grad_enabled() and x.requires_grad):
         return False
     if inplace and (x.is_leaf or not fills(x)):
         return False  # torch itself reports the error for a leaf
@@ -151,7 +152,7 @@ def dropout(
         ConfigError: `strict` is set, and there is no kernel for the dtype or the device.
     """
     own = training and 0 < p < 1 and not (inplace and not fills(input))
-    if plain() or not own or (inplace and input.is_leaf and input.requires_grad):
+    if is_transformed() or not own or (inplace and input.is_leaf and input.requires_grad):
         return torch_dropout(input, p, training, inplace)
     if not takes("dropout", input, strict):
         return torch_dropout(input, p, training, inplace)

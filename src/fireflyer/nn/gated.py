@@ -8,7 +8,8 @@ from torch.nn.functional import silu as torch_silu
 
 from fireflyer.nn.backend import agreeing, fills, laid_out_as
 from fireflyer.nn.once import once
-from fireflyer.nn.recipe import Recipe, attach, keep, plain, source
+from fireflyer.nn.recipe import Recipe, attach, keep, source
+from fireflyer.torch_internals.core import is_transformed
 
 
 class _SwiGlu(torch.autograd.Function):
@@ -45,7 +46,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     Raises:
         RuntimeError: raised by a second backward through the gradient.
     """
-    if plain() or gate.shape != up.shape or gate.dtype != up.dtype or not gate.numel():
+    if is_transformed() or gate.shape != up.shape or gate.dtype != up.dtype or not gate.numel():
         return torch_silu(gate) * up
     stride = gate.stride()
     if stride != up.stride() or not fills(gate):

@@ -15,7 +15,7 @@ from torch.nn.functional import nll_loss as torch_nll_loss
 
 from fireflyer.nn.backend import kernels, refuse
 from fireflyer.nn.once import once
-from fireflyer.nn.recipe import plain
+from fireflyer.torch_internals.core import is_transformed, log_softmax_backward_out
 
 _BLOCK_LOGITS = 1 << 22
 """Maximum number of logits of a block: 16 MiB in float32."""
@@ -106,7 +106,7 @@ class _Blocks:
             return
         given, soft = g[: len(logits)], logits.dtype
         given.scatter_(1, places, valid.to(soft) * self.share)
-        torch.ops.aten._log_softmax_backward_data.out(given, logs, -1, soft, out=logits)
+        log_softmax_backward_out(given, logs, -1, soft, out=logits)
         given.scatter_(1, places, 0)
 
 
@@ -143,8 +143,8 @@ def linear_cross_entropy(
     """
     whole = input.dim() == 2 and linear_weight.dim() == 2 and target.dim() == 1 and target.numel()
     ours = whole and weight is None and label_smoothing == 0 and reduction in ("mean", "sum")
-    if plain() or not ours or target.is_floating_point():
-        if not plain():
+    if is_transformed() or not ours or target.is_floating_point():
+        if not is_transformed():
             refuse("linear_cross_entropy", "this form has no fused operator", strict)
         return torch_linear_cross_entropy(
             input, linear_weight, target, linear_bias=linear_bias, weight=weight,

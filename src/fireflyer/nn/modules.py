@@ -14,7 +14,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from fireflyer.nn import functional
 from fireflyer.nn.pointwise import lowered, run_again
-from fireflyer.nn.recipe import Recipe, attach, keep, plain, source
+from fireflyer.nn.recipe import Recipe, attach, keep, source
+from fireflyer.torch_internals.core import BatchNorm, is_transformed
 
 MARKS = ("fireflyer_strict", "fireflyer_again")
 """Attributes that `to_hfai` sets in a module."""
@@ -39,7 +40,7 @@ class Recomputed(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         function = super().forward
         result: Tensor = keep(function, input)
-        if plain() or not result.requires_grad:
+        if is_transformed() or not result.requires_grad:
             return result
         return attach(result, Recipe(function, source(input)))
 
@@ -50,7 +51,7 @@ class Again(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         function, parameters = super().forward, tuple(self.parameters(False))
         result = run_again(function, input, parameters)
-        if plain() or not result.requires_grad:
+        if is_transformed() or not result.requires_grad:
             return result
         recipe = Recipe(lambda value, *_: function(value), source(input), *parameters)
         return attach(result, recipe)
@@ -67,7 +68,12 @@ class CastingRmsNorm(Again):
 
     def forward(self, input: Tensor) -> Tensor:
         weight, eps = getattr(self, "weight", None), getattr(self, "variance_epsilon", None)
-        if plain() or eps is None or not isinstance(weight, Tensor) or input.dtype != float32:
+        if (
+            is_transformed()
+            or eps is None
+            or not isinstance(weight, Tensor)
+            or input.dtype != float32
+        ):
             return super().forward(input)
         if weight.dtype != float32 or weight.shape != input.shape[-1:]:
             return super().forward(input)
@@ -139,14 +145,14 @@ class MaxPool2d(_Strict, nn.MaxPool2d):
         )  # fmt: skip
 
 
-class _BatchNorm(nn.modules.batchnorm._BatchNorm):
+class _BatchNorm(BatchNorm):
     """Attaches a recipe while the statistics come from the batch: then the recipe needs no other
     state."""
 
     def forward(self, input: Tensor) -> Tensor:
         result = keep(super().forward, input)
         batch = self.training or self.running_mean is None
-        if plain() or not batch or not result.requires_grad or result.dtype != input.dtype:
+        if is_transformed() or not batch or not result.requires_grad or result.dtype != input.dtype:
             return result
         scale = self.weight.detach().clone() if self.affine else None
         shift = self.bias.detach().clone() if self.affine else None
@@ -176,7 +182,7 @@ class Linear(Keeping, nn.Linear):
     fireflyer_again = False
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.fireflyer_again or plain():
+        if not self.fireflyer_again or is_transformed():
             return super().forward(input)
         x = lowered(input)
         result: Tensor = keep(nn.Linear.forward.__get__(self), x)

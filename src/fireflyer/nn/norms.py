@@ -9,7 +9,8 @@ from torch.nn.functional import rms_norm as torch_rms_norm
 
 from fireflyer.nn.backend import agreeing, taken, takes
 from fireflyer.nn.once import once
-from fireflyer.nn.recipe import Recipe, attach, keep, plain, source
+from fireflyer.nn.recipe import Recipe, attach, keep, source
+from fireflyer.torch_internals.core import is_transformed
 
 _SPLIT_ROW = 32768
 """Number of elements from which torch sums a single row on several threads, in another order."""
@@ -112,7 +113,7 @@ def add_rms_norm(
 
 
 def _fits(name: str, x: Tensor, shape: Sequence[int], weight: Tensor | None, strict: bool) -> bool:
-    if plain() or tuple(shape) != tuple(x.shape[-1:]) or not x.numel():
+    if is_transformed() or tuple(shape) != tuple(x.shape[-1:]) or not x.numel():
         return False
     if weight is not None and weight.dtype != x.dtype:
         return False

@@ -15,7 +15,8 @@ from torch.nn.functional import linear as torch_linear
 from torch.nn.functional import silu as torch_silu
 
 from fireflyer.nn.once import once
-from fireflyer.nn.recipe import Recipe, attach, keep, plain, recipe_of, source
+from fireflyer.nn.recipe import Recipe, attach, keep, recipe_of, source
+from fireflyer.torch_internals.core import is_transformed
 
 Again = Callable[[Tensor], Tensor]
 
@@ -29,7 +30,7 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
     """Returns torch's SiLU; operators that take the result compute it again, unless it is in
     place."""
-    if plain() or inplace:
+    if is_transformed() or inplace:
         return torch_silu(input, inplace)
     return _with_recipe(keep(torch_silu, input), input, torch_silu)
 
@@ -44,7 +45,7 @@ def layer_norm(
     """Returns torch's layer norm; operators that take the result compute it again."""
     shape = list(normalized_shape)
     result = keep(torch_layer_norm, input, shape, weight, bias, eps)
-    if plain() or not result.requires_grad:
+    if is_transformed() or not result.requires_grad:
         return result
     # Copies (one row each): sharding may free the parameters' memory before backward.
     dtype = result.dtype
@@ -59,7 +60,7 @@ def layer_norm(
 
 
 def _with_recipe(result: Tensor, input: Tensor, again: Again) -> Tensor:
-    if plain() or not result.requires_grad:
+    if is_transformed() or not result.requires_grad:
         return result
     return attach(result, Recipe(again, source(input)))
 
@@ -69,7 +70,7 @@ def lowered(input: Tensor) -> Tensor:
 
     Autocast would make the same copy inside the operator, where it would be kept for backward.
     """
-    recipe = None if plain() else recipe_of(input)
+    recipe = None if is_transformed() else recipe_of(input)
     if recipe is None or not torch.is_autocast_enabled(input.device.type):
         return input
     dtype = torch.get_autocast_dtype(input.device.type)
@@ -119,6 +120,6 @@ def run_again(function: Again, x: Tensor, parameters: tuple[Tensor, ...]) -> Ten
         function: deterministic function; may use `parameters`, but no other tensors that require
         gradients.
     """
-    if plain() or not torch.is_grad_enabled():
+    if is_transformed() or not torch.is_grad_enabled():
         return function(x)
     return keep(lambda value: _Again.apply(function, value, *parameters), x)  # type: ignore[no-any-return, no-untyped-call]

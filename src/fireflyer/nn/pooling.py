@@ -9,7 +9,8 @@ from torch.nn.functional import max_pool2d as torch_max_pool2d
 from fireflyer.nn import native
 from fireflyer.nn.backend import takes
 from fireflyer.nn.once import once
-from fireflyer.nn.recipe import Recipe, attach, plain, recipe_of
+from fireflyer.nn.recipe import Recipe, attach, recipe_of
+from fireflyer.torch_internals.core import is_transformed
 
 Size = int | tuple[int, ...]
 Pair = tuple[int, int]
@@ -74,7 +75,7 @@ def max_pool2d(
             return_indices,  # type: ignore[call-overload, misc]
         )
 
-    if plain() or return_indices or not (torch.is_grad_enabled() and input.requires_grad):
+    if is_transformed() or return_indices or not (torch.is_grad_enabled() and input.requires_grad):
         return theirs()
     kernel = _pair(kernel_size)
     if kernel[0] * kernel[1] > _MOST_PLACES or not input.numel():

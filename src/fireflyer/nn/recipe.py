@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from fireflyer.torch_internals.core import is_transformed, saved_tensor_hooks
 
 R = TypeVar("R")
 _ATTRIBUTE = "_fireflyer_recipe"
@@ -117,7 +118,7 @@ class Attached:
 
 def attach(tensor: Tensor, recipe: Recipe) -> Tensor:
     """Attaches a recipe to a fresh output if backward may need it; returns `tensor`."""
-    if plain() or type(tensor) is not Tensor:
+    if is_transformed() or type(tensor) is not Tensor:
         return tensor
     if tensor.requires_grad and tensor.storage_offset() == 0:
         setattr(tensor, _ATTRIBUTE, Attached(recipe, tensor))
@@ -135,17 +136,6 @@ def source(tensor: Tensor) -> Tensor | Recipe:
     """Returns the source that a recipe keeps for a tensor: the tensor's own recipe, or the
     tensor."""
     return recipe_of(tensor) or tensor
-
-
-def plain() -> bool:
-    """Returns True where operators must be torch's own: in traces, functorch and forward-mode
-    AD."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.jit.is_tracing()
-        or forward_ad._current_level >= 0
-    )
 
 
 def _version_of(tensor: Tensor) -> int:
@@ -179,14 +169,14 @@ class observe(torch.autograd.graph.saved_tensors_hooks):  # noqa: N801
 def _hooked_by_others() -> bool:
     """Returns True inside activation checkpointing or offloading: their hooks must see saved
     tensors."""
-    top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    top = saved_tensor_hooks(False)
     return top is not None and not (_observers and top[0] is _observers[-1].pack)
 
 
 def keep(operator: Callable[..., R], tensor: Tensor, *args: Any) -> R:
     """Returns `operator(tensor, *args)`; where autograd saves `tensor`, it saves the recipe
     instead."""
-    if plain():
+    if is_transformed():
         return operator(tensor, *args)
     found: Attached | None = getattr(tensor, _ATTRIBUTE, None)
     if found is None and tensor._is_view() and tensor._base is not None:

@@ -13,7 +13,6 @@ from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -38,6 +37,7 @@ from fireflyer.checkpoint.state.leaves import byte_view, new_local
 from fireflyer.checkpoint.state.tree import Node, Path, Tensor, path_name
 from fireflyer.errors import CheckpointError, Corrupted, StorageError
 from fireflyer.storage import DirectoryStorage
+from fireflyer.torch_internals.checkpoint import StorageInfo
 
 METADATA = ".metadata"
 _CHUNK_BYTES = 16 << 20
@@ -263,7 +263,7 @@ def write(
     storage = DirectoryStorage(FilePath(out))
     keys = DcpKeys(str(contents), contents.nodes)
     kinds: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    data: dict[MetadataIndex, _StorageInfo] = {}
+    data: dict[MetadataIndex, StorageInfo] = {}
 
     def stored() -> Iterator[memoryview]:
         end = 0
@@ -271,7 +271,7 @@ def write(
             file = io.BytesIO()
             torch.save(item, file)
             view = file.getbuffer()
-            data[index] = _StorageInfo("__0_0.distcp", end, len(view))
+            data[index] = StorageInfo("__0_0.distcp", end, len(view))
             end += len(view)
             yield view
             advance(item.nbytes if isinstance(item, torch.Tensor) else 0)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from fireflyer.checkpoint.state.contents import at, unflatten_or_corrupted
 from fireflyer.checkpoint.state.leaves import Local
@@ -28,6 +27,7 @@ from fireflyer.checkpoint.state.tree import (
     path_name,
 )
 from fireflyer.errors import CheckpointError
+from fireflyer.torch_internals.checkpoint import flatten_state_dict
 
 _NUMPY_CLASSES = [
     np.ndarray,

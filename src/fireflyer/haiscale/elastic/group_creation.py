@@ -1,8 +1,4 @@
-"""Creation of process groups even after ranks have died or joined, when torch's way fails.
-
-Private parts of torch 2.13 used here: `_new_process_group_helper`, and `_world`, which maps groups
-to ranks.
-"""
+"""Creation of process groups even after ranks have died or joined, when torch's way fails."""
 
 import datetime
 import secrets
@@ -14,6 +10,7 @@ import torch.distributed as dist
 from fireflyer import hfreduce
 from fireflyer.errors import CollectiveError
 from fireflyer.haiscale.consistency import tell_all
+from fireflyer.torch_internals.distributed import new_process_group, world
 
 MEETING = datetime.timedelta(seconds=60)
 """Maximum time that ranks wait for one another in a new group: a rank may have died meanwhile."""
@@ -78,7 +75,7 @@ class GroupFactory:
     def group(self, what: str, ranks: Sequence[int]) -> hfreduce.ProcessGroupHFReduce:
         """Makes a group. Collective: these global ranks request equal groups in the same order."""
         book = dist.distributed_c10d
-        group, _ = book._new_process_group_helper(
+        group, _ = new_process_group(
             *(len(ranks), ranks.index(dist.get_rank()), list(ranks)),
             *(book.Backend("hfreduce"), self._store),
             book.GroupName(f"haiscale-{what}-{self._token}-{'-'.join(map(str, ranks))}"),
@@ -87,6 +84,6 @@ class GroupFactory:
         )
         assert isinstance(group, hfreduce.ProcessGroupHFReduce)
         group.set_timeout(self._limit)
-        book._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
+        world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
         self._made.append(group)
         return group

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fireflyer.haiscale.gradients.unseen_reads import UnseenReads
+from fireflyer.torch_internals.core import DisableTorchFunctionSubclass, tracing_state
 
 
 class GradientOwner(Protocol):
@@ -68,7 +69,7 @@ class DeferredMixin:
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func in _SAFE:
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         found = [_owners[id(p)] for p in _pending((args, kwargs))]
         used_up = len(found) == 1 and found[0].stepping
@@ -76,7 +77,7 @@ class DeferredMixin:
             return None
         for owner in found or list(_owners.values()):
             owner.arrive()
-        if torch._C._get_tracing_state() is not None:
+        if tracing_state() is not None:
             return _in_place_of(sys._getframe(_CALLER))(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 

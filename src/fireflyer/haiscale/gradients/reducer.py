@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd import Variable
 from torch.distributed import ProcessGroup, ReduceOp
 
 from fireflyer import hfreduce
@@ -33,6 +32,7 @@ from fireflyer.haiscale.reporting.times import CommunicationTimer, Times
 from fireflyer.haiscale.torch_state import isolated_torch_state
 from fireflyer.hfreduce.backend.planned_hierarchy import PlannedHierarchy
 from fireflyer.log import get_logger
+from fireflyer.torch_internals.core import DisableTorchFunctionSubclass, queue_callback
 
 _log = get_logger("haiscale")
 FIRST = 2**30
@@ -201,7 +201,7 @@ class Reducer:
         if bucket.number not in self._flights:
             return
         parameter = self.parameters[index]
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             fresh, parameter.grad = parameter.grad, None
         self.arrive(bucket)
         arrived: torch.Tensor | None = parameter.grad
@@ -223,7 +223,7 @@ class Reducer:
             bucket.missing = len(bucket.parameters)
             bucket.begin()
         self.in_backward = True
-        Variable._execution_engine.queue_callback(self._finish)
+        queue_callback(self._finish)
 
     def _ready(self, index: int) -> None:
         if not self.in_backward:

@@ -10,20 +10,21 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from fireflyer.torch_internals.core import DisableTorchFunctionSubclass, storage_uses
+
 _LOCAL: Any = DTensor.__dict__["_local_tensor"]
-_USES: Any = torch._C._storage_Use_Count
 
 
 def _memory(tensor: torch.Tensor) -> torch.UntypedStorage:
     """Returns the memory of a tensor, without waiting for a pending parameter."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         local: torch.Tensor = _LOCAL.__get__(tensor) if isinstance(tensor, DTensor) else tensor
         return torch.Tensor.untyped_storage(local)
 
 
 def uses(tensor: torch.Tensor) -> int:
     """Returns the number of references to the memory of `tensor`, including the tensor's own."""
-    count: int = _USES(_memory(tensor)._cdata)
+    count: int = storage_uses(_memory(tensor)._cdata)
     return count
 
 
@@ -38,4 +39,6 @@ def is_shared(tensor: torch.Tensor, alone: int = ALONE) -> bool:
         alone: number of references that are known to be harmless.
     """
     memory = _memory(tensor)
-    return _USES(memory._cdata) > alone or (memory.device.type == "cpu" and memory.is_shared())
+    return storage_uses(memory._cdata) > alone or (
+        memory.device.type == "cpu" and memory.is_shared()
+    )

@@ -18,11 +18,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.utils import _pytree as pytree
 
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale.gradients import shared_memory, watched_state
 from fireflyer.log import get_logger
+from fireflyer.torch_internals.core import pytree
 
 Settings = list[dict[str, Any]]
 """Groups of the optimizer (learning rates, other settings, a list of parameters) at `step()`."""

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._functorch import eager_transforms
-from torch._functorch import vmap as batching
 from torch.utils import dlpack
+
+from fireflyer.torch_internals import core, distributed
 
 Call = Callable[..., Any]
 Arrive = Callable[[Any], None]
@@ -31,14 +31,11 @@ _READERS: tuple[tuple[Any, str], ...] = (
     *((torch, f"sparse_{kind}_tensor") for kind in ("coo", "csr", "csc", "bsr", "bsc")),
     (torch, "sparse_compressed_tensor"),
     *((torch.Tensor, name) for name in ("new_tensor", "new", "set_", "as_subclass")),
-    *((torch.Tensor, name) for name in ("_make_subclass", "_make_wrapper_subclass")),
     (nn.Parameter, "__new__"),
     *((torch.nested, name) for name in ("nested_tensor", "as_nested_tensor")),
     (dlpack, "to_dlpack"),
-    (eager_transforms, "_wrap_for_grad"),
-    (eager_transforms, "_wrap_functional_tensor"),
-    (batching, "_add_batch_dim"),
-    (dist, "_broadcast_coalesced"),
+    *core.PRIVATE_READERS,
+    *distributed.PRIVATE_READERS,
 )
 _COLLECTIVES = (
     *("allreduce", "reduce", "reduce_scatter", "_reduce_scatter_base", "broadcast"),
@@ -46,7 +43,7 @@ _COLLECTIVES = (
     *("send", "recv"),
 )
 _SCRIPTED: tuple[tuple[Any, str], ...] = (
-    (torch._C.ScriptMethod, "__call__"),
+    (core.ScriptMethod, "__call__"),
     (torch.jit.ScriptFunction, "__call__"),
 )
 

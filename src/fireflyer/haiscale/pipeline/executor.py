@@ -23,6 +23,7 @@ from fireflyer.haiscale.pipeline.schedules import Action, Kind
 from fireflyer.haiscale.pipeline.stages import Stage
 from fireflyer.haiscale.pipeline.transfers import Incoming, Layout, Mail, layout_of
 from fireflyer.haiscale.validation import check_count, given
+from fireflyer.torch_internals.distributed import world
 
 CHECKPOINTS = ("always", "except_last", "never")
 REDUCTIONS = ("mean", "sum")
@@ -327,7 +328,7 @@ class Pipeline(Uncopied):
     def _fail(self, error: BaseException) -> None:
         """Ends the step on all ranks, and passes this rank's error to them."""
         group: Any = self._group
-        store = dist.distributed_c10d._world.pg_map[group][1]
+        store = world.pg_map[group][1]
         told: FireflyerError | None = None
         lost_store = contextlib.suppress(RuntimeError)  # the store's process may have died
         if isinstance(error, CollectiveError):

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.utils.checkpoint import checkpoint
 
 from fireflyer.errors import ConfigError
+from fireflyer.torch_internals.pipelining import stage_backward_input, stage_backward_weight
 
 
 def tensors_of(output: object, stage: int) -> list[torch.Tensor]:

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from fireflyer.torch_internals.core import DisableTorchFunctionSubclass
+
 
 class Activations:
     """Counts storages that autograd holds, each once, from forward until backward frees them.
@@ -91,7 +93,7 @@ def _unpack(saved: _Saved) -> torch.Tensor:
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
-    with torch._C.DisableTorchFunctionSubclass():  # an address is not a value: do not wait
+    with DisableTorchFunctionSubclass():  # an address is not a value: do not wait
         return {_storage(tensor)[0] for tensor in tensors}
 
 

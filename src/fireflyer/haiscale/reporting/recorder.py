@@ -20,16 +20,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import Variable
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils import _pytree as pytree
 
 from fireflyer.haiscale.reporting.activations import Activations
 from fireflyer.haiscale.reporting.facts import facts_of
+from fireflyer.torch_internals.core import pytree, queue_callback
 
 COMPUTE, DATA, OPTIMIZER = "compute_s", "data_s", "optimizer_s"
 
@@ -150,14 +149,14 @@ class Recorder:
     def _backward_goes_on(self, _gradient: torch.Tensor) -> None:
         if not self._queued:
             self._queued = True
-            Variable._execution_engine.queue_callback(self._backward_ends)
+            queue_callback(self._backward_ends)
 
     def _backward_ends(self) -> None:
         """Queues itself again after the callbacks that backward queued: the reducer waits in one of
         them."""
         if self._queued:
             self._queued = False
-            Variable._execution_engine.queue_callback(self._backward_ends)
+            queue_callback(self._backward_ends)
         else:
             self._enter(DATA)
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, ReduceOp
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from fireflyer import hfreduce
 from fireflyer.errors import CollectiveError
 from fireflyer.haiscale.mesh import DataLayout
 from fireflyer.haiscale.reporting.times import CommunicationTimer, Times
+from fireflyer.torch_internals.sharding import AllGather, ReduceScatter
 
 NO_LIMIT = datetime.timedelta(0)
 

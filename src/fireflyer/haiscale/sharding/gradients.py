@@ -23,9 +23,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd import Variable
 from torch.distributed.fsdp import CPUOffloadPolicy
-from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor
 
 from fireflyer import hfreduce
@@ -40,6 +38,8 @@ from fireflyer.haiscale.reporting.times import CommunicationTimer, Times
 from fireflyer.haiscale.sharding.communication import Channels, Gather, Label, Replication, Scatter
 from fireflyer.haiscale.torch_state import isolated_torch_state
 from fireflyer.log import get_logger
+from fireflyer.torch_internals.core import current_graph_task_id, queue_callback
+from fireflyer.torch_internals.sharding import TrainingState
 
 assert deferred_shard.DeferredShard in deferred.CLASSES.values()
 _log = get_logger("haiscale")
@@ -235,7 +235,7 @@ class Sharding:
         return reached
 
     def before_forward(self) -> None:
-        if self.in_backward and torch._C._current_graph_task_id() == -1:
+        if self.in_backward and current_graph_task_id() == -1:
             raise CollectiveError(
                 "an earlier backward failed half way and the ranks may disagree: end this process group"
             )
@@ -248,7 +248,7 @@ class Sharding:
         if self.sample_weights is not None:
             self.sample_weights.open()
         self.in_backward = True
-        Variable._execution_engine.queue_callback(self._finish)
+        queue_callback(self._finish)
 
     def scatter(self, unit: Unit, output: torch.Tensor, source: torch.Tensor) -> None:
         """Starts the unit's reduce-scatter; `fully_shard` then continues with `output`."""

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import BackwardPrefetch
-from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale.sharding.gradients import Sharding, Unit
+from fireflyer.torch_internals.core import current_graph_task_id
+from fireflyer.torch_internals.sharding import FSDPParamGroup, TrainingState
 
 
 @contextlib.contextmanager
@@ -75,11 +75,11 @@ class Prefetcher:
             raise ConfigError(f"parameters cannot be gathered: {self.closed}")
 
     def _begin(self, *_: Any) -> None:
-        if torch._C._current_graph_task_id() == -1:
+        if current_graph_task_id() == -1:
             self._entered, self._follows = [], True
 
     def _end(self, *_: Any) -> None:
-        if torch._C._current_graph_task_id() != -1:
+        if current_graph_task_id() != -1:
             return
         self._order = self._entered
         for unit in self._units:

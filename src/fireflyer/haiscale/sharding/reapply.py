@@ -3,9 +3,9 @@
 Parameters keep their old parts until `ReshardedParameter.fill` gives them new parts. So a change of
 layout needs no whole parameter in memory.
 
-Private parts of torch 2.13 used here:
+Private members of torch's objects used here:
 - the hooks whose handles `FSDPState`, `FSDPParamGroup` and `FSDPParam` keep;
-- their places in a module (`STATE_KEY`, `REGISTRY_KEY`, `_module_state_mapping`);
+- their places in a module (`FSDP_STATES`, `FSDP_REGISTRY`, `module_states`);
 - their state of an unfinished step;
 - a DTensor's `_local_tensor` and `_spec`, which define its placement.
 """
@@ -16,18 +16,21 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
-from torch.distributed._composable_state import _module_state_mapping
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_common import _from_local_no_grad
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from fireflyer.haiscale.mesh import DataLayout
 from fireflyer.haiscale.sharding.gradients import Unit
 from fireflyer.haiscale.sharding.optimizer_state import Moments
 from fireflyer.haiscale.sharding.redistribute import Mover, Piece
 from fireflyer.haiscale.sharding.units import Settings, put_on
+from fireflyer.torch_internals.sharding import (
+    FSDP_REGISTRY,
+    FSDP_STATES,
+    ORIGINAL_CLASS,
+    clear_sharding_cache,
+    local_to_dtensor,
+    module_states,
+)
 
 Slot = tuple[int, str]
 """Id of a module, and the name of a parameter in it."""
@@ -85,7 +88,7 @@ def take_off(parts: Sequence[nn.Module]) -> set[int]:
         _remove_hooks(state)
         _forget_state(part, state)
     # The cache holds meshes that compare equal to the new mesh, but whose groups have ended.
-    _clear_sharding_prop_cache()
+    clear_sharding_cache()
     return kept
 
 
@@ -111,12 +114,12 @@ def _remove_hooks(state: Any) -> None:
 
 
 def _forget_state(part: nn.Module, state: Any) -> None:
-    part.__class__ = type(part).__mro__[FSDPModule._orig_cls_mro_index]
-    del _module_state_mapping[part]
-    states = part.__dict__[STATE_KEY]
+    part.__class__ = type(part).__mro__[ORIGINAL_CLASS]
+    del module_states[part]
+    states = part.__dict__[FSDP_STATES]
     for key in [key for key, value in states.items() if value is state]:
         del states[key]
-        part.__dict__[REGISTRY_KEY].pop(key.__name__)
+        part.__dict__[FSDP_REGISTRY].pop(key.__name__)
 
 
 def put_on_blank(
@@ -165,7 +168,7 @@ def _resharded(one: Any, former: nn.Parameter | None) -> ReshardedParameter:
     parameter = former
     if parameter is None:
         nothing = torch.empty((0, *one.sharded_size[1:]), dtype=one.sharded_param.dtype)
-        made: DTensor = _from_local_no_grad(nothing, one._sharding_spec)
+        made: DTensor = local_to_dtensor(nothing, one._sharding_spec)
         parameter = nn.Parameter(made, one.sharded_param.requires_grad)
     one.sharded_param = parameter
     one._setattr_on_modules(parameter)

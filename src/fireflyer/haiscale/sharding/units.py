@@ -16,15 +16,16 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy, _Policy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale.consistency import copy_from_first
 from fireflyer.haiscale.validation import check_count, given
 from fireflyer.hfreduce import Wire
+from fireflyer.torch_internals.sharding import WrapPolicy
 
-AutoWrapPolicy = _Policy | Callable[..., bool] | Collection[type[nn.Module]]
+AutoWrapPolicy = WrapPolicy | Callable[..., bool] | Collection[type[nn.Module]]
 InitFunction = Callable[[nn.Module], object]
 WIRES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -106,7 +107,7 @@ def units_of(module: nn.Module, policy: AutoWrapPolicy | None) -> list[nn.Module
         return [module]
     if isinstance(policy, set | frozenset | list | tuple) and all(map(_is_kind, policy)):
         policy = ModuleWrapPolicy(policy)
-    if isinstance(policy, _Policy):
+    if isinstance(policy, WrapPolicy):
         chosen = policy._run_policy(module, set(), {})
         if any(chosen.values()):
             raise ConfigError(

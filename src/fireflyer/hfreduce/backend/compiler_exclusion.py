@@ -8,11 +8,11 @@ import inspect
 from types import FunctionType
 from typing import Any, TypeVar
 
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from fireflyer.torch_internals.core import FrameAction, FrameExecStrategy, set_code_exec_strategy
 
 Part = TypeVar("Part")
 
-_SKIP_WITH_ALL_IT_CALLS = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+_SKIP_WITH_ALL_IT_CALLS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 
 
 def uncompiled(part: Part) -> Part:

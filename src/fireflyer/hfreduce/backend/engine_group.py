@@ -8,7 +8,6 @@ from typing import Any, Self
 import msgspec
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import ErrorType
 from torch.distributed import ProcessGroup
 
 from fireflyer._native import hfreduce as native
@@ -25,6 +24,7 @@ from fireflyer.hfreduce.rendezvous import establish
 from fireflyer.hfreduce.rendezvous.handshake import Purpose
 from fireflyer.hfreduce.wire import Wire
 from fireflyer.log import get_logger
+from fireflyer.torch_internals.distributed import ErrorType, world
 
 
 @uncompiled
@@ -351,7 +351,7 @@ class EngineGroup(ProcessGroup):
 
     def _tell_torch(self) -> None:
         """Updates torch's map of group ranks if this group is registered there."""
-        ranks = dist.distributed_c10d._world.pg_group_ranks
+        ranks = world.pg_group_ranks
         if self in ranks:
             ranks[self] = {rank: rank for rank in range(self._size)}
 
@@ -518,7 +518,7 @@ class EngineGroup(ProcessGroup):
         In a sub-group, the error of a failed rank also gets its number in the default group.
         """
         if isinstance(error, RankFailed):
-            for rank, place in dist.distributed_c10d._world.pg_group_ranks.get(self, {}).items():
+            for rank, place in world.pg_group_ranks.get(self, {}).items():
                 if place == error.rank != rank:
                     error.args = (f"{error} (rank {rank} of the default group)",)
         if not self._recorded:

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import ProcessGroup, ReduceOp
 
 from fireflyer.errors import CollectiveError, DeadlineExceeded, RankFailed
@@ -32,6 +31,7 @@ from fireflyer.hfreduce.backend.process_group import ProcessGroupHFReduce
 from fireflyer.hfreduce.backend.tensors import address_of
 from fireflyer.hfreduce.backend.work import Promise
 from fireflyer.hfreduce.backend.zero_copy import empty
+from fireflyer.torch_internals.distributed import AllgatherOptions, group_store
 
 Tree = Any  # a rank, or a list of trees: mypy has no finite name for it
 
@@ -224,7 +224,7 @@ class PlannedHierarchy:
         assert group is not None, "call init_process_group first"
         self._rank, self._size = group.rank(), group.size()
         timeout = timeout or _timeout_of(group)
-        store = dist.distributed_c10d._get_process_group_store(group)
+        store = group_store(group)
         number = store.add(f"planned/{self._rank}", 1)
         store = dist.PrefixStore(f"planned/{number}", store)
         _compare(store, self._rank, self._size, levels)

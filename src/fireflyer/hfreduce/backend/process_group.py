@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import CollectiveError, RankFailed
@@ -39,6 +38,7 @@ from fireflyer.hfreduce.backend.tensors import (
 from fireflyer.hfreduce.backend.work import OVER, Joined, SharedWork, Work
 from fireflyer.hfreduce.rendezvous.handshake import Purpose
 from fireflyer.hfreduce.wire import Wire
+from fireflyer.torch_internals.distributed import AllgatherOptions
 
 
 def _dense(tensor: torch.Tensor, written: bool) -> tuple[torch.Tensor, Callable[[], None] | None]:

@@ -4,11 +4,11 @@ import threading
 from collections.abc import Callable
 
 import torch
-from torch._C._autograd import _profiler_enabled as enabled
 from torch.autograd.profiler import record_function
 
 from fireflyer._native import hfreduce as native
 from fireflyer.hfreduce.backend.work import Work
+from fireflyer.torch_internals.core import profiler_enabled as enabled
 
 __all__ = ["enabled", "recorded"]
 
