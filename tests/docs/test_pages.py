@@ -30,6 +30,7 @@ ELSEWHERE = {
     "make demo": "tests/demo/test_end_to_end.py",
     "make test": "the gate's last step",
     ". .venv/bin/activate": "the test's PATH has that folder",
+    "torchrun --nproc-per-node 2 ddp.py": "torch alone, whose gloo thread may abort as Python ends",
     "mkdir /mnt/fs": "needs root: tests/fs3/mount",
     "fireflyer fs mount /mnt/fs": "needs root: tests/fs3/mount",
     "cp -r notes /mnt/fs": "needs root: tests/fs3/mount",
