@@ -115,11 +115,11 @@ class Mount {
     };
   }
   static Core::Finish finishing(nb::callable finish) {
-    return [finish = std::move(finish)](FileState& file, client::Pieces& pieces, bool write) {
+    return [finish = std::move(finish)](FileState& file, client::Pieces& pieces, bool write, std::int32_t caller_pid) {
       const nb::gil_scoped_acquire held;
       try {
         const nb::object batch = nb::cast(&pieces, nb::rv_policy::reference);
-        return nb::cast<int>(finish(file.inode, batch, write));
+        return nb::cast<int>(finish(file.inode, batch, write, caller_pid));
       } catch (nb::python_error& error) {
         error.discard_as_unraisable("bytes of the mount");
         return EIO;
@@ -139,7 +139,7 @@ std::int64_t move(Mount& mount, FileState& file, std::int64_t offset, nb::handle
   {
     const nb::gil_scoped_release released;
     const std::span<std::byte> bytes(static_cast<std::byte*>(view.buf), static_cast<std::size_t>(view.len));
-    count = write ? mount.core().write(file, offset, bytes) : mount.core().read(file, offset, bytes);
+    count = write ? mount.core().write(file, offset, bytes, 0) : mount.core().read(file, offset, bytes, 0);
   }
   PyBuffer_Release(&view);
   return count;
@@ -205,10 +205,11 @@ void bind(nb::module_ m) {
            "attempt_s"_a, "slowest"_a, nb::keep_alive<1, 2>(),
            nb::sig("def __init__(self, engine: fireflyer._native.fs3.client.Engine, "
                    "call: collections.abc.Callable[[Request], object], "
-                   "finish: collections.abc.Callable[[int, fireflyer._native.fs3.client.Pieces, bool], int], "
+                   "finish: collections.abc.Callable[[int, fireflyer._native.fs3.client.Pieces, bool, int], int], "
                    "attempt_s: float, slowest: float) -> None"),
-           "call(request) returns an error number or the answer. finish(inode, pieces, write) finishes pieces that "
-           "failed or touched a hole, and returns an error number.")
+           "call(request) returns an error number or the answer. finish(inode, pieces, write, caller_pid) finishes "
+           "pieces "
+           "that failed or touched a hole, and returns an error number.")
       .def("mount", &Mount::mount, "library"_a, "directory"_a, "source"_a, "attributes_s"_a, "others"_a, Free(),
            "library: path of libff_fuse.so. source: name in /proc/mounts. others: allow other users. Raises "
            "StorageError.")

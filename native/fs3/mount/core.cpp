@@ -50,14 +50,15 @@ Answer Core::call(const Request& request) noexcept {
   }
 }
 
-std::int64_t Core::read(FileState& file, std::int64_t offset, std::span<std::byte> memory) noexcept {
+std::int64_t Core::read(FileState& file, std::int64_t offset, std::span<std::byte> memory,
+                        std::int32_t caller_pid) noexcept {
   try {
     const auto wanted = std::clamp<std::int64_t>(file.end - offset, 0, static_cast<std::int64_t>(memory.size()));
     if (wanted == 0) return 0;
     client::Pieces batch = piece_of(file, offset, memory.data(), static_cast<std::size_t>(wanted));
     const std::size_t failed = engine_.read(batch.pieces, deadline(memory.size()));
     if (failed != 0 || !batch.holes().empty()) {
-      if (const int error = finish_(file, batch, false); error != 0) return -error;
+      if (const int error = finish_(file, batch, false, caller_pid); error != 0) return -error;
       return std::clamp<std::int64_t>(file.end - offset, 0, wanted);  // another client may have truncated the file
     }
     return wanted;
@@ -66,19 +67,22 @@ std::int64_t Core::read(FileState& file, std::int64_t offset, std::span<std::byt
   }
 }
 
-std::int64_t Core::write(FileState& file, std::int64_t offset, std::span<const std::byte> bytes) noexcept {
+std::int64_t Core::write(FileState& file, std::int64_t offset, std::span<const std::byte> bytes,
+                         std::int32_t caller_pid) noexcept {
   try {
     if (bytes.empty()) return 0;
     const std::int64_t end = offset + static_cast<std::int64_t>(bytes.size());
     const Writer counted(file);
     if (end > file.widened) {
-      const Answer widened = call({.op = "widen", .inode = file.inode, .offset = offset, .size = end - offset});
+      Request widen{.op = "widen", .inode = file.inode, .offset = offset, .size = end - offset};
+      widen.caller_pid = caller_pid;
+      const Answer widened = call(widen);
       if (widened.error != 0) return -widened.error;
     }
     auto* const memory = const_cast<std::byte*>(bytes.data());  // writes do not change it
     client::Pieces batch = piece_of(file, offset, memory, bytes.size());
     if (engine_.write(batch.pieces, deadline(bytes.size())) != 0) {
-      const int error = finish_(file, batch, true);
+      const int error = finish_(file, batch, true, caller_pid);
       if (error != 0) return -error;
     }
     file.wrote(end);

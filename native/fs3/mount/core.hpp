@@ -21,7 +21,7 @@ class Core final : public Handler {
   using Call = std::function<Answer(const Request&)>;
   // Finishes pieces that failed, or that touched a hole, and returns 0 or an errno. Retries keep the tags of writes, so
   // that a write still in flight cannot take effect after a later one.
-  using Finish = std::function<int(FileState&, client::Pieces&, bool write)>;
+  using Finish = std::function<int(FileState&, client::Pieces&, bool write, std::int32_t caller_pid)>;
 
   struct Limits {
     double attempt_s;  // timeout of one attempt, without the time for its bytes
@@ -31,8 +31,10 @@ class Core final : public Handler {
   Core(io::Engine& engine, Call call, Finish finish, Limits limits);
 
   Answer call(const Request& request) noexcept override;
-  std::int64_t read(FileState& file, std::int64_t offset, std::span<std::byte> memory) noexcept override;
-  std::int64_t write(FileState& file, std::int64_t offset, std::span<const std::byte> bytes) noexcept override;
+  std::int64_t read(FileState& file, std::int64_t offset, std::span<std::byte> memory,
+                    std::int32_t caller_pid) noexcept override;
+  std::int64_t write(FileState& file, std::int64_t offset, std::span<const std::byte> bytes,
+                     std::int32_t caller_pid) noexcept override;
 
  private:
   io::Engine::Clock::time_point deadline(std::size_t bytes) const;

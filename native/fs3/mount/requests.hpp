@@ -81,7 +81,7 @@ struct Request {
   std::int64_t uid = -1, gid = -1;    // of chown
   std::int64_t atime = 0, mtime = 0;  // ns
   std::uint32_t caller_uid = 0, caller_gid = 0;
-  std::int32_t caller_pid = 0;
+  std::int32_t caller_pid = 0;  // thread whose call this is; 0: the kernel itself, or one of another PID namespace
 };
 
 struct Answer {
@@ -100,9 +100,11 @@ class Handler {
 
   virtual ~Handler() = default;
   virtual Answer call(const Request& request) noexcept = 0;
-  // Each returns a number of bytes, or a negative errno.
-  virtual std::int64_t read(FileState& file, std::int64_t offset, std::span<std::byte> memory) noexcept = 0;
-  virtual std::int64_t write(FileState& file, std::int64_t offset, std::span<const std::byte> bytes) noexcept = 0;
+  // Each returns a number of bytes, or a negative errno. `caller_pid` as in a Request.
+  virtual std::int64_t read(FileState& file, std::int64_t offset, std::span<std::byte> memory,
+                            std::int32_t caller_pid) noexcept = 0;
+  virtual std::int64_t write(FileState& file, std::int64_t offset, std::span<const std::byte> bytes,
+                             std::int32_t caller_pid) noexcept = 0;
 };
 
 struct Options {

@@ -109,6 +109,8 @@ class Client:
                 pause = attempts.pause_after(error, now())
                 if self._closed.wait(pause):
                     raise
+                if self._policy.before_retry:
+                    self._policy.before_retry()
                 body = body if again is None else again
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """Retries of failed calls: limits, pauses and the errors that are retried."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fireflyer.errors import ConfigError, DeadlineExceeded, FireflyerError
@@ -17,6 +18,8 @@ class Policy:
     longest_pause_s: float = 1.0
     final: tuple[type[FireflyerError], ...] = ()
     """Transient errors that this caller does not retry."""
+    before_retry: Callable[[], None] | None = None
+    """Callback before each further attempt; an error that it raises ends the call."""
 
     def __post_init__(self) -> None:
         if not 0 < self.pause_s <= self.longest_pause_s or self.attempt_s <= 0:

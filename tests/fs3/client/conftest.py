@@ -11,6 +11,7 @@ import pytest
 from tests.fs3.manager.store import Store
 from tests.waiting import LIMIT_S
 
+from fireflyer.errors import Unavailable
 from fireflyer.fs3.client import Client, Settings, connect
 from fireflyer.fs3.client.metadata import METHOD
 from fireflyer.fs3.kv import Engine, MemoryEngine
@@ -96,6 +97,14 @@ class Cluster:
 
     def start(self, name: str) -> None:
         self.running[name] = self._node(name)
+
+    def refuse_metadata(self) -> None:
+        """Makes the metadata service answer each request with Unavailable, which clients retry."""
+
+        def refuse(_: object) -> list[object]:
+            raise Unavailable("the metadata service is away")
+
+        self._server.on_many(METHOD, Request, refuse, is_reading)
 
     def wait_for(self, serving: int) -> None:
         """Until each chain has at least so many serving members."""

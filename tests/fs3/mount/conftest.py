@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.fs3.client.conftest import Cluster, calm, fs
+from tests.fs3.client.conftest import Cluster, calm, cluster, fs
 from tests.waiting import LIMIT_S
 
 from fireflyer.errors import ConfigError
 from fireflyer.fs3.mount import program
 
-__all__ = ["calm", "fs"]
+__all__ = ["calm", "cluster", "fs"]
 
 
 class Mounted:

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conftest import fork_child
@@ -20,7 +21,7 @@ from tests.fs3.client.conftest import CHUNK, Cluster
 from tests.fs3.mount.conftest import Mounted, mount
 from tests.fs3.soak.cluster import small_disk
 from tests.plugins import guard
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, until
 
 from fireflyer.cli.fs.mount_helper import parse_options
 from fireflyer.errors import ConfigError, Unavailable
@@ -356,6 +357,31 @@ def test_a_mount_that_does_not_answer_can_be_unmounted(
             assert program.mounted_at(str(one.directory)) is None
         finally:
             one.process.send_signal(signal.SIGCONT)
+
+
+def test_programs_that_wait_for_services_can_be_killed(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with mount(cluster, tmp_path_factory, "--cache", "0") as one:
+        try:
+            with open(one.directory / "file", "wb") as file:
+                for name in list(cluster.running):
+                    cluster.stop(name)
+                assert killed_in_a_wait("os.write(1, b'bytes')", stdout=file)
+            cluster.refuse_metadata()
+            assert killed_in_a_wait(f"os.stat('{one.directory}/other')")
+        finally:
+            one.kill()  # it would wait for the services, to report the file's length
+
+
+def killed_in_a_wait(statement: str, **options: Any) -> bool:
+    """Kills a program once its statement waits for the mount; returns whether it has ended."""
+    command = [sys.executable, "-I", "-S", "-c", f"import os; {statement}"]
+    with subprocess.Popen(command, **options) as program:
+        wait = Path(f"/proc/{program.pid}/wchan")
+        until(lambda: wait.read_text() == "request_wait_answer", wait.read_text)
+        program.kill()
+        return program.wait(LIMIT_S) == -signal.SIGKILL
 
 
 def test_the_end_of_a_run_of_the_tests_leaves_no_mount(

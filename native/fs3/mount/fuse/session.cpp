@@ -296,7 +296,7 @@ PageAligned page_aligned(std::size_t bytes) {
 void read(fuse_req_t req, fuse_ino_t, std::size_t size, off_t offset, fuse_file_info* info) {
   static thread_local const PageAligned memory = page_aligned(kRequestBytes);
   const std::span<std::byte> buffer(memory.get(), std::min(size, kRequestBytes));
-  const std::int64_t count = mounted(req).handler->read(state_of(info), offset, buffer);
+  const std::int64_t count = mounted(req).handler->read(state_of(info), offset, buffer, fuse_req_ctx(req)->pid);
   if (count < 0) {
     fuse_reply_err(req, static_cast<int>(-count));
   } else {
@@ -306,7 +306,7 @@ void read(fuse_req_t req, fuse_ino_t, std::size_t size, off_t offset, fuse_file_
 
 void write(fuse_req_t req, fuse_ino_t, const char* bytes, std::size_t size, off_t offset, fuse_file_info* info) {
   const std::span<const std::byte> data(reinterpret_cast<const std::byte*>(bytes), size);
-  const std::int64_t count = mounted(req).handler->write(state_of(info), offset, data);
+  const std::int64_t count = mounted(req).handler->write(state_of(info), offset, data, fuse_req_ctx(req)->pid);
   if (count < 0) {
     fuse_reply_err(req, static_cast<int>(-count));
   } else {

@@ -106,9 +106,9 @@ class FileState:
 class Mount:
     """Answers the kernel's requests for a directory. Any thread."""
 
-    def __init__(self, engine: fireflyer._native.fs3.client.Engine, call: Callable[[Request], object], finish: Callable[[int, fireflyer._native.fs3.client.Pieces, bool], int], attempt_s: float, slowest: float) -> None:
+    def __init__(self, engine: fireflyer._native.fs3.client.Engine, call: Callable[[Request], object], finish: Callable[[int, fireflyer._native.fs3.client.Pieces, bool, int], int], attempt_s: float, slowest: float) -> None:
         """
-        call(request) returns an error number or the answer. finish(inode, pieces, write) finishes pieces that failed or touched a hole, and returns an error number.
+        call(request) returns an error number or the answer. finish(inode, pieces, write, caller_pid) finishes pieces that failed or touched a hole, and returns an error number.
         """
 
     def mount(self, library: str, directory: str, source: str, attributes_s: float, others: bool) -> None:

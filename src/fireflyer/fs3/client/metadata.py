@@ -91,7 +91,10 @@ class Metadata:
         self, client: int, addresses: str | Sequence[str], secret: Secret, settings: Settings
     ) -> None:
         self.client = client
-        policy = Policy(final=(NoSpace,))  # no retry: the caller decides, as for chunks
+        policy = Policy(
+            final=(NoSpace,),  # no retry: the caller decides, as for chunks
+            before_retry=settings.before_retry,
+        )
         self._wire = Wire(
             addresses, secret, Role.CLIENT, policy=policy, unexpected_roles=NO_MANAGER
         )

@@ -95,6 +95,7 @@ class Retry:
             Unavailable: the deadline passed, and the chain of a piece is stopped.
             CorruptedFile: no replica has the bytes intact.
             NoSpace, StorageError: a storage node reported the error.
+            FireflyerError: `before_retry` of the settings raised it.
         """
         settings = self._settings
         limit_s = settings.deadline_s if deadline_s is None else deadline_s
@@ -115,6 +116,8 @@ class Retry:
             ask = any(failure.outcome in OUTDATED for failure in failures)
             pause = 0.0 if all(moved) else pause_s * random.uniform(0.5, 1.0)
             self._routes.wait(seen, min(pause, left), ask=ask)
+            if settings.before_retry:
+                settings.before_retry()
             # A new routing restarts the backoff, because it may reach the nodes a little later than
             # this client.
             news = self._routes.version > seen

@@ -1,6 +1,7 @@
 """Settings and secret of a client."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,8 @@ class Settings:
     """Timeout of a connection to a storage node, in seconds."""
     alive_s: float = 10.0
     """Seconds between heartbeats to the metadata service while files are open for writing."""
+    before_retry: Callable[[], None] | None = None
+    """Callback before each further attempt of a call; an error that it raises ends the call."""
 
     def __post_init__(self) -> None:
         times = (self.deadline_s, self.attempt_s, self.slowest, self.connect_s, self.alive_s)

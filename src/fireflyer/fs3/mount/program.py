@@ -16,6 +16,7 @@ from fireflyer.errors import ConfigError, StorageError, Unavailable
 from fireflyer.fs3 import survey
 from fireflyer.fs3.client import Client, Settings, connect
 from fireflyer.fs3.client.discovery import VARIABLE, Place, find
+from fireflyer.fs3.mount.caller import Caller
 from fireflyer.fs3.mount.requests import Requests
 from fireflyer.log import get_logger
 from fireflyer.program import user_directory
@@ -161,9 +162,10 @@ def serve(
     check(directory)
     place = find(where)
     _raise_priority()  # first, because other threads inherit the priority
-    settings = Settings(deadline_s=DEADLINE_S, lanes=THREADS)
+    caller = Caller()
+    settings = Settings(deadline_s=DEADLINE_S, lanes=THREADS, before_retry=caller.check)
     with connect(place.addresses, secret_file=place.secret_file, settings=settings) as client:
-        requests = Requests(client, lambda: space_of(place), cache_s)
+        requests = Requests(client, caller, lambda: space_of(place), cache_s)
         mount = Mount(
             *(client.parts.engine, requests.call, requests.finish),
             *(settings.attempt_s, settings.slowest),

@@ -18,6 +18,7 @@ from fireflyer.fs3.client import Client
 from fireflyer.fs3.client.names import KINDS
 from fireflyer.fs3.meta import messages
 from fireflyer.fs3.meta.inode import FILE, SPECIAL, SYMLINK, Inode
+from fireflyer.fs3.mount.caller import Caller
 from fireflyer.fs3.mount.directory_cache import DirectoryCache
 from fireflyer.fs3.mount.open_files import OpenFile, OpenFiles, access_of
 from fireflyer.log import get_logger
@@ -57,16 +58,22 @@ class Requests:
     """File system behind a mount. Thread-safe.
 
     Args:
+        caller: record of the program whose request each thread executes.
         space: function that returns total and free bytes for one copy of the data.
         cache_s: seconds for which attributes may be cached.
     """
 
     def __init__(
-        self, client: Client, space: Callable[[], tuple[int, int]], cache_s: float
+        self,
+        client: Client,
+        caller: Caller,
+        space: Callable[[], tuple[int, int]],
+        cache_s: float,
     ) -> None:
         self._names, self._metadata = client, client.parts.metadata
         self._data = client.parts.data
         self._parts = client.parts
+        self._caller = caller
         self.files = OpenFiles(client.parts)
         self._directories = DirectoryCache(cache_s)
         self._space, self._root = space, os.getuid() == 0
@@ -76,6 +83,8 @@ class Requests:
 
     def call(self, request: Request) -> Answer:
         """Executes a request; returns its answer or a POSIX error number."""
+        # A close is executed for the file's next user, even if its last program was killed.
+        self._caller.thread_id = request.caller_pid if request.op != "release" else 0
         try:
             answer: Answer = getattr(self, f"_{request.op}")(request)
         except (FireflyerError, OSError, ValueError) as error:
@@ -84,8 +93,9 @@ class Requests:
             return errno.ESTALE if gone else number
         return answer
 
-    def finish(self, number: int, pieces: Pieces, write: bool) -> int:
+    def finish(self, number: int, pieces: Pieces, write: bool, caller_pid: int) -> int:
         """Retries failed pieces and checks a read's holes; returns 0 or a POSIX error number."""
+        self._caller.thread_id = caller_pid
         what = f"inode {number}"
         try:
             if pieces.failures():
