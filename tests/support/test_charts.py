@@ -1,11 +1,28 @@
 """Axes, charts and pages."""
 
+import subprocess
+import sys
 from xml.etree import ElementTree
 
 import pytest
 
-from fireflyer.charts import Axis, Box, Series, heat_map, line_chart, page, table, timeline
-from fireflyer.charts.axes import decades, ticks
+from fireflyer.charts import (
+    Axis,
+    Box,
+    Note,
+    Section,
+    Series,
+    bar_chart,
+    heat_map,
+    key,
+    line_chart,
+    page,
+    stacked_bars,
+    svg,
+    table,
+    timeline,
+)  # fmt: skip
+from fireflyer.charts.axes import decades, legend_places, ticks
 
 
 @pytest.mark.parametrize(
@@ -62,11 +79,54 @@ def test_cells_with_marks_are_seen_without_colour() -> None:
         heat_map("t", ["r"] * 81, ["c"], [[1.0]] * 81, marks=[[""]] * 81)
 
 
-def test_text_of_a_page_is_escaped() -> None:
-    text = page("<t>", [])
-    assert "<t>" not in text
-    assert "&lt;x&gt;" in table(["<x>"], [["<y>"]])
-    assert "<y>" not in table(["<x>"], [["<y>"]])
+def test_text_of_a_page_is_escaped_and_parts_are_not() -> None:
+    drawn = svg.element("svg", "<x>", title='"<y>"')
+    assert drawn == '<svg title="&quot;&lt;y&gt;&quot;">&lt;x&gt;</svg>'
+    text = page("<t>", [Section("<h>", ["<p>"], [drawn, "<z>"])], ["<l>"])
+    assert drawn in text
+    for plain in ("<t>", "<h>", "<p>", "<z>", "<l>"):
+        assert plain not in text.replace("<p>&lt;", "")
+        assert plain.replace("<", "&lt;").replace(">", "&gt;") in text
+
+
+def test_cells_of_a_table_are_texts_numbers_and_notes() -> None:
+    text = table(["<x>", "y"], [["<y>", 1234567], [None, Note(0.25, "<2")]])
+    assert "&lt;x&gt;" in text
+    assert "<td>&lt;y&gt;</td><td>1,234,567</td>" in text
+    assert "<td></td><td>0.25<small>&lt;2</small></td>" in text
+    assert "&lt;k&gt;" in key({"<k>": "red"})
+
+
+def test_numbers_of_a_drawing_have_at_most_two_decimals() -> None:
+    line = svg.line(1.0, 2 / 3, 100, 1e4)
+    assert line == '<line class="grid" x1="1" x2="100" y1="0.67" y2="10000"/>'
+    assert svg.element("a", stroke_dasharray=None, class_="b") == '<a class="b"/>'
+
+
+def test_a_full_row_of_a_legend_continues_on_the_next() -> None:
+    assert [y for _, y in legend_places(["a" * 20] * 3, 480)] == [22, 22, 40]
+
+
+def test_bars_stand_side_by_side_and_stacks_fill_their_row() -> None:
+    up = Axis("s", log=True)
+    text = bar_chart("t", ["a", "b<"], {"x": [1.0, None], "y": [10.0, 100.0]}, "size", up)
+    ElementTree.fromstring(text)
+    assert text.count("<rect") == 2 + 3, "the legend, and a bar for each value"
+    assert "y, b&lt;: 100" in text
+    stack = ElementTree.fromstring(
+        stacked_bars("t", {"r": {"a": 1, "b": 3}}, {"a": "red", "b": "blue"})
+    )
+    assert [rect.get("width") for rect in stack.iter("rect")] == ["180", "540"]
+
+
+def test_jinja2_is_imported_with_the_first_page_only() -> None:
+    code = (
+        "import sys, fireflyer.charts, fireflyer.demo.report, fireflyer.haiprof.report.html\n"
+        "import fireflyer.ffrecord.convert.preview, fireflyer.hai.simulation.page\n"
+        "assert 'jinja2' not in sys.modules; fireflyer.charts.page('t', [])\n"
+        "assert 'jinja2' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_timeline_marks_kinds_by_letters_and_patterns() -> None:

@@ -5,18 +5,27 @@ a tooltip. Pages follow the reader's light or dark theme.
 """
 
 from fireflyer.charts.axes import Axis, Series, line_chart
+from fireflyer.charts.bars import bar_chart, stacked_bars
 from fireflyer.charts.cells import heat_map
-from fireflyer.charts.page import Section, page, table
+from fireflyer.charts.page import Note, Section, key, page, render, style_sheet, table
+from fireflyer.charts.svg import Markup
 from fireflyer.charts.timeline import Box, timeline
 
 __all__ = [
     "Axis",
     "Box",
+    "Markup",
+    "Note",
     "Section",
     "Series",
+    "bar_chart",
     "heat_map",
+    "key",
     "line_chart",
     "page",
+    "render",
+    "stacked_bars",
+    "style_sheet",
     "table",
     "timeline",
 ]

@@ -1,17 +1,19 @@
 """Line charts with linear or logarithmic axes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from fireflyer.charts import svg
+from fireflyer.charts.svg import Markup, Point
 
 WIDTH, HEIGHT = 720, 320
 LEFT, RIGHT, TOP, BOTTOM = 76, 16, 36, 48
+LETTER = 7.2
+"""Width of a letter of a legend."""
 
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "1 4", "12 4")
 """Dash patterns of the series, in order."""
-
-Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,9 @@ class Scale:
     def _seen(self, value: float) -> float:
         return math.log10(max(value, 1e-300)) if self.log else value
 
-    def ticks(self) -> list[float]:
-        """Returns round numbers along the axis."""
-        return decades(self.low, self.high) if self.log else ticks(self.low, self.high, 6)
+    def ticks(self, about: int = 6) -> list[float]:
+        """Returns round numbers along the axis, about so many if it is linear."""
+        return decades(self.low, self.high) if self.log else ticks(self.low, self.high, about)
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
@@ -87,10 +89,54 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def rows(
+    y: Scale, left: float, right: float, form: Callable[[float], str] = number, about: int = 6
+) -> list[Markup]:
+    """Draws a grid line and a label at each tick of a vertical axis."""
+    return [
+        part
+        for value in y.ticks(about)
+        for part in (
+            svg.line(left, y.at(value), right, y.at(value)),
+            svg.text(form(value), left - 8, y.at(value) + 4, "end"),
+        )
+    ]
+
+
+def columns(
+    x: Scale, foot: float, form: Callable[[float], str] = number, about: int = 6
+) -> list[Markup]:
+    """Draws a label below the drawing at each tick of a horizontal axis."""
+    return [svg.text(form(value), x.at(value), foot + 18, "middle") for value in x.ticks(about)]
+
+
+def labels(across: str, up: str, size: tuple[int, int]) -> list[Markup]:
+    """Draws the labels of both axes at the edges of a drawing."""
+    width, height = size
+    middle = round((TOP + height - BOTTOM) / 2)
+    turned = f"rotate(-90 14 {middle})"
+    return [
+        svg.text(across, (LEFT + width - RIGHT) / 2, height - 8, "middle"),
+        svg.text(up, 14, middle, "middle", transform=turned),
+    ]
+
+
+def legend_places(names: Sequence[str], width: float) -> list[Point]:
+    """Returns the top left corner of each legend entry; a full row continues on the next one."""
+    places, x, y = [], float(LEFT), 22.0
+    for name in names:
+        size = 46 + LETTER * len(name)
+        if x > LEFT and x + size > width:
+            x, y = float(LEFT), y + 18
+        places.append((x, y))
+        x += size
+    return places
+
+
 def line_chart(
     title: str, across: Axis, up: Axis, series: Sequence[Series],
     size: tuple[int, int] = (WIDTH, HEIGHT),
-) -> str:  # fmt: skip
+) -> Markup:  # fmt: skip
     """Draws series over one pair of axes, with a legend below the title.
 
     Points that a logarithmic axis cannot show (0 and below) are omitted.
@@ -116,20 +162,18 @@ def line_chart(
     if not every:
         raise ValueError(f"the chart {title!r} has no point to show")
     width, height = size
-    x = _scale(across, [p[0] for p in every], LEFT, width - RIGHT)
-    y = _scale(up, [p[1] for p in every], height - BOTTOM, TOP + 22)
+    places = legend_places([one.name for one in kept], width)
+    x = scale(across, [p[0] for p in every], LEFT, width - RIGHT)
+    y = scale(up, [p[1] for p in every], height - BOTTOM, places[-1][1] + 36)
     parts = [
-        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img">',
-        f"<title>{escape(title)}</title>",
-        f'<text class="title" x="{LEFT}" y="16">{escape(title)}</text>',
-        *_grid(x, y, across, up, size),
-    ]
-    place = float(LEFT)
-    for index, one in enumerate(kept):
+        svg.text(title, LEFT, 16, kind="title"),
+        *rows(y, LEFT, width - RIGHT), *columns(x, height - BOTTOM),
+        *labels(across.label, up.label, size),
+    ]  # fmt: skip
+    for index, (one, place) in enumerate(zip(kept, places, strict=True)):
         parts += _legend(one, index, place)
-        place += 46 + 7.2 * len(one.name)
         parts += _line(one, index, x, y)
-    return "\n".join([*parts, "</svg>"])
+    return svg.drawing(title, width, height, parts)
 
 
 def _shown(point: Point, across: Axis, up: Axis) -> bool:
@@ -141,7 +185,8 @@ def _shown(point: Point, across: Axis, up: Axis) -> bool:
     return (x > 0 or not across.log) and (y > 0 or not up.log)
 
 
-def _scale(axis: Axis, values: Sequence[float], start: float, end: float) -> Scale:
+def scale(axis: Axis, values: Sequence[float], start: float, end: float) -> Scale:
+    """Returns the scale of an axis that shows all values."""
     low, high = min(values), max(values)
     if not axis.log and axis.low is not None:
         low = min(low, axis.low)
@@ -154,46 +199,22 @@ def _scale(axis: Axis, values: Sequence[float], start: float, end: float) -> Sca
     return Scale(low, high, start, end, axis.log)
 
 
-def _grid(x: Scale, y: Scale, across: Axis, up: Axis, size: tuple[int, int]) -> list[str]:
-    width, height = size
-    parts = []
-    for value in y.ticks():
-        at = y.at(value)
-        parts.append(
-            f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
-        )
-        parts.append(
-            f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{number(value)}</text>'
-        )
-    for value in x.ticks():
-        at = x.at(value)
-        parts.append(
-            f'<text x="{at:.1f}" y="{height - BOTTOM + 18}" text-anchor="middle">{number(value)}</text>'
-        )
-    middle = (LEFT + width - RIGHT) / 2
-    parts.append(
-        f'<text x="{middle:.0f}" y="{height - 8}" text-anchor="middle">{escape(across.label)}</text>'
-    )
-    high = (TOP + height - BOTTOM) / 2
-    turn = f'transform="rotate(-90 14 {high:.0f})"'
-    parts.append(
-        f'<text x="14" y="{high:.0f}" text-anchor="middle" {turn}>{escape(up.label)}</text>'
-    )
+def _path(index: int, points: str) -> Markup:
+    dash = DASHES[index % len(DASHES)] or None
+    return svg.element("path", class_=f"s{index % 6}", stroke_dasharray=dash, d=points)
+
+
+def _legend(one: Series, index: int, place: Point) -> list[Markup]:
+    x, y = place
+    parts = [svg.text(one.name, x + 34, y + 12)]
+    if one.line:
+        parts.append(_path(index, f"M{x:.0f},{y + 8:.0f} h28"))
+    if one.marks:
+        parts.append(_mark(index, x + 14, y + 8))
     return parts
 
 
-def _style(index: int) -> str:
-    dash = DASHES[index % len(DASHES)]
-    return f'class="s{index % 6}"' + (f' stroke-dasharray="{dash}"' if dash else "")
-
-
-def _legend(one: Series, index: int, place: float) -> list[str]:
-    mark = _mark(index, place + 14, 30) if one.marks else ""
-    line = f'<path {_style(index)} d="M{place:.0f},30 h28"/>' if one.line else ""
-    return [line, mark, f'<text x="{place + 34:.0f}" y="34">{escape(one.name)}</text>']
-
-
-def _line(one: Series, index: int, x: Scale, y: Scale) -> list[str]:
+def _line(one: Series, index: int, x: Scale, y: Scale) -> list[Markup]:
     parts = []
     if one.line:
         path, gap = "", True
@@ -202,22 +223,21 @@ def _line(one: Series, index: int, x: Scale, y: Scale) -> list[str]:
                 path += f"{' M' if gap else ' L'}{x.at(px):.1f},{y.at(py):.1f}"
             gap = math.isnan(py)
         if path:
-            parts.append(f'<path {_style(index)} d="{path.lstrip()}"/>')
+            parts.append(_path(index, path.lstrip()))
     if one.marks:
         for px, py in one.points:
             if not math.isnan(py):
-                tip = f"{one.name}: {number(px)}, {number(py)}"
-                mark = _mark(index, x.at(px), y.at(py))
-                parts.append(f"<g><title>{escape(tip)}</title>{mark}</g>")
+                tip = svg.element("title", f"{one.name}: {number(px)}, {number(py)}")
+                parts.append(svg.element("g", tip, _mark(index, x.at(px), y.at(py))))
     return parts
 
 
-def _mark(index: int, x: float, y: float) -> str:
-    name = f'class="m{index % 6}"'
-    shapes = (
-        f'<circle {name} cx="{x:.1f}" cy="{y:.1f}" r="4"/>',
-        f'<rect {name} x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8"/>',
-        f'<path {name} d="M{x:.1f},{y - 5:.1f} l5,9 h-10 z"/>',
-        f'<path {name} d="M{x:.1f},{y - 5:.1f} l5,5 l-5,5 l-5,-5 z"/>',
-    )
-    return shapes[index % len(shapes)]
+def _mark(index: int, x: float, y: float) -> Markup:
+    name = f"m{index % 6}"
+    shape = index % 4
+    if shape == 0:
+        return svg.circle(x, y, 4, class_=name)
+    if shape == 1:
+        return svg.rect(x - 4, y - 4, 8, 8, class_=name)
+    sides = "l5,9 h-10 z" if shape == 2 else "l5,5 l-5,5 l-5,-5 z"
+    return svg.element("path", class_=name, d=f"M{x:.1f},{y - 5:.1f} {sides}")

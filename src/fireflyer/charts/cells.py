@@ -1,9 +1,10 @@
 """Heat maps: a table of values as cells of one hue, darker for more."""
 
 from collections.abc import Sequence
-from html import escape
 
+from fireflyer.charts import svg
 from fireflyer.charts.axes import number
+from fireflyer.charts.svg import Markup
 
 MOST = 80
 """Maximum rows and columns; larger tables are averaged in groups."""
@@ -19,7 +20,7 @@ def heat_map(
     values: Sequence[Sequence[float | None]], unit: str = "", high: float | None = None, *,
     marks: Sequence[Sequence[str]] | None = None, tips: Sequence[Sequence[str]] | None = None,
     links: Sequence[str] | None = None,
-) -> str:  # fmt: skip
+) -> Markup:  # fmt: skip
     """Draws a table of values. A cell without a value and a mark stays empty.
 
     `marks`, `tips` and `links` need a table of at most `MOST` rows and columns.
@@ -54,17 +55,11 @@ def heat_map(
     left = max(LEFT, round(LETTER * max(map(len, rows), default=0)) + 8)
     side = min(16.0, (WIDTH - left - 10) / max(len(columns), 1))
     height = TOP + side * len(rows) + 30
-    parts = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {height:.0f}" role="img">',
-        f"<title>{escape(title)}</title>",
-        f'<text class="title" x="0" y="16">{escape(title)}</text>',
-    ]
+    parts = [svg.text(title, 0, 16, kind="title")]
     for line, (name, row) in enumerate(zip(rows, values, strict=True)):
         y = TOP + line * side
         if side >= 10 or line % 4 == 0:
-            parts.append(
-                f'<text x="{left - 6}" y="{y + side / 2 + 4:.1f}" text-anchor="end">{escape(name)}</text>'
-            )
+            parts.append(svg.text(name, left - 6, y + side / 2 + 4, "end"))
         for place, value in enumerate(row):
             mark = marks[line][place] if marks else ""
             if value is None and not mark:
@@ -74,23 +69,19 @@ def heat_map(
             cell = _cell(
                 left + place * side, y, side, share, mark, tips[line][place] if tips else tip
             )
-            parts.append(f'<a href="{escape(links[place])}">{cell}</a>' if links else cell)
-    foot = height - 10
+            parts.append(svg.element("a", cell, href=links[place]) if links else cell)
     ends = f"{columns[0]} to {columns[-1]}" if columns else ""
-    parts.append(
-        f'<text x="{left}" y="{foot:.0f}">{escape(ends)}; darkest: {number(top)}{escape(unit)}</text>'
-    )
-    return "\n".join([*parts, "</svg>"])
+    parts.append(svg.text(f"{ends}; darkest: {number(top)}{unit}", left, height - 10))
+    return svg.drawing(title, WIDTH, round(height), parts)
 
 
-def _cell(x: float, y: float, side: float, share: float, mark: str, tip: str) -> str:
-    box = f'x="{x:.1f}" y="{y:.1f}" width="{side - 1:.1f}" height="{side - 1:.1f}"'
-    parts = [f'<rect class="cell" {box} fill-opacity="{0.06 + 0.94 * share:.2f}"/>']
+def _cell(x: float, y: float, side: float, share: float, mark: str, tip: str) -> Markup:
+    opacity = 0.06 + 0.94 * share
+    parts = [svg.rect(x, y, side - 1, side - 1, class_="cell", fill_opacity=opacity)]
     if mark:
-        at = f'x="{x + side / 2 - 0.5:.1f}" y="{y + side / 2 + 3.5:.1f}" text-anchor="middle"'
         name = "mark on" if share > 0.5 else "mark"
-        parts.append(f'<text class="{name}" {at}>{escape(mark)}</text>')
-    return f"<g><title>{escape(tip)}</title>{''.join(parts)}</g>"
+        parts.append(svg.text(mark, x + side / 2 - 0.5, y + side / 2 + 3.5, "middle", name))
+    return svg.element("g", svg.element("title", tip), *parts)
 
 
 def _grouped(

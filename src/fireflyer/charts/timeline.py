@@ -6,19 +6,15 @@ Letters and pattern of a box show its kind, so a timeline needs no colour.
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
+from fireflyer.charts import svg
 from fireflyer.charts.axes import ticks
+from fireflyer.charts.svg import Markup
 
 WIDTH, LEFT, LANE, GAP, AXIS = 960, 64, 24, 30, 26
 LETTER = 6.6  # width of a character of a box's label
 
-_PATTERNS = (
-    '<path class="hatch" d="M0 5L5 0"/>',
-    '<path class="hatch" d="M0 0L5 5"/>',
-    '<path class="hatch" d="M0 2.5H5"/>',
-    '<path class="hatch" d="M2.5 0V5"/>',
-)
+_HATCHES = ("M0 5L5 0", "M0 0L5 5", "M0 2.5H5", "M2.5 0V5")
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class Box:
 def timeline(
     title: str, panels: Mapping[str, Sequence[Box]], lanes: Sequence[str],
     kinds: Mapping[str, str], note: str = "",
-) -> str:  # fmt: skip
+) -> Markup:  # fmt: skip
     """Draws panels of lanes below each other.
 
     Args:
@@ -68,19 +64,16 @@ def timeline(
     panel = GAP + len(lanes) * LANE
     top, foot = 26, 26 + panel * len(panels)
     height = foot + AXIS + 26
+    defined = [style.definition() for style in styles.values() if style.index]
     parts = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img">',
-        f"<title>{escape(title)}</title>",
-        "<defs>",
-        *(style.definition() for style in styles.values() if style.index),
-        "</defs>",
-        f'<text class="title" x="0" y="16">{escape(title)}</text>',
+        svg.element("defs", *defined),
+        svg.text(title, 0, 16, kind="title"),
         *_axis(end, top, foot),
     ]
     for number, (name, boxes) in enumerate(panels.items()):
         parts += _panel(name, boxes, lanes, styles, top + number * panel, (WIDTH - LEFT - 10) / end)
     parts += _legend(kinds, styles, note, foot + AXIS)
-    return "\n".join([*parts, "</svg>"])
+    return svg.drawing(title, WIDTH, height, parts)
 
 
 @dataclass(frozen=True)
@@ -88,28 +81,28 @@ class _Style:
     index: int
     key: str
 
-    def definition(self) -> str:
-        mark = _PATTERNS[(self.index - 1) % len(_PATTERNS)]
-        name = f'id="{self.key}-{self.index}"'
-        return (
-            f'<pattern {name} width="5" height="5" patternUnits="userSpaceOnUse">{mark}</pattern>'
-        )
+    def definition(self) -> Markup:
+        hatch = svg.element("path", class_="hatch", d=_HATCHES[(self.index - 1) % len(_HATCHES)])
+        return svg.element(
+            "pattern", hatch, id=f"{self.key}-{self.index}", width=5, height=5,
+            patternUnits="userSpaceOnUse",
+        )  # fmt: skip
 
-    def drawn(self, at: str, inside: str = "") -> str:
+    def drawn(self, x: float, y: float, size: tuple[float, float], tip: str | None) -> Markup:
         """Returns a rectangle in this style, with a pattern above it."""
-        box = f'<rect class="m{self.index % 6} span" {at}>{inside}</rect>'
+        box = svg.rect(x, y, *size, tip, class_=f"m{self.index % 6} span")
         if not self.index:
             return box
-        return f'{box}<rect class="over" {at} fill="url(#{self.key}-{self.index})"/>'
+        return Markup(
+            box + svg.rect(x, y, *size, class_="over", fill=f"url(#{self.key}-{self.index})")
+        )
 
 
-def _axis(end: float, top: int, foot: int) -> Iterator[str]:
+def _axis(end: float, top: int, foot: int) -> Iterator[Markup]:
     for value in ticks(0.0, end, 10):
         x = LEFT + value * (WIDTH - LEFT - 10) / end
-        yield f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top + GAP}" y2="{foot + 4}"/>'
-        yield (
-            f'<text x="{x:.1f}" y="{foot + 17}" text-anchor="middle">{seconds(value, end)}</text>'
-        )
+        yield svg.line(x, top + GAP, x, foot + 4)
+        yield svg.text(seconds(value, end), x, foot + 17, "middle")
 
 
 def seconds(value: float, end: float) -> str:
@@ -120,29 +113,25 @@ def seconds(value: float, end: float) -> str:
 def _panel(
     name: str, boxes: Sequence[Box], lanes: Sequence[str], styles: Mapping[str, _Style],
     top: int, scale: float,
-) -> Iterator[str]:  # fmt: skip
-    yield f'<text x="0" y="{top + 20}">{escape(name)}</text>'
+) -> Iterator[Markup]:  # fmt: skip
+    yield svg.text(name, 0, top + 20)
     for number, lane in enumerate(lanes):
-        yield f'<text x="0" y="{top + GAP + number * LANE + 15}">{escape(lane)}</text>'
+        yield svg.text(lane, 0, top + GAP + number * LANE + 15)
     for box in boxes:
         x, y = LEFT + box.begin * scale, top + GAP + box.lane * LANE + 2
         width = max((box.end - box.begin) * scale, 0.5)
-        at = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{LANE - 4}"'
         tip = f"{box.tip}: {box.begin * 1e3:.1f} to {box.end * 1e3:.1f} ms"
-        yield styles[box.kind].drawn(at, f"<title>{escape(tip)}</title>")
+        yield styles[box.kind].drawn(x, y, (width, LANE - 4), tip)
         if width > LETTER * len(box.label) + 3:
-            yield (
-                f'<text class="over" x="{x + width / 2:.1f}" y="{y + 14}" text-anchor="middle">'
-                f"{escape(box.label)}</text>"
-            )
+            yield svg.text(box.label, x + width / 2, y + 14, "middle", "over")
 
 
 def _legend(
     kinds: Mapping[str, str], styles: Mapping[str, _Style], note: str, top: int
-) -> Iterator[str]:
+) -> Iterator[Markup]:
     x = LEFT
     for kind, meaning in kinds.items():
-        yield styles[kind].drawn(f'x="{x}" y="{top + 4}" width="22" height="14"')
-        yield f'<text x="{x + 28}" y="{top + 15}">{escape(meaning)}</text>'
+        yield styles[kind].drawn(x, top + 4, (22, 14), None)
+        yield svg.text(meaning, x + 28, top + 15)
         x += 50 + round(LETTER * len(meaning))
-    yield f'<text x="{x}" y="{top + 15}">{escape(note)}</text>'
+    yield svg.text(note, x, top + 15)

@@ -2,7 +2,6 @@
 
 import os
 import threading
-from types import TracebackType
 
 from fireflyer.errors import CheckpointError
 
@@ -32,10 +31,5 @@ class ReentrancyGuard:
                 "one thread; handles can be waited for from any thread"
             )
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lock.release()

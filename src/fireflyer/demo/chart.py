@@ -1,12 +1,14 @@
 """Draws the report's chart as SVG text: loss, tokens/s and communication share over time."""
 
 import math
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from fireflyer.charts.axes import ticks
+from fireflyer.charts import axes, svg
+from fireflyer.charts.axes import Scale
+from fireflyer.charts.svg import Markup, Point
 from fireflyer.demo.figures import Figures
 from fireflyer.demo.metrics import MetricsRecord
 from fireflyer.demo.story import Kill, Story, Suspend
@@ -17,25 +19,24 @@ RIGHT = 16
 POINTS = 400
 """Maximum number of points in one curve of one attempt."""
 
-Point = tuple[float, float]
+HEIGHT = 600
 
 
-class Panel(msgspec.Struct, frozen=True):
-    """Plot area: x from `x0` to `x1` over the chart's width, y from `y0` (bottom) to `y1` (top)."""
+class Panel(NamedTuple):
+    """Plot area: a scale over the chart's width, and one from the bottom of the panel to its top."""
 
-    top: float
-    height: float
-    x0: float
-    x1: float
-    y0: float
-    y1: float
+    x: Scale
+    y: Scale
 
     def at(self, x: float, y: float) -> Point:
         """Returns the drawing coordinates of a value, clamped to the area."""
-        across = (x - self.x0) / ((self.x1 - self.x0) or 1.0)
-        up = (y - self.y0) / ((self.y1 - self.y0) or 1.0)
-        left = LEFT + min(max(across, 0.0), 1.0) * (WIDTH - LEFT - RIGHT)
-        return left, self.top + (1 - min(max(up, 0.0), 1.0)) * self.height
+        return self.x.at(x), self.y.at(y)
+
+
+def panel(seconds: float, low: float, high: float, top: float, height: float) -> Panel:
+    """Returns the panel of values from `low` to `high` over all seconds of the run."""
+    across = Scale(0.0, seconds, LEFT, WIDTH - RIGHT, False)
+    return Panel(across, Scale(low, high, top + height, top, False))
 
 
 def smooth(values: Sequence[float], weight: float = 0.9) -> list[float]:
@@ -57,41 +58,38 @@ def thin(points: Sequence[Point], most: int = POINTS) -> list[Point]:
     return [(sum(x for x, _ in run) / len(run), sum(y for _, y in run) / len(run)) for run in runs]
 
 
-def draw(story: Story, figures: Figures) -> str:
+def draw(story: Story, figures: Figures) -> Markup:
     """Draws the chart of a run that has at least one line."""
     lines = story.lines
     origin = lines[0].monotonic - lines[0].step_s
     end = max(lines[-1].monotonic - origin, 1e-3)
     low = min(line.loss for line in lines)
     high = max(line.loss for line in lines)
-    loss = Panel(40, 270, 0, end, math.floor(low * 2) / 2, math.ceil(high * 2) / 2)
+    loss = panel(end, math.floor(low * 2) / 2, math.ceil(high * 2) / 2, 40, 270)
     rates = sorted(line.tokens / line.step_s for line in lines)
     usual = rates[int(0.98 * (len(rates) - 1))]  # a single outlier step must not flatten the curve
-    speed = Panel(364, 74, 0, end, 0, _round_up(usual * 1.1))
+    speed = panel(end, 0, _round_up(usual * 1.1), 364, 74)
     shares = smooth([line.comm_s / line.step_s for line in lines])
-    comm = Panel(488, 74, 0, end, 0, min(1.0, max(0.1, math.ceil(max(shares) * 10) / 10)))
-    by_attempt = _attempts(lines)
+    comm = panel(end, 0, min(1.0, max(0.1, math.ceil(max(shares) * 10) / 10)), 488, 74)
     parts = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH} 600" role="img" aria-labelledby="chart-title">',
-        f'<title id="chart-title">{escape(_summary(figures))}</title>',
         *_gaps(story, origin, loss, comm),
-        *_frame(loss, "loss, nats a token", [f"{v:g}" for v in ticks(loss.y0, loss.y1, 6)], 6),
-        *_frame(speed, "tokens/s", [f"{v:,.0f}" for v in ticks(0, speed.y1, 3)], 3),
-        *_frame(comm, "share of the step in communication", _percents(comm), 2),
-        *_seconds(comm, end),
+        *_frame(loss, "loss, nats a token", "{:g}".format, 6),
+        *_frame(speed, "tokens/s", "{:,.0f}".format, 3),
+        *_frame(comm, "share of the step in communication", "{:.0%}".format, 2),
+        *axes.columns(comm.x, comm.y.start, "{:g} s".format, 10),
     ]
-    for group in by_attempt:
+    for group in _attempts(lines):
         times = [line.monotonic - origin for line in group]
         raw = [line.loss for line in group]
         parts.append(_curve(loss, times, raw, "raw"))
         parts.append(_curve(loss, times, smooth(raw), "loss"))
         rate = smooth([line.tokens / line.step_s for line in group])
-        parts.append(_area(speed, times, rate, "speed"))
+        parts += _area(speed, times, rate, "speed")
         share = smooth([line.comm_s / line.step_s for line in group])
-        parts.append(_area(comm, times, share, "comm"))
+        parts += _area(comm, times, share, "comm")
     parts += _checkpoints(lines, origin, loss)
     parts += _marks(story, origin, loss, comm)
-    return "\n".join([*parts, "</svg>"])
+    return svg.drawing(_summary(figures), WIDTH, HEIGHT, parts)
 
 
 def _summary(figures: Figures) -> str:
@@ -106,10 +104,6 @@ def _round_up(value: float) -> float:
     return math.ceil(value / step) * step
 
 
-def _percents(panel: Panel) -> list[str]:
-    return [f"{value:.0%}" for value in ticks(panel.y0, panel.y1, 2)]
-
-
 def _attempts(lines: Sequence[MetricsRecord]) -> list[list[MetricsRecord]]:
     groups: list[list[MetricsRecord]] = []
     for line in lines:
@@ -119,60 +113,40 @@ def _attempts(lines: Sequence[MetricsRecord]) -> list[list[MetricsRecord]]:
     return groups
 
 
-def _frame(panel: Panel, title: str, labels: list[str], about: int) -> list[str]:
+def _frame(panel: Panel, title: str, form: Callable[[float], str], about: int) -> list[Markup]:
     """Draws the labelled grid lines and the panel's title above it."""
-    out = [f'<text class="title" x="{LEFT}" y="{panel.top - 10:.0f}">{escape(title)}</text>']
-    for value, label in zip(ticks(panel.y0, panel.y1, about), labels, strict=True):
-        _, y = panel.at(0, value)
-        out.append(
-            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        )
-        out.append(
-            f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
-        )
-    return out
+    heading = svg.text(title, LEFT, panel.y.end - 10, kind="title")
+    return [heading, *axes.rows(panel.y, LEFT, WIDTH - RIGHT, form, about)]
 
 
-def _seconds(panel: Panel, end: float) -> list[str]:
-    out = []
-    for value in ticks(0, end, 10):
-        x, y = panel.at(value, panel.y0)
-        out.append(
-            f'<text class="tick" x="{x:.1f}" y="{y + 20:.1f}" text-anchor="middle">{value:g} s</text>'
-        )
-    return out
+def _places(panel: Panel, xs: list[float], ys: list[float]) -> list[Point]:
+    return [panel.at(x, y) for x, y in thin(list(zip(xs, ys, strict=True)))]
 
 
-def _curve(panel: Panel, xs: list[float], ys: list[float], kind: str) -> str:
-    points = [panel.at(x, y) for x, y in thin(list(zip(xs, ys, strict=True)))]
-    return f'<polyline class="curve {kind}" points="{_join(points)}"/>'
+def _curve(panel: Panel, xs: list[float], ys: list[float], kind: str) -> Markup:
+    points = svg.joined(_places(panel, xs, ys))
+    return svg.element("polyline", class_=f"curve {kind}", points=points)
 
 
-def _area(panel: Panel, xs: list[float], ys: list[float], kind: str) -> str:
-    points = [panel.at(x, y) for x, y in thin(list(zip(xs, ys, strict=True)))]
-    bottom = panel.top + panel.height
-    closed = [(points[0][0], bottom), *points, (points[-1][0], bottom)]
-    return (
-        f'<polygon class="area {kind}" points="{_join(closed)}"/>'
-        f'<polyline class="curve {kind}" points="{_join(points)}"/>'
-    )
+def _area(panel: Panel, xs: list[float], ys: list[float], kind: str) -> list[Markup]:
+    points = _places(panel, xs, ys)
+    bottom = panel.y.start
+    closed = svg.joined([(points[0][0], bottom), *points, (points[-1][0], bottom)])
+    return [
+        svg.element("polygon", class_=f"area {kind}", points=closed),
+        _curve(panel, xs, ys, kind),
+    ]
 
 
-def _join(points: Sequence[Point]) -> str:
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-
-
-def _checkpoints(lines: Sequence[MetricsRecord], origin: float, panel: Panel) -> list[str]:
+def _checkpoints(lines: Sequence[MetricsRecord], origin: float, panel: Panel) -> list[Markup]:
     """Draws a small mark at the foot of the loss panel for each save."""
     out = []
     for line in lines:
         if line.checkpoint_stall_s is not None:
-            x, y = panel.at(line.monotonic - origin, panel.y0)
             stall = f"{line.checkpoint_stall_s * 1e3:.1f} ms"
-            told = f"checkpoint at step {line.step}, blocked the step for {stall}"
-            out.append(
-                f'<circle class="save" cx="{x:.1f}" cy="{y:.1f}" r="3"><title>{told}</title></circle>'
-            )
+            tip = f"checkpoint at step {line.step}, blocked the step for {stall}"
+            x = panel.x.at(line.monotonic - origin)
+            out.append(svg.circle(x, panel.y.start, 3, tip, class_="save"))
     return out
 
 
@@ -203,36 +177,34 @@ def breaks(story: Story) -> list[Break]:
     return out
 
 
-def _gaps(story: Story, origin: float, upper: Panel, lower: Panel) -> list[str]:
+def _span(gap: Break, origin: float, panel: Panel) -> tuple[float, float]:
+    """Returns the left and the right end of an interruption."""
+    back = gap.at if gap.back is None else gap.back
+    return panel.x.at(gap.at - origin), panel.x.at(back - origin)
+
+
+def _gaps(story: Story, origin: float, upper: Panel, lower: Panel) -> list[Markup]:
     out = []
+    top, foot = upper.y.end, lower.y.start
     for gap in breaks(story):
-        x, _ = upper.at(gap.at - origin, 0)
-        x2, _ = upper.at((gap.at if gap.back is None else gap.back) - origin, 0)
-        height = lower.top + lower.height - upper.top
-        out.append(
-            f'<rect class="gap {gap.kind}" x="{x:.1f}" y="{upper.top}" width="{max(x2 - x, 1):.1f}" '
-            f'height="{height:.0f}"><title>{escape(", ".join(gap.label))}</title></rect>'
-        )
+        left, right = _span(gap, origin, upper)
+        tip = ", ".join(gap.label)
+        kind = f"gap {gap.kind}"
+        out.append(svg.rect(left, top, max(right - left, 1), foot - top, tip, class_=kind))
     return out
 
 
-def _marks(story: Story, origin: float, upper: Panel, lower: Panel) -> list[str]:
-    """Draws a vertical line at each interruption and each return, labelled at the top."""
+def _marks(story: Story, origin: float, upper: Panel, lower: Panel) -> list[Markup]:
+    """Draws a vertical line at each interruption and each return, with labels that do not overlap."""
     out = []
-    foot = lower.top + lower.height
-    for gap in breaks(story):
-        for style, moment in ((gap.kind, gap.at), ("back", gap.back)):
-            if moment is not None:
-                x, _ = upper.at(moment - origin, 0)
-                at = f'x1="{x:.1f}" x2="{x:.1f}" y1="{upper.top}" y2="{foot:.0f}"'
-                out.append(f'<line class="mark {style}" {at}/>')
-        x, _ = upper.at((gap.at if gap.back is None else gap.back) - origin, 0)
-        anchor, x = ("start", x + 9)
-        if x > WIDTH * 0.8:
-            x, _ = upper.at(gap.at - origin, 0)
-            anchor, x = "end", x - 9
-        for row, text in enumerate(gap.label):
-            style = f"label {gap.kind}" if row == 0 else "label"
-            at = f'x="{x:.1f}" y="{upper.top + 18 + 18 * row}" text-anchor="{anchor}"'
-            out.append(f'<text class="{style}" {at}>{escape(text)}</text>')
+    top, foot = upper.y.end, lower.y.start
+    for number, gap in enumerate(breaks(story)):
+        left, right = _span(gap, origin, upper)
+        out.append(svg.line(left, top, left, foot, f"mark {gap.kind}"))
+        if gap.back is not None:
+            out.append(svg.line(right, top, right, foot, "mark back"))
+        anchor, x = ("end", left - 9) if right + 9 > WIDTH * 0.8 else ("start", right + 9)
+        for row, words in enumerate(gap.label):
+            kind = f"label {gap.kind}" if row == 0 else "label"
+            out.append(svg.text(words, x, top + 18 + 18 * row + 44 * number, anchor, kind))
     return out

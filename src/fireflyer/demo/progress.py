@@ -2,7 +2,6 @@
 
 import signal
 from statistics import fmean
-from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -38,12 +37,7 @@ class TerminalScreen:
     def __enter__(self) -> "TerminalScreen":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end_building()
         if self._live is not None:
             self._live.stop()

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fireflyer.charts import Axis, Section, Series, heat_map, line_chart, page, table
+from fireflyer.charts import Axis, Markup, Section, Series, heat_map, line_chart, page, table
 from fireflyer.errors import FabricError
 from fireflyer.fabric.catalogue import Catalogue
 from fireflyer.fabric.drawing import groups
@@ -157,7 +157,7 @@ def _ended(ends: Floats) -> list[tuple[float, float]]:
     return [(0.0, 0.0)] + [(float(whole[n]), (n + 1) / len(ends)) for n in places]
 
 
-def _maps(net: Net, values: Floats, unit: str, high: float | None = None) -> list[str]:
+def _maps(net: Net, values: Floats, unit: str, high: float | None = None) -> list[Markup]:
     """Draws a heat map of the upward cables for each zone and pair of neighbouring levels."""
     parts = []
     rows, ports = np.nonzero(net.peers >= 0)

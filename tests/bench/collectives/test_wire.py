@@ -60,12 +60,12 @@ def test_curves_lie_where_their_values_say() -> None:
     panel = curves.Panel(
         "title", "unit", "axis",
         [curves.Curve("ours", [(1, 0.0), (4, 1.0)]), curves.Curve("theirs", [(2, 0.5)], True)],
-        0.0, 1.0, (1, 2, 4), doubles=True,
+        0.0, 1.0, (1, 2, 4), log=True,
     )  # fmt: skip
     svg = curves.draw("a < b", [panel])
     assert "a &lt; b" in svg
     left, right = 56.0, curves.WIDTH - 20.0
     bottom, top = curves.HEIGHT - 42.0, 44.0
     assert f'points="{left:.1f},{bottom:.1f} {right:.1f},{top:.1f}"' in svg
-    assert f'cx="{(left + right) / 2:.1f}" cy="{(bottom + top) / 2:.1f}"' in svg
+    assert f'cx="{(left + right) / 2:g}" cy="{(bottom + top) / 2:g}"' in svg
     assert "theirs, 2: 0.5" in svg

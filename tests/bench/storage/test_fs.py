@@ -15,9 +15,9 @@ from tests.waiting import LIMIT_S
 
 from fireflyer.bench.__main__ import app
 from fireflyer.bench.fs import benchmark as fs
-from fireflyer.bench.fs import growth, names, plots, raw
+from fireflyer.bench.fs import growth, names, raw
 from fireflyer.bench.fs.cluster import FileSystem, Service, Worker, together
-from fireflyer.bench.harness import goals, options
+from fireflyer.bench.harness import curves, goals, options
 from fireflyer.bench.peers import mounting
 from fireflyer.errors import ConfigError, PeerLost
 from fireflyer.fs3.client import Settings
@@ -274,16 +274,19 @@ def test_growth_draws_every_curve(tmp_path: Path) -> None:
 
 def test_a_plot_shows_every_point_within_its_panel() -> None:
     points = [(1.0, 3.0), (1000.0, 40.0), (1_000_000.0, 17.0)]
-    text = plots.draw("files & more", str, [plots.Panel("a < b", "GB/s", points)] * 2)
+    line = growth.Curve("a < b", "files", "GB/s")
+    line.points = points
+    text = curves.draw("files & more", [line.panel("files")] * 2)
     root = ElementTree.fromstring(text)
     places = [(float(e.get("cx", 0)), float(e.get("cy", 0))) for e in root.iter() if e.get("cx")]
     assert len(places) == 6
     for index, (x, y) in enumerate(places):
-        assert index // 3 * plots.WIDTH < x < (index // 3 + 1) * plots.WIDTH
-        assert 0 < y < plots.HEIGHT
+        assert index // 3 * curves.WIDTH < x < (index // 3 + 1) * curves.WIDTH
+        assert 0 < y < curves.HEIGHT
     assert places[1][1] < places[2][1] < places[0][1]
-    one = plots.draw("files", str, [plots.Panel("a", "b", [(10.0, 1e5)])])
-    assert "100k" in one
+    one = growth.Curve("a", "files", "b")
+    one.add(1e5, 10.0)
+    assert "100k" in curves.draw("files", [one.panel("files")])
 
 
 def test_cases_and_options_name_the_same() -> None:

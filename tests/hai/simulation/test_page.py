@@ -9,8 +9,7 @@ import pytest
 from fireflyer.hai.simulation.generate import generate
 from fireflyer.hai.simulation.ledger import CAUSES
 from fireflyer.hai.simulation.measures import curves, measure
-from fireflyer.hai.simulation.page import ROWS, Done, cell, page
-from fireflyer.hai.simulation.plots import Axis, number_text
+from fireflyer.hai.simulation.page import ROWS, Done, cell, number_text, page
 from fireflyer.hai.simulation.replay import Setup, replay
 from fireflyer.hai.simulation.trace import with_users
 
@@ -35,27 +34,27 @@ def text(both: list[Done]) -> str:
 def test_it_is_one_file_without_scripts(text: str) -> None:
     assert "<script" not in text
     assert re.findall(r"(?:src|href)=", text) == []
-    assert set(re.findall(r"https?://[^\"]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert "http" not in text.replace("http-equiv", "")
     assert "Content-Security-Policy" in text
     assert "prefers-color-scheme: dark" in text
     assert 'name="viewport"' in text
 
 
 def test_its_plots_are_well_formed_and_show_every_policy(text: str) -> None:
-    plots = re.findall(r"<svg.*?</svg>", text)
+    plots = re.findall(r"(?s)<svg.*?</svg>", text)
     assert len(plots) == 5
     for plot in plots:
         tree = ElementTree.fromstring(plot)
-        titles = [node.text or "" for node in tree.iter("{http://www.w3.org/2000/svg}title")]
-        assert any("fifo" in title for title in titles), titles
-        assert any("timeshare" in title for title in titles), titles
+        words = [node.text or "" for node in tree.iter("text")]
+        assert "fifo" in words
+        assert "timeshare" in words
         assert "nan" not in plot.lower()
 
 
 def test_every_cause_has_a_colour_in_light_and_dark(text: str) -> None:
     for number in range(len(CAUSES)):
         assert text.count(f"--c{number}: #") == 2
-        assert text.count(f".part.c{number}, ") == 1
+        assert f"background: var(--c{number})" in text
 
 
 def test_names_are_text(text: str) -> None:
@@ -77,7 +76,7 @@ def test_figures_can_be_read_and_compared(both: list[Done], text: str) -> None:
     assert row is not None
     first, second = (result.jct_mean_h for result, _ in both)
     assert row[0].count("<small>") == 1
-    assert f"<small>{number_text(round(second / first, 3))}&times;</small>" in row[0]
+    assert f"<small>{number_text(round(second / first, 3))}×</small>" in row[0]
 
 
 def test_one_policy_and_no_wait_make_a_page_too() -> None:
@@ -86,12 +85,7 @@ def test_one_policy_and_no_wait_make_a_page_too() -> None:
     assert page([(measure(done), curves(done))]).endswith("</html>\n")
 
 
-def test_axes() -> None:
-    assert Axis(0.0, 1.0).ticks() == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    assert Axis(1.0, 5e5, log=True).ticks() == [1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0]
-    assert Axis(1.0, 100.0, log=True).part(10.0) == pytest.approx(0.5)
-    assert Axis(2.0, 2.0).ticks() == [2.0]
-    assert [Axis(0.0, 2.0).part(value) for value in (-1.0, 1.0, 5.0)] == [0.0, 0.5, 1.0]
+def test_numbers_are_short() -> None:
     assert [number_text(v) for v in (0.0, 0.01234, 3.456, 1240.4, 1e-7)] == [
         "0", "0.0123", "3.46", "1,240", "1.00e-07",
     ]  # fmt: skip

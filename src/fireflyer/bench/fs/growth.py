@@ -17,7 +17,7 @@ import numpy as np
 from fireflyer.bench.fs.cluster import FileSystem, Worker, together
 from fireflyer.bench.fs.context import BATCH, BLOCK, PAGE, QUICK, Setting, Spec, contents
 from fireflyer.bench.fs.memory import fill
-from fireflyer.bench.fs.plots import Panel, draw
+from fireflyer.bench.harness import curves as drawing
 from fireflyer.bench.harness.options import size_text
 from fireflyer.bench.harness.report import Row
 from fireflyer.fs3.client import Client
@@ -47,6 +47,15 @@ class Curve:
             compare(f"{self.what}, {label(at)} {self.of}", self.unit, [value], peer, [first])
             for at, value in self.points
         ]
+
+    def panel(self, axis: str) -> drawing.Panel:
+        """Returns the curve as a drawing over a logarithmic axis, from 0 to above its maximum."""
+        top = drawing.round_up(max(value for _, value in self.points))
+        line = drawing.Curve("measured", self.points, dots=True)
+        marks = [at for at, _ in self.points]
+        return drawing.Panel(
+            self.what, self.unit, axis, [line], 0.0, top, marks, log=True, label=drawing.short
+        )
 
 
 def clients(setting: Setting) -> list[Curve]:
@@ -246,6 +255,7 @@ def grow(
                 rows += curve.rows(label)
             if plots is not None:
                 plots.mkdir(parents=True, exist_ok=True)
-                panels = [Panel(curve.what, curve.unit, curve.points) for curve in curves]
-                (plots / f"fs3-growth-{name}.svg").write_text(draw(axis, label, panels))
+                panels = [curve.panel(axis) for curve in curves]
+                title = f"{', '.join(curve.what for curve in curves)} against {axis}"
+                (plots / f"fs3-growth-{name}.svg").write_text(drawing.draw(title, panels))
     return rows

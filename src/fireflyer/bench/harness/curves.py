@@ -1,9 +1,12 @@
 """Named curves as SVG text: panels side by side, with one legend below."""
 
 import math
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+from fireflyer.charts import axes, svg
+from fireflyer.charts.axes import Scale
+from fireflyer.charts.svg import Markup, Point
 
 WIDTH, HEIGHT = 440, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 20, 44, 42
@@ -14,8 +17,6 @@ _STYLE = (
     ".grid{stroke:#d0d7de}polyline{fill:none;stroke-width:1.8}"
 )
 
-Point = tuple[float, float]
-
 
 class Curve(NamedTuple):
     """Named curve of a panel.
@@ -23,11 +24,13 @@ class Curve(NamedTuple):
     Attributes:
         points: points in the order of the horizontal axis; at least one.
         dashed: True for figures quoted from elsewhere; their points get dots.
+        dots: True if each point gets a dot with a tooltip.
     """
 
     name: str
     points: Sequence[Point]
     dashed: bool = False
+    dots: bool = False
 
 
 class Panel(NamedTuple):
@@ -35,8 +38,9 @@ class Panel(NamedTuple):
 
     Attributes:
         low, high: limits of the vertical axis.
-        doubles: True if each step to the right doubles the value; otherwise all steps are equal.
         marks: values labelled on the horizontal axis.
+        log: True if the horizontal axis is logarithmic.
+        label: formats a value of the horizontal axis.
     """
 
     title: str
@@ -46,73 +50,75 @@ class Panel(NamedTuple):
     low: float
     high: float
     marks: Sequence[float]
-    doubles: bool = False
+    log: bool = False
+    label: Callable[[float], str] = "{:g}".format
 
 
 def draw(title: str, panels: Sequence[Panel]) -> str:
-    """Returns an SVG file; curves with the same name have the same colour in all panels."""
+    """Returns an SVG file; curves with the same name have the same colour in all panels.
+
+    Several names are explained in a legend below the panels.
+    """
     names = list(dict.fromkeys(curve.name for panel in panels for curve in panel.curves))
     dashed = {curve.name: curve.dashed for panel in panels for curve in panel.curves}
     colours = {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(names)}
     columns = 2 * len(panels)
     width = WIDTH * len(panels)
-    height = HEIGHT + _LINE * math.ceil(len(names) / columns) + 10
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
-        f"<title>{escape(title)}</title>",
-        f"<style>{_STYLE}</style>",
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
-    ]
+    explained = names if len(names) > 1 else []
+    height = HEIGHT + _LINE * math.ceil(len(explained) / columns) + 10 * bool(explained)
+    parts = []
     for index, panel in enumerate(panels):
         parts += _panel(panel, index * WIDTH, colours)
-    for at, name in enumerate(names):
+    for at, name in enumerate(explained):
         x = 16 + at % columns * (width - 16) / columns
         y = HEIGHT + _LINE * (at // columns) + 6
         parts.append(_stroke([(x, y), (x + 22, y)], colours[name], dashed[name]))
-        parts.append(f'<text x="{x + 28:.1f}" y="{y + 4:.1f}">{escape(name)}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+        parts.append(svg.text(name, x + 28, y + 4))
+    return svg.file(title, width, height, parts, _STYLE)
 
 
-def _panel(panel: Panel, left: int, colours: dict[str, str]) -> list[str]:
+def _panel(panel: Panel, left: int, colours: dict[str, str]) -> list[Markup]:
     x0, x1 = left + _LEFT, left + WIDTH - _RIGHT
     y0, y1 = HEIGHT - _BOTTOM, _TOP
     ends = [x for curve in panel.curves for x, _ in curve.points] + list(panel.marks)
-    low, high = (math.log2(end) if panel.doubles else end for end in (min(ends), max(ends)))
-
-    def place(point: Point) -> Point:
-        x = math.log2(point[0]) if panel.doubles else point[0]
-        across = (x - low) / ((high - low) or 1.0)
-        up = (point[1] - panel.low) / (panel.high - panel.low)
-        return x0 + across * (x1 - x0), y0 - min(max(up, 0.0), 1.0) * (y0 - y1)
-
+    x = Scale(min(ends), max(ends), x0, x1, panel.log)
+    y = Scale(panel.low, panel.high, y0, y1, False)
     parts = [
-        f'<text class="title" x="{x0}" y="16">{escape(panel.title)}</text>',
-        f'<text x="{x0}" y="32">{escape(panel.unit)}</text>',
-        f'<text x="{(x0 + x1) / 2:.1f}" y="{HEIGHT - 6}" text-anchor="middle">'
-        f"{escape(panel.axis)}</text>",
+        svg.text(panel.title, x0, 16, kind="title"),
+        svg.text(panel.unit, x0, 32),
+        svg.text(panel.axis, (x0 + x1) / 2, HEIGHT - 6, "middle"),
+        *axes.rows(y, x0, x1, about=4),
+        *(svg.text(panel.label(mark), x.at(mark), y0 + 16, "middle") for mark in panel.marks),
     ]
-    for step in range(5):
-        value = panel.low + (panel.high - panel.low) * step / 4
-        y = place((panel.marks[0], value))[1]
-        parts.append(f'<line class="grid" x1="{x0}" x2="{x1}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{x0 - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
-    for mark in panel.marks:
-        x = place((mark, panel.low))[0]
-        parts.append(f'<text x="{x:.1f}" y="{y0 + 16}" text-anchor="middle">{mark:g}</text>')
     for curve in panel.curves:
         colour = colours[curve.name]
-        places = [place(point) for point in curve.points]
+        places = [(x.at(across), y.at(up)) for across, up in curve.points]
         parts.append(_stroke(places, colour, curve.dashed))
-        if curve.dashed or len(places) == 1:
-            parts += [
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}">'
-                f"<title>{escape(curve.name)}, {at:g}: {value:.4g}</title></circle>"
-                for (x, y), (at, value) in zip(places, curve.points, strict=True)
-            ]
+        if curve.dashed or curve.dots or len(places) == 1:
+            for place, (at, value) in zip(places, curve.points, strict=True):
+                tip = f"{curve.name}, {panel.label(at)}: {value:,.4g}"
+                parts.append(svg.circle(*place, 3.5, tip, fill=colour))
     return parts
 
 
-def _stroke(places: Sequence[Point], colour: str, dashed: bool) -> str:
-    dash = ' stroke-dasharray="5 4"' if dashed else ""
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    return f'<polyline points="{line}" stroke="{colour}"{dash}/>'
+def _stroke(places: Sequence[Point], colour: str, dashed: bool) -> Markup:
+    dash = "5 4" if dashed else None
+    points = svg.joined(places)
+    return svg.element("polyline", points=points, stroke=colour, stroke_dasharray=dash)
+
+
+def round_up(value: float) -> float:
+    """Rounds up to 1, 2, 5 or 10 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= value * 0.999)
+
+
+def short(value: float) -> str:
+    """Returns a short form of a value: 10k, 100M, 4Ki."""
+    for size, unit in ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")):
+        if value >= size and value % size == 0:
+            return f"{value / size:g}{unit}"
+    for size, unit in ((10**6, "M"), (10**3, "k")):
+        if value >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"

@@ -16,6 +16,7 @@ from fireflyer.bench.scaling.costs import Costs
 from fireflyer.bench.train import models
 from fireflyer.bench.train.candidates import CANDIDATES, LOCAL
 from fireflyer.bench.train.place import Measured, measure
+from fireflyer.charts.svg import Point
 from fireflyer.haiscale.planner.data_parallel import Training, step_s
 
 KINDS = ("ddp", "ZeRO-3")
@@ -154,12 +155,12 @@ def _panel(
     axis = f"GPUs, {RANKS_PER_HOST} a host"
     marks = [RANKS_PER_HOST * count for count in hosts]
     unit = "step time over that of HaiScale, or the model, on the fewest"
-    return curves.Panel(name, unit, axis, shown, 0.8, 2.4, marks, doubles=True)
+    return curves.Panel(name, unit, axis, shown, 0.8, 2.4, marks, log=True)
 
 
 def modelled(
     kind: str, layers: Sequence[models.Layer], hosts: Sequence[int], costs: Costs
-) -> dict[float, list[curves.Point]]:
+) -> dict[float, list[Point]]:
     """Returns points (ranks, step time relative to that of the fewest hosts).
 
     The key is the ratio of the local work to the line time of very many hosts.

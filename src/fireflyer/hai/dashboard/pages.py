@@ -12,15 +12,15 @@ from fastapi import Request
 from starlette.responses import HTMLResponse, Response
 
 from fireflyer.charts.axes import number
+from fireflyer.charts.page import environment, style_sheet
 from fireflyer.hai.dashboard import text_filters
 from fireflyer.hai.dashboard.event_text import happened, told
 from fireflyer.hai.model.identity import Identity
-from fireflyer.hai.simulation.style import STYLE
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-_FILES = resources.files("fireflyer.hai.dashboard")
+PACKAGE = "fireflyer.hai.dashboard"
 
 TURN_S = 0.005
 
@@ -38,16 +38,8 @@ NAVIGATION = (
 
 @cache
 def templates() -> "Environment":
-    """Returns the templates. Jinja2 is imported with the first page, not with the server."""
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
-
-    def load(name: str) -> str:
-        return (_FILES / "templates" / name).read_text(encoding="utf-8")
-
-    made = Environment(
-        loader=FunctionLoader(load), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, auto_reload=False,
-    )  # fmt: skip
+    """Returns the templates with the filters of the dashboard."""
+    made = environment(PACKAGE)
     for call in (
         text_filters.short, text_filters.span, text_filters.ago, text_filters.stamp,
         text_filters.clock, text_filters.percent, text_filters.hours, text_filters.title, told,
@@ -61,8 +53,8 @@ def templates() -> "Environment":
 @cache
 def static(name: str) -> bytes:
     """Returns a file that all pages share."""
-    data = (_FILES / "static" / name).read_bytes()
-    return STYLE.encode() + data if name.endswith(".css") else data
+    data = (resources.files(PACKAGE) / "static" / name).read_bytes()
+    return style_sheet().encode() + data if name.endswith(".css") else data
 
 
 @cache

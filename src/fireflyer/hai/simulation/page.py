@@ -2,16 +2,20 @@
 dark."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
-from fireflyer.hai.simulation import plots
+from fireflyer import charts
+from fireflyer.charts import Axis, Markup, Note, Section, Series
 from fireflyer.hai.simulation.ledger import CAUSES
 from fireflyer.hai.simulation.measures import SIZES, Curves, Result
-from fireflyer.hai.simulation.plots import Axis
-from fireflyer.hai.simulation.style import STYLE
 
 Done = tuple[Result, Curves]
+
+SIZE = (440, 260)
+"""Units of a chart; two stand side by side."""
+
+COLOURS = {cause: f"var(--c{number})" for number, cause in enumerate(CAUSES)}
+"""Colours of the style sheet."""
 
 ROWS: tuple[tuple[str, str, str], ...] = (
     ("jct_mean_h", "JCT, mean", "h"), ("jct_p50_h", "JCT, median", "h"),
@@ -51,29 +55,16 @@ def page(done: Sequence[Done]) -> str:
         words = ", ".join(f"{count:,} {kind}" for kind, count in first.faults.items())
         about.append(f"Faults under {first.policy}: {words}.")
     sections = [
-        ("wide", "Policies", _table(done)),
-        ("wide", "GPU-time by cause", _key(CAUSES, "c") + _goodput(done)),
-        ("", "GPUs held over time", _key(names, "s") + _timeline(done)),
-        ("", "Wait until the first start", _key(names, "s") + _waits(done)),
-        ("", "Time in the system by size, mean", _key(names, "s") + _sizes(done)),
-        ("", "GPUs waited for over time", _key(names, "s") + _backlog(done)),
-    ]
+        _policies(done),
+        Section("GPU-time by cause", parts=[charts.key(COLOURS), _goodput(done)]),
+        *(Section("", parts=[chart], wide=False) for chart in (
+            _over_time(done, "GPUs held over time", "held"), _waits(done), _sizes(done),
+            _over_time(done, "GPUs waited for over time", "queued"),
+        )),
+    ]  # fmt: skip
     if first.by_user:
-        sections.append(("wide", "Users with the most work", _users(done)))
-    body = "".join(
-        f'<section class="{kind}"><h2>{escape(title)}</h2>{content}</section>'
-        for kind, title, content in sections
-    )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        '<meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{escape(first.trace)}: {escape(', '.join(names))}</title><style>{STYLE}</style></head><body>"
-        f"<h1>Replay: {escape(', '.join(names))}</h1>"
-        + "".join(f"<p>{escape(line)}</p>" for line in about)
-        + f"<main>{body}</main></body></html>\n"
-    )
+        sections.append(Section("Users with the most work", parts=[_users(done)]))
+    return charts.page(f"Replay of {first.trace}: {', '.join(names)}", sections, about)
 
 
 def _quota(quota: Mapping[str, Any]) -> str:
@@ -89,7 +80,7 @@ def _quota(quota: Mapping[str, Any]) -> str:
 
 def _window(window: Mapping[str, Any]) -> str:
     """For example "Window: 8 of the nodes from 36 h until 40 h, for user ada."."""
-    begin, end = (plots.number_text(window[key] / 3600) for key in ("begin", "end"))
+    begin, end = (number_text(window[key] / 3600) for key in ("begin", "end"))
     whose = [f"{word} {window[word]}" for word in ("user", "group") if window[word]]
     text = f"Window: {len(window['nodes'])} of the nodes from {begin} h until {end} h"
     return text + (f", for {', '.join(whose)}." if whose else ".")
@@ -102,115 +93,99 @@ def cell(value: float, unit: str) -> str:
     if unit == "h" and 0 < value < 1:
         minutes = value * 60
         return cell(minutes, "min") if minutes >= 1 else cell(round(minutes * 60, 3), "s")
-    text = f"{value:,}" if isinstance(value, int) else plots.number_text(value)
+    text = f"{value:,}" if isinstance(value, int) else number_text(value)
     return f"{text} {unit}".rstrip()
 
 
-def _table(done: Sequence[Done]) -> str:
-    heads = "".join(f"<th>{escape(result.policy)}</th>" for result, _ in done)
-    words = f"<p>Small figures: as a multiple of {escape(done[0][0].policy)}'s.</p>"
-    about = words if len(done) > 1 else ""
-    rows = "".join(
-        f"<tr><td>{escape(name)}</td>"
-        + "".join(
-            f"<td>{cell(getattr(result, field), unit)}{_against(done[0][0], result, field)}</td>"
-            for result, _ in done
-        )
-        + "</tr>"
+def number_text(value: float) -> str:
+    """Formats a number as short as readable: 0.012, 3.4, 1,240."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    text = f"{value:.3g}"
+    return f"{value:.2e}" if "e" in text else text
+
+
+def _policies(done: Sequence[Done]) -> Section:
+    first = done[0][0]
+    words = [f"Small figures: as a multiple of {first.policy}'s."] if len(done) > 1 else []
+    rows = [
+        (name, *(_compared(first, result, field, unit) for result, _ in done))
         for field, name, unit in ROWS
-    )
-    return f"{about}<table><tr><th></th>{heads}</tr>{rows}</table>"
+    ]
+    heads = ["", *(result.policy for result, _ in done)]
+    return Section("Policies", words, [charts.table(heads, rows)])
 
 
-def _against(first: Result, result: Result, field: str) -> str:
-    """Formats a figure as a multiple of the first policy's; empty for the first policy itself, and
-    if a figure is 0."""
+def _compared(first: Result, result: Result, field: str, unit: str) -> str | Note:
+    """Formats a figure, with its multiple of the first policy's if neither figure is 0."""
     base, value = getattr(first, field), getattr(result, field)
+    told = cell(value, unit)
     if result is first or not base or not value:
-        return ""
+        return told
     ratio = value / base
-    text = "&lt; 0.001" if ratio < 0.001 else plots.number_text(round(ratio, 3))
-    return f"<small>{text}&times;</small>"
+    return Note(told, ("< 0.001" if ratio < 0.001 else number_text(round(ratio, 3))) + "×")
 
 
-def _users(done: Sequence[Done]) -> str:
-    heads = "".join(
-        f"<th>wait, {escape(r.policy)}</th><th>JCT, {escape(r.policy)}</th>" for r, _ in done
-    )
+def _users(done: Sequence[Done]) -> Markup:
+    heads = ["user", "jobs", "GPU-h"]
+    for result, _ in done:
+        heads += [f"wait, {result.policy}", f"JCT, {result.policy}"]
     by_name = [{each.name: each for each in result.by_user} for result, _ in done]
     rows = []
     for user in done[0][0].by_user[:20]:
-        cells = "".join(
-            f"<td>{cell(found[user.name].wait_mean_h, 'h')}</td>"
-            f"<td>{cell(found[user.name].jct_mean_h, 'h')}</td>"
-            for found in by_name
-        )
-        rows.append(
-            f"<tr><td>{escape(user.name)}</td><td>{user.jobs:,}</td><td>{user.gpu_h:,.0f}</td>{cells}</tr>"
-        )
-    return f"<table><tr><th>user</th><th>jobs</th><th>GPU-h</th>{heads}</tr>{''.join(rows)}</table>"
+        row = [user.name, f"{user.jobs:,}", f"{user.gpu_h:,.0f}"]
+        for found in by_name:
+            mine = found[user.name]
+            row += [cell(mine.wait_mean_h, "h"), cell(mine.jct_mean_h, "h")]
+        rows.append(row)
+    return charts.table(heads, rows)
 
 
-def _key(names: Sequence[str], kind: str) -> str:
-    marks = "".join(
-        f'<span><i class="{kind}{n}"></i>{escape(name)}</span>' for n, name in enumerate(names)
-    )
-    return f'<div class="key">{marks}</div>'
-
-
-def _goodput(done: Sequence[Done]) -> str:
+def _goodput(done: Sequence[Done]) -> Markup:
     rows = {}
     for result, _ in done:
         whole = max(result.capacity_gpu_ms, 1)
         rows[result.policy] = {cause: result.split_gpu_ms[cause] / whole for cause in CAUSES}
-    return plots.stacks("GPU-time by cause", rows)
+    return charts.stacked_bars("GPU-time by cause", rows, COLOURS)
 
 
-def _over_time(done: Sequence[Done], name: str, series: str, axis: Axis) -> str:
-    longest = max(curves.time_h[-1] for _, curves in done) / 24
-    return plots.lines(
-        name,
-        {
-            result.policy: (
-                [(a + b) / 48 for a, b in zip(curves.time_h, curves.time_h[1:], strict=False)],
-                getattr(curves, series),
-            )
-            for result, curves in done
-        },
-        Axis(0.0, longest), axis, ("days", "share of all GPUs"),
-    )  # fmt: skip
+def _over_time(done: Sequence[Done], title: str, curve: str) -> Markup:
+    series = []
+    for result, curves in done:
+        days = [(a + b) / 48 for a, b in zip(curves.time_h, curves.time_h[1:], strict=False)]
+        series.append(Series(result.policy, list(zip(days, getattr(curves, curve), strict=True))))
+    return charts.line_chart(title, Axis("days"), Axis("share of all GPUs"), series, SIZE)
 
 
-def _timeline(done: Sequence[Done]) -> str:
-    return _over_time(done, "GPUs held over time", "held", Axis(0.0, 1.0))
-
-
-def _backlog(done: Sequence[Done]) -> str:
-    most = max(max(curves.queued) for _, curves in done)
-    return _over_time(done, "GPUs waited for over time", "queued", Axis(0.0, max(most, 0.1)))
-
-
-def _waits(done: Sequence[Done]) -> str:
+def _waits(done: Sequence[Done]) -> Markup:
     """Plots seconds on a logarithmic axis; at its left edge are the jobs that waited less than a
     second."""
-    longest = max(curves.wait_s[-1] for _, curves in done)
-    series = {}
+    longest = max(10.0, *(curves.wait_s[-1] for _, curves in done))
+    series = []
     for result, curves in done:
         xs = [max(wait, 1.0) for wait in curves.wait_s]
-        series[result.policy] = ([*xs, max(longest, 10.0)], [*curves.wait_share, 1.0])
-    labels = ("seconds waited at most", "share of jobs")
-    return plots.lines(
-        "Wait", series, Axis(1.0, max(longest, 10.0), log=True), Axis(0.0, 1.0), labels
+        points = zip([*xs, longest], [*curves.wait_share, 1.0], strict=True)
+        series.append(Series(result.policy, list(points)))
+    across = Axis("seconds waited at most", log=True)
+    return charts.line_chart(
+        "Wait until the first start", across, Axis("share of jobs"), series, SIZE
     )
 
 
-def _sizes(done: Sequence[Done]) -> str:
+def _sizes(done: Sequence[Done]) -> Markup:
     present = {each.name for result, _ in done for each in result.by_size}
     groups = [name for _, name in SIZES if name in present]
     series: dict[str, list[float | None]] = {}
     for result, _ in done:
         found = {each.name: max(each.jct_mean_h, 1e-3) for each in result.by_size}
         series[result.policy] = [found.get(name) for name in groups]
-    values = [value for row in series.values() for value in row if value is not None]
-    axis = Axis(min(values) / 2, max(values) * 1.5, log=True)
-    return plots.bars("JCT by size", groups, series, axis, "hours (log)", "h")
+    return charts.bar_chart(
+        "Mean time in the system by size",
+        groups,
+        series,
+        "GPUs asked for",
+        Axis("hours", log=True),
+        SIZE,
+    )

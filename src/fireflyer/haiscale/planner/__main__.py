@@ -108,7 +108,9 @@ def _page(name: str, model: Model, cluster: Cluster, plans: Sequence[Plan], why:
     if drawn < batches:
         title = f"{layout.text()}: {drawn} of {batches} micro-batches; the middle repeats"
     rows = [(one.layout.text(), _told(one)) for one in plans[:SHOWN]]
-    facts = Section("Layouts", [why] if why else [], [table(["layout", "prediction"], rows)])
+    facts = Section(
+        "Layouts", [why] if why else [], [table(["layout", "prediction"], rows, "words")]
+    )
     drawn_plan = chart(Drawing(title, {"planned": spans}))
     return page(f"A step of {name}", [facts, Section("Timeline", parts=[drawn_plan])])
 

@@ -3,7 +3,6 @@
 import time
 
 from fastapi import FastAPI, Request, Response
-from markupsafe import Markup
 
 from fireflyer.errors import ConfigError, TaskError
 from fireflyer.hai.dashboard import pages
@@ -45,7 +44,7 @@ def validation_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
         nodes = charts.groups(found.nodes)
         shown = found.nodes if part is None or not drawing else nodes[part]
         return await pages.page(
-            request, "validations", found=found, drawing=Markup(drawing), part=part, shown=shown,
+            request, "validations", found=found, drawing=drawing, part=part, shown=shown,
             cells=noteworthy(found, LISTED), most=LISTED, running=running, root=charts.ROOT,
             count=len(looks.nodes(who)), grouped=len(shown) > charts.MOST_COLUMNS,
         )  # fmt: skip
@@ -72,7 +71,7 @@ def validation_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
         drawing = charts.node_map(ended, fleet) if ended else ""
         chart = charts.figure_chart(ended, chosen, fleet, time.time()) if ended else ""
         return await pages.page(
-            request, "validation", node=node, entries=entries[::-1], drawing=Markup(drawing),
-            chart=Markup(chart), cells=cells, chosen=chosen, medians=fleet.medians,
+            request, "validation", node=node, entries=entries[::-1], drawing=drawing,
+            chart=chart, cells=cells, chosen=chosen, medians=fleet.medians,
             link=charts.figure_link, root=charts.ROOT,
         )  # fmt: skip
