@@ -41,7 +41,7 @@ COMMIT_DEADLINE_S = 600.0
 class CheckpointManager:
     """Saves and loads the state of a training run in one directory.
 
-    docs/guide/checkpoint.md describes the format. Under an initialised torch.distributed, `save`,
+    docs/internals/checkpoint.md describes the format. Under an initialised torch.distributed, `save`,
     `load` and `should_save` are collective: all ranks call them in the same order with the same
     step. Without torch.distributed the manager serves one process. The manager is not thread-safe:
     `save`, `load`, `should_save`, `before_step` and `wait` raise CheckpointError while another of

@@ -14,7 +14,7 @@ from fireflyer.checkpoint.state.tree import Count, Node, Piece, Tensor, Value, c
 from fireflyer.errors import CheckpointError, Corrupted
 
 VERSION = 2
-"""Version of the format; docs/guide/checkpoint.md describes it."""
+"""Version of the format; docs/internals/checkpoint.md describes it."""
 
 CRC_BYTES = 4 << 20
 """Block size of a piece's CRC32 checksums, in bytes."""
