@@ -28,6 +28,7 @@ from fireflyer.haiscale.gradients.buckets import Bucket
 from fireflyer.haiscale.gradients.sample_weights import SampleWeights
 from fireflyer.haiscale.gradients.split_optimizer import Settings, SplitOptimizer
 from fireflyer.haiscale.gradients.suspend_vote import MaskTail, SuspendVote
+from fireflyer.haiscale.reporting.spans import span
 from fireflyer.haiscale.reporting.times import CommunicationTimer, Times
 from fireflyer.haiscale.torch_state import isolated_torch_state
 from fireflyer.hfreduce.backend.planned_hierarchy import PlannedHierarchy
@@ -264,10 +265,11 @@ class Reducer:
         if self.options.check_gradients:
             self._check(bucket)
         self._under_way.begin()
-        bucket.works = [
-            self._reduce(piece, ReduceOp.AVG, self.options.wire, 1 + bucket.number)
-            for piece in bucket.pieces
-        ]
+        with span("all_reduce", "bucket", bucket.number):
+            bucket.works = [
+                self._reduce(piece, ReduceOp.AVG, self.options.wire, 1 + bucket.number)
+                for piece in bucket.pieces
+            ]
         self.times.reductions += len(bucket.works)
 
     def _reduce(
@@ -361,12 +363,15 @@ class Reducer:
     def _await(self, bucket: Bucket) -> None:
         """Waits for a bucket and changes nothing else, so that the wait can be repeated after an
         interrupt."""
+        if not bucket.works:
+            return
         begun = self.times.clock()
-        if bucket.works and self._mask_work is not None:
-            self._mask_work.wait()
-        for work in bucket.works:
-            assert work is not None
-            work.wait()
+        with span("wait", "bucket", bucket.number):
+            if self._mask_work is not None:
+                self._mask_work.wait()
+            for work in bucket.works:
+                assert work is not None
+                work.wait()
         self.times.exposed_s += self.times.clock() - begun
 
     def _land(self, bucket: Bucket) -> None:

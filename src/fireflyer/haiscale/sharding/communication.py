@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 from fireflyer import hfreduce
 from fireflyer.errors import CollectiveError
 from fireflyer.haiscale.mesh import DataLayout
+from fireflyer.haiscale.reporting.spans import span
 from fireflyer.haiscale.reporting.times import CommunicationTimer, Times
 from fireflyer.torch_internals.sharding import AllGather, ReduceScatter
 
@@ -45,6 +46,11 @@ class Label:
 
     number: int
     units: Sequence[str]
+
+    @property
+    def unit(self) -> str:
+        """Name of the unit."""
+        return self.units[self.number - 1]
 
     def named(self, error: CollectiveError) -> CollectiveError:
         """Returns the error with units' names instead of labels, if it concerns labels."""
@@ -88,7 +94,8 @@ class GatherWork(dist.Work):
     def wait(self, timeout: datetime.timedelta = NO_LIMIT) -> bool:
         begun = self._times.clock()
         try:
-            self._work.wait(timeout)
+            with span("wait", "unit", self._label.unit):
+                self._work.wait(timeout)
         except CollectiveError as error:
             raise self._label.named(error) from error.__cause__
         self._times.exposed_s += self._times.clock() - begun
@@ -135,7 +142,10 @@ class Gather(AllGather):
             target = narrow = _allocate(output_tensor.shape, self.narrow, output_tensor.device)
             source = narrow.chunk(group.size())[group.rank()]
             source.copy_(input_tensor)
-        started = hfreduce.all_gather(target, source, group, label=self.label.number, async_op=True)
+        with span("all_gather", "unit", self.label.unit):
+            started = hfreduce.all_gather(
+                target, source, group, label=self.label.number, async_op=True
+            )
         work = GatherWork(started, self.times, self.under_way, output_tensor, narrow, self.label)
         if async_op:
             return work

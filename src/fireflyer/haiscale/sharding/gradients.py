@@ -34,6 +34,7 @@ from fireflyer.haiscale.gradients.sample_weights import SampleWeights
 from fireflyer.haiscale.gradients.split_optimizer import Settings, SplitOptimizer
 from fireflyer.haiscale.gradients.suspend_vote import MaskTail, SuspendVote
 from fireflyer.haiscale.mesh import DataLayout
+from fireflyer.haiscale.reporting.spans import span
 from fireflyer.haiscale.reporting.times import CommunicationTimer, Times
 from fireflyer.haiscale.sharding.communication import Channels, Gather, Label, Replication, Scatter
 from fireflyer.haiscale.torch_state import isolated_torch_state
@@ -97,7 +98,8 @@ class ShardReduction:
 
     def wait(self) -> None:
         try:
-            self._work.wait()
+            with span("wait", "unit", self._unit.label.unit):
+                self._work.wait()
         except CollectiveError as error:
             raise self._unit.label.named(error) from error.__cause__
         if self._away:
@@ -258,7 +260,8 @@ class Sharding:
         if self._check_gradients:
             self._check(unit, source)
         group = unit.group
-        work = self._channels.scatter(output, source, self._priority(), unit.label.number)
+        with span("reduce_scatter", "unit", unit.label.unit):
+            work = self._channels.scatter(output, source, self._priority(), unit.label.number)
         flight = self._take_off(unit, work)
         if (
             not group._is_hsdp
@@ -274,7 +277,8 @@ class Sharding:
         that it does not know, and would raise another exception instead.
         """
         try:
-            self._replicate(unit, shard)
+            with span("all_reduce", "unit", unit.label.unit):
+                self._replicate(unit, shard)
         except (CollectiveError, WireError) as error:
             self._failed = self._failed or error
 
