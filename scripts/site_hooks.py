@@ -45,6 +45,8 @@ MODULES = {
     "errors": ["errors"],
 }  # fmt: skip
 """Modules whose public names a page of the reference has."""
+BASES_SHOWN = {"haiscale"}
+"""Parts whose classes are shown with the members of their bases, which have no entry themselves."""
 
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 MENTION = re.compile(r"(?<![\w/.])docs/[\w/-]+\.(?:md|svg|png)\b")
@@ -149,7 +151,8 @@ def _api(part: str, modules: list[str]) -> Iterator[str]:
         names = _public(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
         yield f"::: fireflyer.{module}\n    options:\n      show_root_full_path: true\n      members: false\n"
         for name in names:
-            yield f"::: fireflyer.{module}.{name}\n    options:\n      heading_level: 3\n"
+            inherited = f"      inherited_members: {str(part in BASES_SHOWN).lower()}\n"
+            yield f"::: fireflyer.{module}.{name}\n    options:\n      heading_level: 3\n{inherited}"
 
 
 def _public(path: Path) -> list[str]:

@@ -22,24 +22,22 @@ from fireflyer.errors import ConfigError, ShardsLost
 from fireflyer.haiscale.consistency import BufferCopy, check_alike, copy_from_first, described
 from fireflyer.haiscale.copies import refuse_copy, second_name
 from fireflyer.haiscale.elastic.state_transfer import share
-from fireflyer.haiscale.elastic.training import Elastic
 from fireflyer.haiscale.gradients import deferred
 from fireflyer.haiscale.gradients.bucket_plan import DEFAULT_BUCKET_BYTES
 from fireflyer.haiscale.gradients.reducer import FIRST, Options, Reducer, let_go
-from fireflyer.haiscale.gradients.split_optimizer import SplitOptimizer, check_holds
+from fireflyer.haiscale.gradients.split_optimizer import check_holds
 from fireflyer.haiscale.gradients.suspend_vote import SuspendVote
 from fireflyer.haiscale.reporting.facts import Facts, bytes_to_send, wire_bytes
 from fireflyer.haiscale.reporting.times import Times
 from fireflyer.haiscale.torch_interface import (
     DDP_ARGUMENTS,
-    Wrapper,
     bucket_bytes_of,
     check_arguments,
 )
 from fireflyer.haiscale.validation import check_module, given
+from fireflyer.haiscale.wrapper import ElasticOptions, Wrapper
 from fireflyer.hfreduce import Wire
 from fireflyer.hfreduce.backend.planned_hierarchy import PlannedHierarchy, Tree
-from fireflyer.torch_internals.core import eval_frame_callback
 
 _NOT_COPIED = ("reducer", "_buffer_copy", "_trained", "_times", "_optimizer")
 _SHARED_BY_COPIES = ("_group", "_options", "_tree", "_leaving")
@@ -133,6 +131,12 @@ class DistributedDataParallel(Wrapper):
             )
         if optimizer is not None:
             check_holds(optimizer, module)
+        elastics = ElasticOptions(elastic, redivide, members_file)
+        elastics.check(optimizer)
+        if elastic and levels is not None:
+            raise ConfigError(
+                "elastic=True and levels= exclude each other: a planned tree has fixed ranks"
+            )
         bucket_bytes = bucket_bytes_of(bucket_bytes, torchs, DEFAULT_BUCKET_BYTES)
         Wire(wire or "fp32")  # raises ConfigError for an unknown codec
         self._leaving = SuspendVote(should_suspend)
@@ -158,45 +162,13 @@ class DistributedDataParallel(Wrapper):
         self._optimizer = optimizer
         self._broadcast_buffers = broadcast_buffers
         self._at_once = any(map(deferred.reads_behind_python, module.modules()))
-        self._elastic: Elastic | None = None
-        if elastic:
-            if optimizer is None:
-                raise ConfigError("elastic=True needs the optimizer: optimizer=...")
-            if levels is not None:
-                raise ConfigError(
-                    "elastic=True and levels= exclude each other: a planned tree has fixed ranks"
-                )
-            replica = Replica(self, optimizer)
-            self._elastic = Elastic(
-                replica, optimizer, group, redivide=redivide, members_file=members_file
-            )
-        elif redivide is not None or members_file is not None:
-            raise ConfigError("redivide= and members_file= need elastic=True")
+        self._elastic = None
+        if elastic and optimizer is not None:
+            self._elastic = elastics.controller(Replica(self, optimizer), optimizer, group)
         self._deferred = optimizer is not None and not elastic
         if meets:
             copy_from_first([*module.parameters(), *module.buffers()], group)
         self._wrap()
-
-    @property
-    def elastic(self) -> Elastic:
-        """Controller of elastic steps.
-
-        Raises:
-            ConfigError: the model was wrapped without `elastic=True`.
-        """
-        if self._elastic is None:
-            raise ConfigError("this model was wrapped without elastic=True")
-        return self._elastic
-
-    @property
-    def suspending(self) -> bool:
-        """True if a rank was asked to leave: save and leave. Equal on all ranks between two
-        backwards.
-
-        In deferred mode, an answer sent with one backward counts from the next backward on. False
-        without `should_suspend`, and while elastic ranks are about to reform the group.
-        """
-        return self._leaving.suspending and (self._elastic is None or self._elastic.whole)
 
     def _wrap(self) -> None:
         named = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
@@ -207,10 +179,7 @@ class DistributedDataParallel(Wrapper):
         )
         if self._deferred:
             assert self._optimizer is not None
-            optimizer = self._optimizer
-            self.reducer.start_deferring(
-                lambda close, settle: SplitOptimizer(optimizer, close, settle)
-            )
+            self.reducer.start_deferring(self._optimizer)
         first = FIRST if self._deferred else 0
         self._buffer_copy = BufferCopy(self.module, self._group, first)
 
@@ -255,14 +224,8 @@ class DistributedDataParallel(Wrapper):
         self._times, self._optimizer = Times(), None
         self._wrap()
 
-    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self._before_forward(eval_frame_callback() not in (None, False))
-        return self.module(*args, **kwargs)
-
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_forward(self, compiles: bool) -> None:
-        """Prepares a forward; `compiles` is True if the callee is compiled or runs compiled."""
         if torch.is_grad_enabled():
             self._follow_changes()
             self.reducer.before_forward()
@@ -278,14 +241,6 @@ class DistributedDataParallel(Wrapper):
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, wanted: bool) -> None:
         self.reducer.synchronise = wanted
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Returns the state of `module`, under its own names."""
-        if args or kwargs.get("destination") is not None:  # an enclosing module collects states
-            around: dict[str, Any] = super().state_dict(*args, **kwargs)
-            return around
-        state: dict[str, Any] = self.module.state_dict(**kwargs)
-        return state
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

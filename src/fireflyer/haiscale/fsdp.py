@@ -24,7 +24,6 @@ from fireflyer.errors import CollectiveError, ConfigError, WireError
 from fireflyer.haiscale.consistency import check_alike, copy_from_first
 from fireflyer.haiscale.copies import Uncopied
 from fireflyer.haiscale.elastic.sharded import Shards
-from fireflyer.haiscale.elastic.training import Elastic
 from fireflyer.haiscale.gradients import deferred
 from fireflyer.haiscale.gradients.split_optimizer import check_holds
 from fireflyer.haiscale.gradients.suspend_vote import SuspendVote
@@ -60,10 +59,10 @@ from fireflyer.haiscale.sharding.units import (
     shard,
     units_of,
 )
-from fireflyer.haiscale.torch_interface import FSDP_ARGUMENTS, Wrapper, check_arguments
+from fireflyer.haiscale.torch_interface import FSDP_ARGUMENTS, check_arguments
 from fireflyer.haiscale.validation import check_module
+from fireflyer.haiscale.wrapper import ElasticOptions, Wrapper
 from fireflyer.hfreduce import ProcessGroupHFReduce
-from fireflyer.torch_internals.core import eval_frame_callback
 
 __all__ = [
     "BackwardPrefetch",
@@ -180,7 +179,10 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
     ) -> None:
         super().__init__()
         check_arguments("FullyShardedDataParallel", FSDP_ARGUMENTS, torchs)
-        whole_group = _elastic_group(process_group, optimizer) if elastic else None
+        members_file = argument(torchs, "doors", "members_file", members_file)
+        elastics = ElasticOptions(elastic, redivide, members_file)
+        elastics.check(optimizer)
+        whole_group = checked(process_group or dist.group.WORLD) if elastic else None
         joins = joins or (whole_group is not None and whole_group.joined)
         if elastic and joins:
             mesh = process_group = None  # the members determine the layout
@@ -226,12 +228,11 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
         self._units = _find_units(module, parts)
         self._channels = Channels(self._layout, wire)
         self._sharding = Sharding(self._units, self._channels, self.times, check_gradients, backlog)
-        self._sharding.leaving = SuspendVote(should_suspend)
+        self._leaving = self._sharding.leaving = SuspendVote(should_suspend)
         self._connect()
         if joins:
             self._gatherer.closed = "this rank joins: call reshard() first"
-        members_file = argument(torchs, "doors", "members_file", members_file)
-        self._take_optimizer(optimizer, whole_group, redivide, members_file)
+        self._take_optimizer(optimizer, elastics, whole_group)
 
     def _shard(
         self, mesh: DeviceMesh | None, process_group: ProcessGroup | None, copies: bool
@@ -261,48 +262,20 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
     def _take_optimizer(
         self,
         make: MakeOptimizer | None,
+        elastics: ElasticOptions,
         group: ProcessGroupHFReduce | None,
-        redivide: Callable[[int, int], object] | None,
-        members_file: str | os.PathLike[str] | None,
     ) -> None:
-        """Makes the optimizer for elastic steps or steps by unit; `group`: see `_made_elastic`."""
+        """Makes the optimizer for elastic steps, or for steps by unit if `group` is None."""
         self.optimizer = None if make is None else _made(make, self.module)
-        self._elastic = self._made_elastic(group, redivide, members_file)
-        if self._elastic is not None:
-            self._sharding.sample_weights = self._elastic.sample_weights
-        elif self.optimizer is not None:
-            self._sharding.start_deferring(self.optimizer)
-
-    def _made_elastic(
-        self,
-        group: ProcessGroupHFReduce | None,
-        redivide: Callable[[int, int], object] | None,
-        members_file: str | os.PathLike[str] | None,
-    ) -> Elastic | None:
-        """Makes the controller of elastic steps; returns None if `group` is None (not elastic)."""
+        self._elastic = None
+        if self.optimizer is None:
+            return
         if group is None:
-            if redivide is not None or members_file is not None:
-                raise ConfigError("redivide= and members_file= need elastic=True")
-            return None
-        assert self.optimizer is not None
+            self._sharding.start_deferring(self.optimizer)
+            return
         shards = Shards(self, self.optimizer, group)
-        return Elastic(shards, self.optimizer, group, redivide=redivide, members_file=members_file)
-
-    @property
-    def elastic(self) -> Elastic:
-        """Controller of elastic steps.
-
-        Raises:
-            ConfigError: the model was wrapped without `elastic=True`.
-        """
-        if self._elastic is None:
-            raise ConfigError("this model was wrapped without elastic=True")
-        return self._elastic
-
-    @property
-    def suspending(self) -> bool:
-        """True if a rank was asked to leave; see `DistributedDataParallel.suspending`."""
-        return self._sharding.leaving.suspending and (self._elastic is None or self._elastic.whole)
+        self._elastic = elastics.controller(shards, self.optimizer, group)
+        self._sharding.sample_weights = self._elastic.sample_weights
 
     def _connect(self) -> None:
         for unit in self._units:
@@ -312,14 +285,8 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
             connect(unit, self._layout, self._sharding, gather)
         self._gatherer = Prefetcher(self.module, self._units, self._sharding, *self._prefetch)
 
-    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self._before_forward(eval_frame_callback() not in (None, False))
-        return self.module(*args, **kwargs)
-
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_forward(self, compiles: bool) -> None:
-        """Prepares a forward; `compiles` is True if the callee is compiled or runs compiled."""
         self._gatherer.check_open()
         if torch.is_grad_enabled():
             self._sharding.before_forward()
@@ -507,10 +474,7 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
         self, *args: Any, full: bool = False, **kwargs: Any
     ) -> dict[str, Any]:
         """Returns the state of `module`: DTensors, or whole tensors with `full` (collective)."""
-        if args or kwargs.get("destination") is not None:  # an enclosing module collects states
-            around: dict[str, Any] = super().state_dict(*args, **kwargs)
-            return around
-        state: dict[str, Any] = self.module.state_dict(**kwargs)
+        state = super().state_dict(*args, **kwargs)
         return full_state.whole(state) if full else state
 
     def load_state_dict(
@@ -576,15 +540,6 @@ def _find_units(module: nn.Module, parts: Sequence[Any]) -> list[Unit]:
             units.append(Unit(group, first, own, Label(len(labels), labels)))
             first += len(own)
     return units
-
-
-def _elastic_group(
-    process_group: ProcessGroup | None, optimizer: MakeOptimizer | None
-) -> ProcessGroupHFReduce:
-    """Returns the group of all ranks of an elastic model."""
-    if optimizer is None:
-        raise ConfigError("elastic=True needs the optimizer: optimizer=...")
-    return checked(process_group or dist.group.WORLD)
 
 
 def _made(make: MakeOptimizer, module: nn.Module) -> Optimizer:

@@ -1,10 +1,7 @@
-"""Compatibility with torch's wrappers: names of state, settings, and arguments."""
+"""Compatibility with torch's wrappers: their arguments."""
 
-import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
-
-from torch import nn
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale.validation import check_count, given
@@ -92,40 +89,3 @@ def check_arguments(
         harmless, instead = known[name]
         if instead and not any(value is one or value == one for one in harmless):
             raise ConfigError(f"{wrapper}: {name}={given(value)} is not supported: {instead}")
-
-
-class Wrapper(nn.Module):
-    """Module around `module`; its state has the names of `module`."""
-
-    module: nn.Module
-    require_backward_grad_sync: bool
-    """If False, a backward accumulates locally, as inside `no_sync`."""
-
-    def _fqn_modifiers(self) -> dict[str, str]:
-        """Returns the prefix of `module`'s parts, for `torch.distributed.checkpoint.state_dict`."""
-        parts = (
-            self.module.named_children(),
-            self.module.named_parameters(recurse=False),
-            self.module.named_buffers(recurse=False),
-        )
-        return {name: "module" for named in parts for name, _ in named}
-
-    def _named_members(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-        """Gives `named_parameters` and `named_buffers` the names of the state."""
-        yield from self.module._named_members(*args, **kwargs)
-
-    def register_comm_hook(self, *_: object, **__: object) -> None:
-        """Always raises ConfigError: the reduction is not torch's."""
-        raise ConfigError(
-            f"{type(self).__name__} reduces gradients itself and takes no hooks: use wire='bf16', 'fp16' or "
-            "'int8' to compress them, or torch's DistributedDataParallel over a group of hfreduce"
-        )
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Accumulates whole gradients locally; the first backward outside reduces their sum."""
-        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
-        try:
-            yield
-        finally:
-            self.require_backward_grad_sync = before

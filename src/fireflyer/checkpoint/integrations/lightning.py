@@ -1,17 +1,13 @@
 """Lightning integration: `callbacks=[FireflyerCheckpoint(...)]` saves and resumes."""
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 from fireflyer.checkpoint import rng
+from fireflyer.checkpoint.integrations.manager_callback import ManagerCallback
 from fireflyer.checkpoint.integrations.origin import check_origin
-from fireflyer.checkpoint.manager import CheckpointManager
-from fireflyer.checkpoint.memory.manager_tier import InMemory
-from fireflyer.checkpoint.retention import Keep
 from fireflyer.checkpoint.state.plain_types import numbers, plain
 from fireflyer.errors import ConfigError
-from fireflyer.storage import Storage
 
 try:
     from lightning.pytorch import LightningModule, Trainer
@@ -26,7 +22,7 @@ except ImportError as error:
 _NEWEST = "fireflyer:newest"
 
 
-class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
+class FireflyerCheckpoint(ManagerCallback, Checkpoint):  # type: ignore[misc]  # untyped here
     """Saves the contents of Lightning's own checkpoints and each rank's random number generators.
 
     Training does not wait for the storage. Saves follow an optimizer step. A save that is due at an
@@ -35,31 +31,9 @@ class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
     durable.
     """
 
-    def __init__(
-        self,
-        directory: str | os.PathLike[str] | Storage,
-        every: str | int | None = "5min",
-        keep: int | Keep | None = 3,
-        *,
-        memory: bool | InMemory = False,
-        should_suspend: Callable[[], bool] | None = None,
-        on_suspend: Callable[[], object] | None = None,
-    ) -> None:
-        """
-        Args:
-            directory, every, keep, memory, should_suspend: see CheckpointManager.
-            on_suspend: called once the state is durable after a suspend, e.g.
-                `fireflyer.hai.suspended`, which ends the process.
-        """
-        super().__init__()
-        self.manager = CheckpointManager(
-            directory, every=every, keep=keep, memory=memory, should_suspend=should_suspend
-        )
-        self._on_suspend = on_suspend
-        self._checked_step = self._held = -1
-        self._due = self._stops = False
-        self._mid_epoch = False
-        self._rng: dict[str, Any] | None = None
+    _checked_step = _held = -1
+    _due = _stops = _mid_epoch = False
+    _rng: dict[str, Any] | None = None
 
     @property
     def newest(self) -> str | None:
@@ -123,11 +97,7 @@ class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
             per_rank=rng.capture(),
             metrics=numbers(trainer.callback_metrics),
         )
-        if self.manager.suspending:
-            handle.wait()
-            trainer.should_stop = True
-            if self._on_suspend is not None:
-                self._on_suspend()
+        self._leave_if_asked(handle, lambda: setattr(trainer, "should_stop", True))
 
     def _load(self) -> dict[str, Any]:
         state = self.manager.load()

@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +10,10 @@ import torch
 
 from fireflyer.checkpoint import rng
 from fireflyer.checkpoint.control_group import rank_and_world
+from fireflyer.checkpoint.integrations.manager_callback import ManagerCallback
 from fireflyer.checkpoint.integrations.origin import check_origin
-from fireflyer.checkpoint.manager import CheckpointManager
-from fireflyer.checkpoint.memory.manager_tier import InMemory
-from fireflyer.checkpoint.retention import Keep
 from fireflyer.checkpoint.state.plain_types import numbers, plain
 from fireflyer.errors import ConfigError
-from fireflyer.storage import Storage
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -29,7 +24,7 @@ except ImportError as error:
     ) from error
 
 
-class FireflyerCallback(TrainerCallback):  # type: ignore[misc]  # untyped here
+class FireflyerCallback(ManagerCallback, TrainerCallback):  # type: ignore[misc]  # untyped here
     """Saves model, optimizer, scheduler, trainer state and each rank's random number generators.
 
     A save follows a step, its logging and its evaluation. Training does not wait for the storage.
@@ -38,29 +33,8 @@ class FireflyerCallback(TrainerCallback):  # type: ignore[misc]  # untyped here
     Trainer's own saves: `save_strategy="no"`.
     """
 
-    def __init__(
-        self,
-        directory: str | os.PathLike[str] | Storage,
-        every: str | int | None = "5min",
-        keep: int | Keep | None = 3,
-        *,
-        memory: bool | InMemory = False,
-        should_suspend: Callable[[], bool] | None = None,
-        on_suspend: Callable[[], object] | None = None,
-    ) -> None:
-        """
-        Args:
-            directory, every, keep, memory, should_suspend: see CheckpointManager.
-            on_suspend: called once the state is durable after a suspend, e.g.
-                `fireflyer.hai.suspended`, which ends the process.
-        """
-        self.manager = CheckpointManager(
-            directory, every=every, keep=keep, memory=memory, should_suspend=should_suspend
-        )
-        self._on_suspend = on_suspend
-        self._due = False
-        self._await_log = self._await_evaluation = self._await_epoch = False
-        self._restored: tempfile.TemporaryDirectory[str] | None = None
+    _due = _await_log = _await_evaluation = _await_epoch = False
+    _restored: tempfile.TemporaryDirectory[str] | None = None
 
     def newest(self) -> str | None:
         """Returns the directory for `trainer.train(resume_from_checkpoint=)`, or None.
@@ -172,11 +146,7 @@ class FireflyerCallback(TrainerCallback):  # type: ignore[misc]  # untyped here
         handle = self.manager.save(
             state.global_step, content, per_rank=rng.capture(), metrics=metrics
         )
-        if self.manager.suspending:
-            handle.wait()
-            control.should_training_stop = True
-            if self._on_suspend is not None:
-                self._on_suspend()
+        self._leave_if_asked(handle, lambda: setattr(control, "should_training_stop", True))
 
     def _forget_restored(self) -> None:
         """Removes the restored files; the Trainer has read them by the end of the first step."""

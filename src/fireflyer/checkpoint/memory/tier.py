@@ -358,32 +358,27 @@ class MemoryTier:
         if not self._joined:
             return False
         with self._within(self._deadline_s):
-            return self._replicate(generation, data, describe, merge)
+            try:
+                start = self._put(generation, data, describe)
+                stamp, world = _stamp(generation), self._world
+                if self._rank != 0:
+                    left_s = self._left_s(start, _COMMIT_SHARE)
+                    self._link(self._node).await_commit(stamp, left_s)
+                    return True
+                left_s = self._left_s(start, _DATA_SHARE)
+                manifest = merge(self._link(self._node).gather(stamp, world, left_s))
+            except FireflyerError as error:
+                self._note(generation, error)
+                if self._rank == 0:
+                    self.discard(generation)
+                return False
+            return self._commit(generation, manifest)
 
-    def _replicate(
-        self,
-        generation: Generation,
-        data: Iterable[bytes | memoryview],
-        describe: Callable[[], tuple[bytes, Sequence[wire.Block]]],
-        merge: Callable[[list[bytes]], bytes],
-    ) -> bool:
-        try:
-            start = self._put(generation, data, describe)
-            stamp, world = _stamp(generation), self._world
-            if self._rank != 0:
-                left_s = self._left_s(start, _COMMIT_SHARE)
-                self._link(self._node).await_commit(stamp, left_s)
-                return True
-            left_s = self._left_s(start, _DATA_SHARE)
-            manifest = merge(self._link(self._node).gather(stamp, world, left_s))
-        except FireflyerError as error:
-            self._note(generation, error)
-            if self._rank == 0:
-                self.discard(generation)
-            return False
+    def _commit(self, generation: Generation, manifest: bytes) -> bool:
+        """Marks the save as good on all keepers; rank 0 only."""
         try:
             for node in range(len(self._nodes)):
-                self._link(node).tell(wire.Commit(stamp, world), manifest)
+                self._link(node).tell(wire.Commit(_stamp(generation), self._world), manifest)
         except FireflyerError as error:
             # A keeper with the mark has dropped the previous save, so this save stays; `join` marks
             # it on the other keepers.

@@ -12,13 +12,14 @@ Invariant: on every rank, reductions start in the order of the buckets' numbers.
     called backward.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup, ReduceOp
+from torch.optim import Optimizer
 
 from fireflyer import hfreduce
 from fireflyer.errors import CollectiveError, ConfigError
@@ -26,7 +27,7 @@ from fireflyer.haiscale.gradients import deferred
 from fireflyer.haiscale.gradients.bucket_plan import PIECE_BYTES, plan
 from fireflyer.haiscale.gradients.buckets import Bucket
 from fireflyer.haiscale.gradients.sample_weights import SampleWeights
-from fireflyer.haiscale.gradients.split_optimizer import Settings, SplitOptimizer
+from fireflyer.haiscale.gradients.split_optimizer import SplitOptimizer
 from fireflyer.haiscale.gradients.suspend_vote import MaskTail, SuspendVote
 from fireflyer.haiscale.reporting.spans import span
 from fireflyer.haiscale.reporting.times import CommunicationTimer, Times
@@ -131,7 +132,6 @@ class Reducer:
         self._static: bytes | None = None  # parameters that every backward reaches here
         self._flights: dict[int, BucketReduction] = {}
         self._split: SplitOptimizer | None = None
-        self._settings: Settings = []
         self._next = 0
         self._under_way = CommunicationTimer(times)
         self._lay_out(list(reversed(range(len(named)))))
@@ -140,12 +140,16 @@ class Reducer:
             for index, parameter in enumerate(self.parameters)
         ]
 
-    def start_deferring(
-        self, split: Callable[[Callable[[], None], Callable[[], None]], SplitOptimizer]
-    ) -> None:
+    def start_deferring(self, optimizer: Optimizer) -> None:
         """Switches to deferred mode: a first use waits for a bucket and steps the optimizer's
         bucket."""
-        self._split = split(self._close_step, self.settle)
+        self._split = SplitOptimizer(
+            optimizer,
+            lambda: [*self._flights.values()],
+            self.settle,
+            self.times,
+            lambda parameter: id(parameter) in self._known,
+        )
         if not self._split.held().issuperset(map(id, self.parameters)):
             self._lay_out(list(reversed(range(len(self.parameters)))))
 
@@ -352,7 +356,8 @@ class Reducer:
                 return
             self._land(bucket)
             if flight is not None and flight.stepping:
-                self._step(bucket.parameters)
+                assert self._split is not None
+                self._split.step(bucket.parameters)
 
     def _release(self, bucket: Bucket) -> BucketReduction | None:
         """Makes the parameters of a bucket ordinary again; returns the bucket's reduction in
@@ -395,30 +400,6 @@ class Reducer:
         """Waits until no bucket is in flight."""
         for bucket in self.buckets:
             self.arrive(bucket)
-
-    def _close_step(self) -> None:
-        """Implements the script's `optimizer.step()`."""
-        assert self._split is not None
-        if any(flight.stepping for flight in self._flights.values()):
-            self.settle()  # an earlier step was requested
-        self._settings = self._split.settings()
-        later = self._split.later(list(self._flights.values()))
-        self._step(self._split.others(p for flight in later for p in flight.parameters))
-        for flight in later:
-            flight.stepping = True
-
-    def _step(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Steps parameters; parameters that are not reduced here keep their gradients."""
-        self._apply(parameters)
-        for parameter in parameters:
-            if id(parameter) in self._known:
-                parameter.grad = None
-
-    def _apply(self, parameters: Sequence[nn.Parameter]) -> None:
-        assert self._split is not None
-        begun = self.times.clock()
-        self._split.apply(parameters, self._settings)
-        self.times.optimizer_s += self.times.clock() - begun
 
     def stop(self) -> None:
         """Settles, then releases the parameters and the optimizer."""

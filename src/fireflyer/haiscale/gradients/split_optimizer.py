@@ -10,9 +10,9 @@ all parameters at once.
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import MethodType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale.gradients import shared_memory, watched_state
+from fireflyer.haiscale.reporting.times import Times
 from fireflyer.log import get_logger
 from fireflyer.torch_internals.core import pytree
 
@@ -31,15 +32,18 @@ _cut: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 class PendingReduction(Protocol):
-    """Reduction in flight for which pending parameters wait."""
+    """Reduction in flight for which pending parameters wait.
+
+    Attributes:
+        stepping: True if the script has called `optimizer.step()` since the reduction began.
+    """
+
+    stepping: bool
 
     @property
     def parameters(self) -> Collection[nn.Parameter]: ...
 
     def arrive(self) -> None: ...
-
-
-AnyAway = TypeVar("AnyAway", bound=PendingReduction)
 
 
 def check_holds(optimizer: Optimizer, module: nn.Module) -> None:
@@ -59,15 +63,22 @@ class SplitOptimizer:
 
     Args:
         optimizer: optimizer whose `step` is replaced until `release`.
-        close: called once per step, by the script's `optimizer.step()`.
-        settle: called before the optimizer's state is read or loaded.
+        in_flight: returns the reductions in flight.
+        settle: waits for all reductions; called before the optimizer's state is read or loaded.
+        times: times to which steps are added.
+        clears: returns True if a step sets the parameter's `grad` to None.
 
     Raises:
         ConfigError: the step cannot be split, or is already split for another model.
     """
 
     def __init__(
-        self, optimizer: Optimizer, close: Callable[[], None], settle: Callable[[], None]
+        self,
+        optimizer: Optimizer,
+        in_flight: Callable[[], Sequence[PendingReduction]],
+        settle: Callable[[], None],
+        times: Times,
+        clears: Callable[[nn.Parameter], bool],
     ) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ConfigError("LBFGS needs all gradients at once: use it without optimizer=")
@@ -78,6 +89,9 @@ class SplitOptimizer:
             )
         _cut.add(optimizer)
         self.optimizer = optimizer
+        self._in_flight, self._settle = in_flight, settle
+        self._times, self._clears = times, clears
+        self._settings: Settings = []
         own = type(optimizer).step
         self._apply: Callable[..., Any] = getattr(own, "__wrapped__", own)
         self._splits = is_separable(optimizer)
@@ -110,7 +124,7 @@ class SplitOptimizer:
             if closure is not None:
                 with torch.enable_grad():
                     loss = closure()
-            close()
+            self._close()
             optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers check this
             return loss
 
@@ -119,7 +133,36 @@ class SplitOptimizer:
         if self._splits:
             watched_state.watch(optimizer, lambda: None if self._applies else settle())
 
-    def settings(self) -> Settings:
+    def _close(self) -> None:
+        """Implements the script's `optimizer.step()`: steps now, or marks what to step on arrival."""
+        if any(one.stepping for one in self._in_flight()):
+            self._settle()  # an earlier step was requested
+        self._settings = self._copied_settings()
+        later = self._later(self._in_flight())
+        self.step(self._others(p for one in later for p in one.parameters))
+        for one in later:
+            one.stepping = True
+
+    def step(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Steps only these parameters, from their gradients, with the settings of the last `step()`.
+
+        Steps all parameters, with the present settings, if the step is not split.
+
+        Raises:
+            ConfigError: an optimizer with `separable = True` has changed a setting.
+        """
+        parameters = list(parameters)
+        begun = self._times.clock()
+        self._applies = True
+        try:
+            self._apply_settings(parameters, self._settings)
+        finally:
+            self._applies = False
+        self._times.optimizer_s += self._times.clock() - begun
+        for parameter in filter(self._clears, parameters):
+            parameter.grad = None
+
+    def _copied_settings(self) -> Settings:
         """Returns copies of the settings, including tensors, which a scheduler overwrites in place.
 
         The lists of parameters are also copied, because the script may change them after `step()`.
@@ -131,21 +174,6 @@ class SplitOptimizer:
             }
             for group in self.optimizer.param_groups
         ]
-
-    def apply(self, parameters: Iterable[nn.Parameter], settings: Settings) -> None:
-        """Steps only these parameters, from their gradients, with the given settings.
-
-        Steps all parameters, with the present settings, if `later` found that the step is not
-        split.
-
-        Raises:
-            ConfigError: an optimizer with `separable = True` has changed a setting.
-        """
-        self._applies = True
-        try:
-            self._apply_settings(parameters, settings)
-        finally:
-            self._applies = False
 
     def _apply_settings(self, parameters: Iterable[nn.Parameter], settings: Settings) -> None:
         if self._whole_next:
@@ -179,7 +207,7 @@ class SplitOptimizer:
                 f"{changed[0]!r} of a group, which parameters share: remove the attribute"
             )
 
-    def others(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    def _others(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """Returns the optimizer's other parameters."""
         known = {id(p) for p in parameters}
         return [p for p in self._parameters() if id(p) not in known]
@@ -191,7 +219,7 @@ class SplitOptimizer:
         """Returns the ids of the optimizer's parameters."""
         return {id(p) for p in self._parameters()}
 
-    def later(self, away: Iterable[AnyAway]) -> list[AnyAway]:
+    def _later(self, away: Iterable[PendingReduction]) -> list[PendingReduction]:
         """Returns the reductions to step on arrival: the optimizer holds all their parameters.
 
         Some reductions are waited for at once: those with only some parameters in the optimizer,
@@ -203,7 +231,8 @@ class SplitOptimizer:
                 one.arrive()
             self._whole_next = True
             return []
-        held, wholly = self.held(), []
+        held = self.held()
+        wholly: list[PendingReduction] = []
         for one in away:
             inside = [id(p) in held for p in one.parameters]
             if all(inside) and not any(map(self._is_shared, one.parameters)):

@@ -26,13 +26,16 @@ from fireflyer.torch_internals.sharding import AllGather, ReduceScatter
 NO_LIMIT = datetime.timedelta(0)
 
 
-def _allocate(
-    size: Sequence[int | torch.SymInt], dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    sizes = [int(one) for one in size]
-    if device.type == "cpu":
-        return hfreduce.empty(*sizes, dtype=dtype)
-    return torch.empty(sizes, dtype=dtype, device=device)
+class ZeroCopy:
+    """Part of torch's custom collectives that allocates their memory: zero-copy on the CPU."""
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        sizes = [int(one) for one in size]
+        if device.type == "cpu":
+            return hfreduce.empty(*sizes, dtype=dtype)
+        return torch.empty(sizes, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class GatherWork(dist.Work):
 
 
 @dataclass
-class Gather(AllGather):
+class Gather(ZeroCopy, AllGather):
     """All-gathers of parameters into zero-copy memory.
 
     Attributes:
@@ -123,11 +126,6 @@ class Gather(AllGather):
     narrow: torch.dtype | None
     label: Label
 
-    def allocate(
-        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        return _allocate(size, dtype, device)
-
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -139,7 +137,9 @@ class Gather(AllGather):
         target, source = output_tensor, input_tensor
         dtype = output_tensor.dtype
         if self.narrow and dtype.is_floating_point and dtype.itemsize > self.narrow.itemsize:
-            target = narrow = _allocate(output_tensor.shape, self.narrow, output_tensor.device)
+            target = narrow = self.allocate(
+                output_tensor.shape, dtype=self.narrow, device=output_tensor.device
+            )
             source = narrow.chunk(group.size())[group.rank()]
             source.copy_(input_tensor)
         with span("all_gather", "unit", self.label.unit):
@@ -254,15 +254,10 @@ class Channels:
 
 
 @dataclass
-class Scatter(ReduceScatter):
+class Scatter(ZeroCopy, ReduceScatter):
     """Passes the reduce-scatter of one parameter group to `start(output, source)`."""
 
     start: Callable[[torch.Tensor, torch.Tensor], None]
-
-    def allocate(
-        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        return _allocate(size, dtype, device)
 
     def __call__(
         self,

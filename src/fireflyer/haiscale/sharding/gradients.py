@@ -31,7 +31,7 @@ from fireflyer.errors import CollectiveError, ConfigError, WireError
 from fireflyer.haiscale.gradients import deferred, deferred_shard
 from fireflyer.haiscale.gradients.reducer import FIRST
 from fireflyer.haiscale.gradients.sample_weights import SampleWeights
-from fireflyer.haiscale.gradients.split_optimizer import Settings, SplitOptimizer
+from fireflyer.haiscale.gradients.split_optimizer import SplitOptimizer
 from fireflyer.haiscale.gradients.suspend_vote import MaskTail, SuspendVote
 from fireflyer.haiscale.mesh import DataLayout
 from fireflyer.haiscale.reporting.spans import span
@@ -170,14 +170,15 @@ class Sharding:
         """Agreement on leaving; one byte of the masks is for it."""
         self._check_gradients, self._limit = check_gradients, backlog
         self._split: SplitOptimizer | None = None
-        self._settings: Settings = []
         self.sample_weights: SampleWeights | None = None
         """Sample weights in elastic training, where gradients are means over samples."""
         self.take(units, channels)
 
     def start_deferring(self, optimizer: torch.optim.Optimizer) -> None:
         """Switches to deferred mode: first uses wait for units and step them."""
-        self._split = SplitOptimizer(optimizer, self._close_step, self.settle)
+        self._split = SplitOptimizer(
+            optimizer, self._in_flight, self.settle, self.times, lambda _: True
+        )
 
     def take(self, units: Sequence[Unit], channels: Channels) -> None:
         """Adopts these units; no operation of earlier units may be in flight."""
@@ -426,7 +427,8 @@ class Sharding:
             if self.sample_weights is not None and parameter.grad is not None:
                 self.sample_weights.correct(cast(DTensor, parameter.grad).to_local())
         if flight.stepping:
-            self._step(flight.parameters)
+            assert self._split is not None
+            self._split.step(flight.parameters)
 
     def settle(self) -> None:
         """Waits until no reduction is in flight."""
@@ -440,27 +442,8 @@ class Sharding:
             self._split.release()
             self._split = None
 
-    def _close_step(self) -> None:
-        """Implements the script's `optimizer.step()`."""
-        assert self._split is not None
-        if any(unit.flight.stepping for unit in self.units if unit.flight is not None):
-            self.settle()  # an earlier step was requested
-        self._settings = self._split.settings()
-        later = self._split.later([one.flight for one in self.units if one.flight is not None])
-        self._step(self._split.others(p for flight in later for p in flight.parameters))
-        for flight in later:
-            flight.stepping = True
-
-    def _step(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._apply(parameters)
-        for parameter in parameters:
-            parameter.grad = None
-
-    def _apply(self, parameters: Sequence[nn.Parameter]) -> None:
-        assert self._split is not None
-        begun = self.times.clock()
-        self._split.apply(parameters, self._settings)
-        self.times.optimizer_s += self.times.clock() - begun
+    def _in_flight(self) -> list[ShardReduction]:
+        return [unit.flight for unit in self.units if unit.flight is not None]
 
 
 def connect(unit: Unit, layout: DataLayout, sharding: Sharding, gather: Gather) -> None:
