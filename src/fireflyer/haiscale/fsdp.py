@@ -52,9 +52,7 @@ from fireflyer.haiscale.sharding.units import (
     InitFunction,
     Settings,
     check_reshard,
-    check_settings,
     check_units,
-    offloads,
     precision_of,
     shard,
     units_of,
@@ -187,32 +185,30 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
         if elastic and joins:
             mesh = process_group = None  # the members determine the layout
         check_module(module, type(self).__name__)
-        alike = check_settings(
-            backlog=backlog,
-            forward_prefetch=forward_prefetch,
+        self._settings = settings = Settings(
+            reshard_after_forward=reshard_after_forward,
             backward_prefetch=backward_prefetch,
-            gather_dtype=gather_dtype,
-            wire=wire,
+            forward_prefetch=forward_prefetch,
             mixed_precision=mixed_precision,
+            wire=wire,
+            gather_dtype=gather_dtype,
+            cpu_offload=cpu_offload,
+            param_init_fn=param_init_fn,
+            backlog=backlog,
         )
         check_units(module, parts := units_of(module, auto_wrap_policy))
         trained = next(p for p in module.parameters() if p.requires_grad)
         wire = precision_of(mixed_precision, trained.dtype, wire)[1]
-        offload = offloads(cpu_offload)
-        settings = Settings(reshard_after_forward, mixed_precision, offload, param_init_fn)
         self._wires = Wires(wire, gather_dtype)
         self.module, self.times = module, Times()
         self._at_once = any(map(deferred.reads_behind_python, module.modules()))
-        self._parts, self._settings = parts, settings
-        self._prefetch = (forward_prefetch, backward_prefetch)
+        self._parts = parts
         self._alike = {
             "units": [name for name, part in module.named_modules() if part in parts],
             "optimizer": None if optimizer is None else "given",
-            "reshard_after_forward": reshard_after_forward,
-            "cpu_offload": settings.cpu_offload,
             "elastic": elastic,
             "should_suspend": None if should_suspend is None else "given",
-            **alike,
+            **settings.alike(),
         }
         self._part: Part | None = None
         self._wanted: int | None = None
@@ -283,7 +279,8 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
                 self.times, self._sharding.under_way, self._wires.parameters, unit.label
             )
             connect(unit, self._layout, self._sharding, gather)
-        self._gatherer = Prefetcher(self.module, self._units, self._sharding, *self._prefetch)
+        prefetch = (self._settings.forward_prefetch, self._settings.backward_prefetch)
+        self._gatherer = Prefetcher(self.module, self._units, self._sharding, *prefetch)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_forward(self, compiles: bool) -> None:

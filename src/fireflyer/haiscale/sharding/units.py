@@ -30,60 +30,64 @@ InitFunction = Callable[[nn.Module], object]
 WIRES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-def check_settings(
-    *,
-    backlog: int,
-    forward_prefetch: int,
-    backward_prefetch: object,
-    gather_dtype: torch.dtype | None,
-    wire: str | None,
-    mixed_precision: object,
-) -> dict[str, object]:
-    """Checks arguments of `FullyShardedDataParallel`; returns those that must be equal on all
-    ranks.
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of `FullyShardedDataParallel` that say how its units train.
 
     Raises:
         ConfigError: an argument has an invalid value.
     """
-    check_count("backlog", backlog, 1)
-    check_count("forward_prefetch", forward_prefetch, 0)
-    if not isinstance(backward_prefetch, BackwardPrefetch | None):
-        raise ConfigError(
-            f"invalid backward_prefetch {given(backward_prefetch)}: expected "
-            "BackwardPrefetch.BACKWARD_PRE, BACKWARD_POST or None"
-        )
-    if gather_dtype not in (None, *WIRES):
-        raise ConfigError(
-            f"invalid gather_dtype '{gather_dtype}': expected one of {', '.join(map(str, WIRES))}"
-        )
-    Wire(wire or "fp32")  # raises ConfigError for an unknown codec
-    if not isinstance(mixed_precision, MixedPrecisionPolicy | None):
-        raise ConfigError(
-            f"invalid mixed_precision {given(mixed_precision)}: expected a "
-            "torch.distributed.fsdp.MixedPrecisionPolicy, e.g. "
-            "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32); "
-            "buffers keep their types"
-        )
-    return {
-        "backlog": backlog,
-        "forward_prefetch": int(forward_prefetch),
-        "backward_prefetch": backward_prefetch,
-        "gather_dtype": gather_dtype,
-        "wire": wire,
-        "mixed_precision": mixed_precision,
-    }
 
+    reshard_after_forward: bool | int
+    backward_prefetch: BackwardPrefetch | None
+    forward_prefetch: int
+    mixed_precision: MixedPrecisionPolicy | None
+    wire: str | None
+    gather_dtype: torch.dtype | None
+    cpu_offload: bool | CPUOffload
+    param_init_fn: InitFunction | None
+    backlog: int
 
-def offloads(cpu_offload: object) -> bool:
-    """Returns the value of `cpu_offload`, which may be torch's `CPUOffload`; else raises
-    ConfigError."""
-    if isinstance(cpu_offload, CPUOffload):
-        return cpu_offload.offload_params
-    if not isinstance(cpu_offload, bool):
-        raise ConfigError(
-            f"invalid cpu_offload {given(cpu_offload)}: expected True, False or CPUOffload"
-        )
-    return cpu_offload
+    def __post_init__(self) -> None:
+        check_count("backlog", self.backlog, 1)
+        check_count("forward_prefetch", self.forward_prefetch, 0)
+        if not isinstance(self.backward_prefetch, BackwardPrefetch | None):
+            raise ConfigError(
+                f"invalid backward_prefetch {given(self.backward_prefetch)}: expected "
+                "BackwardPrefetch.BACKWARD_PRE, BACKWARD_POST or None"
+            )
+        if self.gather_dtype not in (None, *WIRES):
+            raise ConfigError(
+                f"invalid gather_dtype '{self.gather_dtype}': expected one of "
+                f"{', '.join(map(str, WIRES))}"
+            )
+        Wire(self.wire or "fp32")  # raises ConfigError for an unknown codec
+        if not isinstance(self.mixed_precision, MixedPrecisionPolicy | None):
+            raise ConfigError(
+                f"invalid mixed_precision {given(self.mixed_precision)}: expected a "
+                "torch.distributed.fsdp.MixedPrecisionPolicy, e.g. "
+                "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32); "
+                "buffers keep their types"
+            )
+        if not isinstance(self.cpu_offload, bool | CPUOffload):
+            raise ConfigError(
+                f"invalid cpu_offload {given(self.cpu_offload)}: expected True, False or CPUOffload"
+            )
+
+    @property
+    def offloads(self) -> bool:
+        """True if shards stay on the CPU."""
+        offload = self.cpu_offload
+        return offload.offload_params if isinstance(offload, CPUOffload) else offload
+
+    def alike(self) -> dict[str, object]:
+        """Returns what must be equal on all ranks."""
+        own = {name: value for name, value in vars(self).items() if name != "param_init_fn"}
+        return {
+            **own,
+            "cpu_offload": self.offloads,
+            "forward_prefetch": int(self.forward_prefetch),
+        }
 
 
 def check_reshard(reshard: object, shards: int) -> None:
@@ -245,16 +249,6 @@ def precision_of(
     return own, wire
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Arguments of `FullyShardedDataParallel`."""
-
-    reshard_after_forward: bool | int
-    mixed_precision: MixedPrecisionPolicy | None
-    cpu_offload: bool
-    param_init_fn: InitFunction | None
-
-
 def shard(
     units: Sequence[nn.Module], mesh: DeviceMesh, everyone: ProcessGroup, settings: Settings
 ) -> None:
@@ -274,7 +268,7 @@ def put_on(unit: nn.Module, mesh: DeviceMesh, settings: Settings, outermost: boo
     """Applies `fully_shard` to one unit: to those parameters that are in no other unit yet."""
     reshard = settings.reshard_after_forward
     offload: OffloadPolicy = OffloadPolicy()
-    if settings.cpu_offload:
+    if settings.offloads:
         offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
     trained = [
         p for p in unit.parameters() if p.requires_grad and not isinstance(p, DTensor)
