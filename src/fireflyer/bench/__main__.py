@@ -74,8 +74,8 @@ def main() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Options of a command line. Each field is declared as its option; a command has the fields
-    that it names."""
+    """Options of a command line. The declaration of a field is that of its option; each command has
+    the fields that it names."""
 
     ranks: Ranks = 2
     sizes: Sizes = "64K,1M,16M"

@@ -1,9 +1,9 @@
 """Events of a profiled process: the beginning or end of a phase in one thread, as one integer.
 
-An event is `nanoseconds since the start of the session << 17 | code`. The code holds, from the lowest
-bit: 1 bit begin, 4 bits phase, 4 bits thread, 8 bits label. A label numbers the optimizer, module,
-function or callback of the event; its name travels once, beside the events. Numbers that do not fit
-share the last one. The time has 47 bits, 39 hours.
+An event is `nanoseconds since the start of the session << 17 | code`. The code holds, from the
+lowest bit: 1 bit begin, 4 bits phase, 4 bits thread, 8 bits label. A label is the number of an
+optimizer, module, function or callback; its name is sent once, apart from the events. All larger
+numbers share the highest number. The time has 47 bits, 39 hours.
 """
 
 from array import array
@@ -44,7 +44,7 @@ def code(begin: bool, phase: int, thread: int = 0, label: int = 0) -> int:
 
 
 def packed(events: Iterable[Event]) -> bytes:
-    """Returns events as they travel: 64-bit integers of this machine's byte order."""
+    """Returns events in the format of messages: 64-bit integers in this machine's byte order."""
     return array(
         "Q", (e.time_ns << CODE_BITS | code(e.begin, e.phase, e.thread, e.label) for e in events)
     ).tobytes()

@@ -1,8 +1,8 @@
-"""Messages between profiler and agent, and the place where they meet.
+"""Messages between profiler and agent, and the socket on which they meet.
 
-The profiler listens on a Unix socket in a folder that only the user can enter. Its name holds the
-process id of the target, so that the agent finds it without being told. Both sides check that the
-other has the same user.
+The profiler listens on a Unix socket in a folder that only the user can enter. The socket's name
+contains the process id of the target, so the agent finds it without configuration. Both sides check
+that the other process has the same user.
 """
 
 import os
@@ -37,14 +37,15 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     version: int = VERSION
     pid: int
     base_ns: int
-    """Monotonic clock to which times are relative."""
+    """Monotonic time at the start of the session, to which all times are relative."""
     rank: int = 0
     world: int = 1
     torch: bool = False
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, tag="batch"):
-    """Agent to profiler: what has happened since the last batch. Times are relative to `base_ns`."""
+    """Agent to profiler: events and samples since the last batch. Times are relative to
+    `base_ns`."""
 
     events: bytes = b""
     labels: dict[int, str] = {}
@@ -69,11 +70,11 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True, tag="operators"):
 
     names: list[str]
     spans: list[tuple[int, int, int, int]]
-    """Name's index, begin, end, thread."""
+    """Index of the name, begin, end, thread."""
 
 
 class Bye(msgspec.Struct, frozen=True, kw_only=True, tag="bye"):
-    """Agent to profiler, last: everything is as it was."""
+    """Agent to profiler, last message: all hooks are removed."""
 
     failure: str = ""
 

@@ -1,10 +1,9 @@
 """Phases of training steps: a pure function of events.
 
 A step lasts from the end of the last optimizer of one round to the end of the last optimizer of the
-next: several optimizers (a GAN) make one step together. Inside a phase, time belongs to the innermost
-open phase, with one exception: a forward inside a backward is recomputation, and stays backward.
-
-Time between phases belongs to the phase that it prepares or completes:
+next round. Several optimizers (as in a GAN) make one step together. Inside a phase, time counts for
+the innermost open phase. The exception is a forward inside a backward: it is recomputation, and
+counts as backward. Time between phases counts for the phase that it prepares or completes:
 
     forward → backward      forward      the loss
     forward → forward       forward      a loss module, a second model
@@ -16,7 +15,7 @@ Time between phases belongs to the phase that it prepares or completes:
     everything else         framework    inside the loop of a Trainer
                             other        elsewhere: logging, what the script does between steps
 
-`Row.between` tells how much of each phase was attributed by this table.
+`Row.between` has the part of each phase that this table attributed.
 """
 
 from collections import Counter
@@ -61,7 +60,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One training step of one rank."""
 
     step: int
-    """Count of steps since the session began."""
+    """Number of steps since the start of the session."""
     begin_ns: int
     """Monotonic time since the start of the session."""
     seconds: float
@@ -83,12 +82,12 @@ class _Part(NamedTuple):
 
 
 class PhaseAccountant:
-    """Turns the events of one process into rows. Events of one thread must come in order.
+    """Turns the events of one process into rows. The events of each thread must be in order.
 
-    An event of phase OTHER is a report: its time is how long the gradient reducer of torch DDP
-    waited in native code during the backward of this step. It moves from backward to communication.
+    An event of phase OTHER is a report. Its time is the native wait of torch DDP's gradient reducer
+    in the backward of this step; that time moves from backward to communication.
 
-    An event of phase FRAMEWORK marks the loop of a Trainer. Phases inside of it count as elsewhere.
+    An event of phase FRAMEWORK marks the loop of a Trainer. Phases inside the loop count as usual.
 
     Args:
         name_of: returns the name of a label.
@@ -114,7 +113,7 @@ class PhaseAccountant:
         self.rows = 0
 
     def feed(self, events: Iterable[Event]) -> Iterator[Row]:
-        """Yields the steps that these events complete."""
+        """Yields a row for each step that these events complete."""
         for event in events:
             if self.thread is None and event.phase == UPDATE:
                 self.thread = event.thread  # the thread that trains
@@ -204,7 +203,7 @@ class PhaseAccountant:
             self._updated = set()
 
     def _keep(self) -> None:
-        """Sets aside the time up to this optimizer's end."""
+        """Stores the time up to this optimizer's end until the step ends."""
         spent = self._spent
         if self._reported:
             moved = min(self._reported, spent[BACKWARD])
@@ -216,7 +215,7 @@ class PhaseAccountant:
         self._reported = 0
 
     def _close_kept(self) -> Iterator[Row]:
-        """Makes a row of what was set aside; the first one is incomplete, and dropped."""
+        """Returns a row of the stored times; drops the first row, which is incomplete."""
         if not self._kept:
             return
         self._loaded = False

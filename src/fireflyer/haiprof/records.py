@@ -1,8 +1,8 @@
-"""Records of a profile: what is stored, and what the reports read.
+"""Records of a profile, as they are stored and as reports read them.
 
 A profile is a folder with one file a rank, `rank<N>.jsonl`: a `Header`, then records in the order in
-which they were made. Times are nanoseconds of the machine's monotonic clock, so that the ranks of one
-machine share a time line; `Header.wall_ns` places it among those of other machines.
+which they were made. Times are nanoseconds of the machine's monotonic clock, so the ranks of one
+machine share a time line. `Header.wall_ns` relates the time lines of several machines.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ FORMAT = 1
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
-    """Process that was profiled, and how."""
+    """Profiled process, and the options of the session."""
 
     format: int = FORMAT
     rank: int = 0
@@ -29,7 +29,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     wall_ns: int
     """Wall clock at the same moment, nanoseconds since 1970."""
     rate_hz: float = 0.0
-    """Rate of stack samples; 0: none."""
+    """Stack samples a second; 0: none."""
     missing: dict[str, str] = {}
     """Recorders that this machine or process cannot serve, with the reason."""
 
@@ -40,7 +40,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, tag="sample"):
     recorder: str
     at_ns: int
     values: dict[str, float]
-    """Gauges and counters by name; a name that ends in `_total` is a counter since an unknown start."""
+    """Gauges and counters by name; a name that ends in `_total` is a counter with an unknown
+    start."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
@@ -76,11 +77,11 @@ class StackSamples(msgspec.Struct, frozen=True, kw_only=True, tag="samples"):
     at_ns: list[int]
     stacks: list[int]
     weights: list[int]
-    """Sampling intervals that each sample stands for; more than 1 after a sample that came late."""
+    """Weight of each sample in sampling intervals; more than 1 for a delayed sample."""
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True, tag="span"):
-    """A phase as it was in time, for the trace."""
+    """Phase with its begin and end, for the trace."""
 
     phase: str
     name: str

@@ -1,8 +1,8 @@
 """One trace of all ranks, in the Chrome JSON format that Perfetto and chrome://tracing open. Pure.
 
 A rank is a process of the trace. Its tracks: steps, phases, samples of each thread, operators,
-collectives, counters. Ranks of one machine share its monotonic clock. Ranks of other machines are
-placed by their wall clocks, as exact as those are; `otherData.clocks` says so.
+collectives, counters. Ranks of one machine share its monotonic clock. Ranks of several machines are
+aligned by the wall clocks, only as exactly as these agree; `otherData.clocks` says so.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from fireflyer.haiprof.records import RankProfile
 STEPS, PHASES, COLLECTIVES, SAMPLES, OPERATORS = 1, 2, 3, 10, 1000
 
 MOST_GAP = 3
-"""Sampling intervals after which two samples of one stack are not one slice."""
+"""Gap in sampling intervals that ends a slice between two samples of the same stack."""
 
 
 def trace(profiles: Sequence[RankProfile]) -> bytes:
@@ -77,7 +77,8 @@ def _rank(profile: RankProfile, zero: int) -> Iterator[dict[str, Any]]:
 
 
 def _stacks(profile: RankProfile, zero: int) -> Iterator[dict[str, Any]]:
-    """Yields nested slices: a function lasts while consecutive samples have it at the same depth."""
+    """Yields nested slices: a slice lasts while consecutive samples have its function at its
+    depth."""
     period = int(1e9 / profile.header.rate_hz) if profile.header.rate_hz else 10_000_000
     threads: dict[str, list[tuple[int, int, int]]] = {}
     for part in profile.stack_samples:
@@ -110,7 +111,7 @@ def _stacks(profile: RankProfile, zero: int) -> Iterator[dict[str, Any]]:
 
 
 def _counters(profile: RankProfile, zero: int) -> Iterator[dict[str, Any]]:
-    """Yields gauges as they are and counters as rates a second."""
+    """Yields the values of gauges, and counters as rates a second."""
     for recorder, samples in profile.samples.items():
         last: dict[str, tuple[int, float]] = {}
         for sample in samples:

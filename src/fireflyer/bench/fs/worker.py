@@ -1,4 +1,4 @@
-"""Client process of a file system, ours or a mounted one; commands are lines of JSON.
+"""Client process of our file system or of a mounted file system. Commands are lines of JSON.
 
 {"do": "attach", "where", "settings"}                            ours
 {"do": "mounted", "root"}                                        a mounted one

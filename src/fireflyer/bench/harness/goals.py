@@ -249,7 +249,7 @@ EXPERTS = {
     "safetensors": (1.3, 1.6),
     "warm": (10.0, 15.0),
 }
-"""Required ratio and aim for switches between experts, to a cold one and to a warm one."""
+"""Required ratio and aim for switches between experts, to a cold expert and to a warm expert."""
 
 PROF_FIRST_ROW_S = (1.0, 0.3)
 """Allowed seconds from attaching to the first step's row, and the aim."""

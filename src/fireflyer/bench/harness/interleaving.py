@@ -1,4 +1,4 @@
-"""Measurement in turns, so that a drift of the machine affects all candidates."""
+"""Measurement in turns, so that a drift of the machine affects all candidates alike."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,7 +1,7 @@
 """Pipelines between the hosts of a lab: step time against its prediction and torch's over gloo.
 
 A stage computes by sleeping, as if on a device. The prediction is the schedule's timeline with
-nominal times of computations; a message takes its bytes divided by the line's measured rate.
+nominal times of computations. A message takes the time of its bytes at the line's measured rate.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Pipeline stage that computes by sleeping, as if on a device, and torch's pipelining of it."""
+"""Pipeline stage that computes by sleeping, as if on a device, also for torch's pipelining."""
 
 import time
 from collections.abc import Callable, Sequence

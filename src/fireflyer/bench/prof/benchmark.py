@@ -173,10 +173,8 @@ class _Bench:
         return mean, median(after[2] - before[2] for before, after in pairwise(inside))
 
     def _excess(self, begin: int, each: float) -> float:
-        """Returns the seconds of CPU time beyond `each` per step, from step `begin` until shortly
-        after now.
-
-        The additional time counts the work after a recording.
+        """Returns the CPU time in seconds beyond `each` per step, from step `begin` until shortly
+        after now, so that the work after a recording counts, too.
         """
         time.sleep(0.2)
         self.wait_for(1)

@@ -1,4 +1,4 @@
-"""Candidates of `bench train`. A new candidate is one entry of a table."""
+"""Candidates of `bench train`. A new candidate needs one more entry in a table."""
 
 import zlib
 from collections.abc import Callable, Iterable

@@ -214,7 +214,7 @@ def report(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Explain a stored profile: what bounds a step, and findings ranked by the time to be won.
+    """Explain a stored profile: what bounds a step, and findings ranked by possible saving.
 
     \b
       haiprof report prof --html prof.html --trace prof.json

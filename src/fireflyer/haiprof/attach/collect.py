@@ -1,4 +1,4 @@
-"""Collection: sessions with one or several processes and their recorders, until the time is up."""
+"""Collection from one or several processes: their sessions and recorders, for a limited time."""
 
 import contextlib
 import os
@@ -19,10 +19,10 @@ from fireflyer.haiprof.recorders import Recorder, available, chosen
 from fireflyer.haiprof.records import RankProfile, Record, Sample, StepRecord
 
 DETACH_TIMEOUT_S = 20.0
-"""Time for the agent to send what it has: operators of torch.profiler take seconds."""
+"""Time for the agent to send its pending records; operators of torch.profiler take seconds."""
 
 LONGEST_S = 86_400.0
-"""Time for a script to reach its first step, after which the agent detaches by itself."""
+"""Time for a script to reach its first step; then the agent detaches by itself."""
 
 SPARE_S = 30.0
 """Time after which the agent detaches by itself, if the profiler has not asked it to."""
@@ -40,13 +40,13 @@ class Options:
     trace_steps: int = 0
     """Steps to record with torch.profiler; with it, spans and collectives are recorded, too."""
     most_steps: int | None = None
-    """Detach after so many steps."""
+    """Detach after this number of steps."""
     timeout_s: float = ANSWER_TIMEOUT_S
     from_first_step: bool = False
-    """Begin to count the time at the first step of an optimizer."""
+    """Start the time limit at the first step of an optimizer."""
 
     def check(self) -> None:
-        """Raises ConfigError if a value cannot be used."""
+        """Raises ConfigError if a value is invalid."""
         if not self.seconds > 0:
             raise ConfigError(
                 f"invalid time {self.seconds:g}: expected a positive number of seconds"
@@ -54,7 +54,7 @@ class Options:
         chosen(self.recorders, self.intervals)
 
     def request(self) -> Request:
-        """Returns what to ask of the agent."""
+        """Returns the request to the agent."""
         _, inside = chosen(self.recorders, self.intervals)
         tracing = self.trace_steps > 0 or "trace" in inside
         steps = (self.trace_steps or 3) if tracing else 0
@@ -189,7 +189,7 @@ def _loop(
 
 
 def _sample(one: Attached, files: dict[int, IO[bytes]]) -> None:
-    """Asks the recorders that are due."""
+    """Reads the recorders that are due."""
     now = time.monotonic()
     for recorder in one.recorders:
         if now < one.due.get(recorder.name, 0.0):

@@ -1,6 +1,6 @@
-"""A session with one process: handshake, records as they come, detach.
+"""Session with one process: handshake, records as they arrive, detach.
 
-The profiler may die at any moment: the agent sees its connection close, and detaches.
+If the profiler dies, its connection closes, and the agent detaches.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ _decode = msgspec.msgpack.Decoder(FromAgent).decode
 
 
 class Session:
-    """One attached process. A context manager: on exit the process is as it was.
+    """One attached process. A context manager: on exit no hook is left in the process.
 
     Args:
         target: the process; stays open until the session ends.
@@ -92,7 +92,7 @@ class Session:
         self._connection.close()
 
     def fileno(self) -> int:
-        """Returns the descriptor that is readable when `read` has something."""
+        """Returns the descriptor that is readable when `read` has records."""
         return self._connection.fileno()
 
     def header(self, rate_hz: float, missing: dict[str, str]) -> Header:
@@ -114,7 +114,7 @@ class Session:
         )
 
     def detach(self) -> None:
-        """Asks the agent to end. `read` yields what is still on its way, until `over`."""
+        """Asks the agent to end. `read` yields records in flight until `over` is True."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
 
@@ -134,13 +134,13 @@ class Session:
             yield from self._records(message)
 
     def _cause_of_end(self) -> str:
-        """Returns why the connection closed without a message that says so."""
+        """Returns the reason why the connection closed without a final message."""
         if self.target.alive():
             return "the process ended the session: its records were not read in time"
         return "the process ended during the session"
 
     def _meet(self, timeout_s: float) -> socket.socket:
-        """Listens, signals the process and returns its connection."""
+        """Listens for the agent, signals the process and returns the agent's connection."""
         folder, uid = meeting_folder(self.target.uid), self.target.uid
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
@@ -172,8 +172,9 @@ class Session:
             if not self.target.alive():
                 raise ProfileError(f"process {self.target.pid} ended before it answered")
             if time.monotonic() < end:
-                with contextlib.suppress(ProfileError):  # the agent of the session before may have
-                    self.target.wake()  # been about to end, and took the signal for its own
+                # The ending agent of the previous session may have taken the signal.
+                with contextlib.suppress(ProfileError):
+                    self.target.wake()
         raise ProfileError(
             f"process {self.target.pid} did not answer within {timeout_s:g} s: it is being profiled "
             f"already, or {self.target.obstacle()}"
@@ -221,7 +222,7 @@ class Session:
                 self.over, self.failure = True, message.failure
 
     def _spans(self, events: list[Event], base: int) -> Iterator[Span]:
-        """Yields phases as they were in time, if a trace was asked for."""
+        """Yields phases with their times, if a trace was requested."""
         if not self.request.collectives:
             return
         for event in events:
@@ -270,7 +271,7 @@ def _is_connected(path: Path) -> bool:
 
 
 def _bind(listener: socket.socket, path: Path, pid: int) -> None:
-    """Binds the meeting socket; replaces that of a profiler that was killed."""
+    """Binds the meeting socket; replaces the socket that a killed profiler left."""
     with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))

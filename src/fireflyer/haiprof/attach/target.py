@@ -1,7 +1,8 @@
-"""Checks of a process before anything is sent to it.
+"""Checks of a process before it is signalled.
 
-An unprepared process would die of the signal. So `Target.find` establishes that the process is
-prepared, and `wake` asks again right before it signals the very process that was checked.
+The signal would kill an unprepared process. So `Target.find` checks that the process is prepared,
+and `wake` checks again right before it signals. A pid descriptor ensures that both mean the same
+process.
 """
 
 import contextlib
@@ -31,7 +32,8 @@ _BLOCKING = {
 
 
 class NotPrepared(ProfileError):
-    """The process lives, but it has no handler to attach to; stacks can still be read from outside."""
+    """Error: the process is alive but has no signal handler. Its stacks can still be read from
+    outside."""
 
 
 class Target:
@@ -57,7 +59,7 @@ class Target:
         os.close(self._handle)
 
     def _check(self) -> None:
-        """Raises ProfileError with a reason if the process cannot be attached to."""
+        """Raises ProfileError with the reason if this user cannot attach to the process."""
         status = self._status()
         self.uid = int(status.get("Uid", "-1 -1").split()[1])
         if self.uid != os.geteuid():
@@ -89,7 +91,7 @@ class Target:
             raise ProfileError(f"process {self.pid} {reason.format(pid=self.pid)}")
 
     def signal_number(self) -> int:
-        """Returns the signal that the process was prepared for.
+        """Returns the number of the signal that the process handles.
 
         Raises:
             NotPrepared: it was not prepared, or does not handle that signal now.

@@ -17,7 +17,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     before_s: float
     after_s: float
     noise_s: float
-    """Difference that the scatter of the steps alone can make."""
+    """Largest difference that the scatter of the steps alone explains."""
 
     @property
     def clear(self) -> bool:

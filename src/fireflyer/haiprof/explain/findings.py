@@ -1,4 +1,4 @@
-"""Rules that make findings of measures, ranked by the time that could be won.
+"""Rules that turn measures into findings, ranked by the time that could be saved.
 
 A finding compares ranks or phases with limits that healthy runs keep. Its evidence names the numbers.
 """
@@ -15,10 +15,10 @@ from fireflyer.haiprof.explain.paired import PairedSteps
 from fireflyer.haiprof.records import RankProfile
 
 FEWEST_STEPS = 5
-"""Steps below which nothing is concluded."""
+"""Minimum number of steps for any finding."""
 
 SLOW_SHARE = 0.15
-"""Part of a step by which a rank must be slower than the others."""
+"""Share of a step by which a rank must be slower than the others to be a finding."""
 
 DATA_SHARE = 0.15
 COMMUNICATION_SHARE = 0.25
@@ -40,14 +40,14 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
     evidence: list[str]
     gain_s: float
-    """Seconds of a step that could be won, at most; 0 if it is not about time."""
+    """Maximum seconds of a step that could be saved; 0 for a finding that is not about time."""
     share: float
-    """`gain_s` as a part of the step."""
+    """`gain_s` as a share of the step."""
     rank: int | None = None
 
 
 def explain(profiles: Sequence[RankProfile]) -> list[Finding]:
-    """Returns the findings, the one with the most time to be won first."""
+    """Returns the findings, the largest possible saving first."""
     ranks = [m for p in profiles if (m := RankMeasures(p)).steps >= FEWEST_STEPS]
     if not ranks:
         return []
@@ -65,7 +65,7 @@ def explain(profiles: Sequence[RankProfile]) -> list[Finding]:
 
 
 def verdict(profiles: Sequence[RankProfile]) -> str:
-    """Returns one sentence about what bounds the step."""
+    """Returns a sentence that names the phase that bounds the step."""
     ranks = [m for p in profiles if (m := RankMeasures(p)).steps]
     if not ranks:
         return "No training step was seen: no optimizer stepped during the session."
@@ -81,7 +81,7 @@ def verdict(profiles: Sequence[RankProfile]) -> str:
 def _slow_ranks(
     ranks: list[RankMeasures], paired: PairedSteps, locked: set[int | None]
 ) -> Iterator[Finding]:
-    """Yields ranks that make the others wait."""
+    """Yields a finding for each rank that delays the others."""
     for index, one in enumerate(ranks):
         others = [m for m in ranks if m is not one]
         if not others or one.rank in locked:
@@ -115,7 +115,7 @@ def _slow_ranks(
 
 
 def _cause(one: RankMeasures, others: list[RankMeasures], phase: str) -> tuple[str, list[str]]:
-    """Returns disk, data or cpu, with evidence."""
+    """Returns the resource that a slow rank lacks ("disk", "data" or "cpu"), with evidence."""
     waits = one.mean("io", "in_disk_wait")
     usual = median(m.mean("io", "in_disk_wait") for m in others)
     moved = one.rate("io", "read_bytes_total") + one.rate("io", "written_bytes_total")
@@ -139,11 +139,11 @@ def _cause(one: RankMeasures, others: list[RankMeasures], phase: str) -> tuple[s
 
 
 def _slow_network(ranks: list[RankMeasures], paired: PairedSteps) -> Iterator[Finding]:
-    """Yields the rank at the end of most connections that hold bytes back, if all ranks wait.
+    """Yields the rank at an end of most connections with unacknowledged bytes, if all ranks wait.
 
-    A slow cable holds back what its host sends, and what the others send to it. So the slow rank is at
-    one end of each blocked connection; in a network that is slow everywhere, each of n ranks is at an
-    end of 2 of n.
+    A slow cable delays bytes to its host and from it. So the slow rank is at one end of each
+    blocked connection. If the whole network is slow, each of n ranks is at an end of 2 in n blocked
+    connections.
     """
     step = median(m.step_s for m in ranks)
     waiting = paired.waiting()
@@ -171,7 +171,8 @@ def _slow_network(ranks: list[RankMeasures], paired: PairedSteps) -> Iterator[Fi
 
 
 def _blocked(ranks: list[RankMeasures]) -> Counter[tuple[int, int]]:
-    """Returns the share of the samples in which a connection held bytes back, by its two ends."""
+    """Returns the share of the samples in which a connection had unacknowledged bytes, by its
+    ends."""
     found: Counter[tuple[int, int]] = Counter()
     addresses = _addresses(ranks)
     for one in ranks:
@@ -185,7 +186,7 @@ def _blocked(ranks: list[RankMeasures]) -> Counter[tuple[int, int]]:
 
 
 def _addresses(ranks: list[RankMeasures]) -> dict[str, int]:
-    """Returns the rank behind each address: the one that all others name and it does not itself."""
+    """Returns the rank of each address: the only rank that has no connection to that address."""
     named: dict[str, set[int]] = {}
     for one in ranks:
         for sample in one.profile.samples.get("io", ()):
@@ -303,7 +304,8 @@ def _gpu_idle(ranks: list[RankMeasures]) -> Iterator[Finding]:
 
 
 def _callbacks(ranks: list[RankMeasures]) -> Iterator[Finding]:
-    """Yields what callbacks take in the mean step: most of them are quick in most steps."""
+    """Yields the time of callbacks in the mean step, because most callbacks are slow in few steps
+    only."""
     step = sum(m.mean_s for m in ranks) / len(ranks)
     spent: dict[str, float] = {}
     for one in ranks:

@@ -9,7 +9,7 @@ from fireflyer.haiprof.records import RankProfile, Sample, StackRecord
 
 
 class RankMeasures:
-    """Typical step of a rank, and what its recorders saw."""
+    """Typical step of a rank, and the values of its recorders."""
 
     def __init__(self, profile: RankProfile) -> None:
         steps = profile.steps
@@ -41,8 +41,8 @@ class RankMeasures:
         return sum(values) / len(values) if values else 0.0
 
     def lock_share(self) -> tuple[float, str]:
-        """Returns the share of the training thread's time in which it acquired a lock outside of
-        data loading and communication, and where."""
+        """Returns the share of its time that the training thread waited for a lock outside of data
+        loading and communication, and the place in the code."""
         waiting: Counter[str] = Counter()
         total = 0
         for _, stack, weight in self._training_samples():

@@ -1,7 +1,8 @@
 """Steps that several ranks did together, compared within each step.
 
-Noise of a shared machine changes from step to step by more than a rank is slow. It meets all ranks of one
-step alike, or each rank in turn. So ranks are compared within a step, and then over the steps.
+On a shared machine, noise between steps can exceed the delay of a slow rank. But noise delays all
+ranks of a step alike, or each rank in some step. So ranks are compared within each step first, and
+then over the steps.
 """
 
 from bisect import bisect
@@ -12,7 +13,8 @@ from fireflyer.haiprof.explain.measures import RankMeasures
 from fireflyer.haiprof.phases import Row
 
 PARTS = 4
-"""Parts of a session in each of which a rank must be late: a burst of other work ends sooner."""
+"""Number of parts of a session; a slow rank must be late in each. A burst of other work ends
+sooner."""
 
 
 def own_s(row: Row) -> float:
@@ -21,7 +23,7 @@ def own_s(row: Row) -> float:
 
 
 class PairedSteps:
-    """Steps of `ranks`, at least one, matched by the time of their end."""
+    """Steps of `ranks` (at least one rank), matched by the times at which they end."""
 
     def __init__(self, ranks: Sequence[RankMeasures]) -> None:
         one_clock = len({rank.profile.header.host for rank in ranks}) == 1
@@ -39,15 +41,16 @@ class PairedSteps:
             self.steps = list(zip(*rows, strict=False))
 
     def lateness(self, index: int) -> list[float]:
-        """Returns by how much the own time of a rank exceeds the typical one of the others, by step."""
+        """Returns, for each step, the own time of a rank minus the median own time of the
+        others."""
         return [
             own_s(step[index]) - median(own_s(row) for n, row in enumerate(step) if n != index)
             for step in self.steps
         ]
 
     def is_late(self, index: int, least: float) -> bool:
-        """Returns whether a rank is late by `least` seconds in the typical step, by half of that in
-        each part of the session, and the last one in most steps."""
+        """Returns True if a rank is late by `least` seconds in the median step and by half of that
+        in each part of the session, and if it is the last rank in most steps."""
         late = self.lateness(index)
         last = sum(own_s(step[index]) >= max(own_s(row) for row in step) for step in self.steps)
         size = max(1, len(late) // PARTS)
@@ -59,9 +62,8 @@ class PairedSteps:
         )
 
     def waiting(self) -> float:
-        """Returns the communication of the rank that waits least in each step, in the typical step.
-
-        That rank came last: it waits for the transfer alone, and not for another rank.
+        """Returns the median, over the steps, of the shortest communication time of any rank. The
+        rank with that time was the last to arrive, so it waited for the transfer alone.
         """
         return median(
             min(row.phases.get("communication", 0.0) for row in step) for step in self.steps

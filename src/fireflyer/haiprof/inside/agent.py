@@ -1,7 +1,7 @@
-"""The agent: the thread that a session runs in the profiled process, until it detaches.
+"""Agent: the thread of a session in the profiled process.
 
-It detaches when the profiler says so or disappears, and in any case after the time that was asked for.
-Then every hook is out, the socket is closed and the thread ends.
+The agent detaches when the profiler asks for it or disappears, and at the latest when the requested
+time is over. It removes every hook and closes the socket; then the thread ends.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from fireflyer.rpc import FrameBuffer, frame
 
 FLUSH_NS = 100_000_000
 SEND_TIMEOUT_S = 10.0
-"""A profiler that does not read for so long is given up."""
+"""Time after which the agent detaches from a profiler that does not read."""
 
 _session: "Session | None" = None
 _watches_forks = False
@@ -64,7 +64,7 @@ def serve(renew_lock: Callable[[], None]) -> None:
 
 
 def _connect() -> socket.socket | None:
-    """Connects to the profiler; None if there is none that this process may trust."""
+    """Connects to the profiler; returns None if no profiler of the same user listens."""
     uid = os.geteuid()
     if not is_private(meeting_folder(uid), uid):
         return None
@@ -92,7 +92,7 @@ def _receive_request(connection: socket.socket) -> Request | None:
 
 
 class Session:
-    """One session: hooks in, records out, hooks out."""
+    """One session: installs hooks, sends records, removes hooks."""
 
     def __init__(
         self, connection: socket.socket, request: Request, renew_lock: Callable[[], None]
@@ -118,7 +118,7 @@ class Session:
         self._sampled_at = 0
 
     def run(self) -> None:
-        """Serves until the end of the session. Leaves the process as it was."""
+        """Serves until the end of the session, then removes all hooks."""
         global _session
         _session = self
         _watch_forks()
@@ -149,7 +149,8 @@ class Session:
         )
 
     def _put_hooks(self) -> None:
-        """Puts all hooks in place, once torch is loaded; those of other modules once these are."""
+        """Installs the hooks of each module once the module is loaded; torch must be loaded
+        first."""
         buffer = self._buffer
         if self._roots is not None:
             self._put_point_hooks()
@@ -166,7 +167,8 @@ class Session:
         self._undo.append(points.OptimizerHooks(buffer, self._at_step).undo)
 
     def _put_point_hooks(self) -> None:
-        """Looks for points if modules were imported, or when the first step shows that all are."""
+        """Installs hooks of modules that were imported since the last call, and at the first
+        step."""
         loaded = (len(sys.modules), self._training_thread != 0)
         if loaded != self._looked_at:
             self._looked_at = loaded
@@ -174,9 +176,8 @@ class Session:
                 self._undo.append(replacement.undo)
 
     def _at_step(self, steps: int) -> int:
-        """Runs in the thread that trains, at the end of an optimizer's step. Never raises.
-
-        Returns after how many steps to call it again.
+        """Runs in the training thread at the end of an optimizer's step. Never raises. Returns the
+        number of steps until the next call.
         """
         try:
             self._training_thread = threading.get_ident()
@@ -205,7 +206,7 @@ class Session:
             self._log_reducers(roots.modules)
 
     def _log_reducers(self, modules: list[Any]) -> None:
-        """Turns the log of new reducers on, for each step from the next one."""
+        """Enables the log of new reducers, for every step from the next on."""
         for module in modules:
             logged = hasattr(vars(module).get("logger"), "_get_ddp_logging_data")
             if logged and not any(module is known for known in self._reducers):
@@ -224,7 +225,7 @@ class Session:
             if self._sampler is not None:
                 until = min(until, self._sampled_at + self._sampler.period_ns)
             if poll.poll(max(0, -(-(until - now) // 1_000_000))):
-                return  # the profiler says nothing after its request: it detaches or died
+                return  # the profiler sends nothing after its request, so it detaches or has died
             now = time.monotonic_ns()
             if self._sampler is not None and now >= self._sampled_at + self._sampler.period_ns:
                 self._sample(now)
@@ -286,7 +287,7 @@ class Session:
 
 
 def _torch_is_loaded() -> bool:
-    """Returns whether torch is imported, and not just being imported."""
+    """Returns True if the import of torch has completed."""
     torch = sys.modules.get("torch")
     return (
         torch is not None

@@ -6,7 +6,7 @@ from fireflyer._native.haiprof import EventLog
 from fireflyer.haiprof.events import MOST_LABELS
 
 MOST_EVENTS = 1 << 20
-"""Events to keep for a profiler that does not read; 8 MB as they travel."""
+"""Maximum number of events that wait for a profiler that does not read (8 MB in messages)."""
 
 CLOCK: Callable[[], int] | None = None
 """Clock of new buffers in nanoseconds; None: the monotonic one, read without a call of Python."""
@@ -21,7 +21,7 @@ class EventBuffer:
 
     def __init__(self) -> None:
         self.log = EventLog(MOST_EVENTS, CLOCK)
-        """Log that hooks record in."""
+        """Native log in which hooks record events."""
         self.base_ns = self.log.base_ns
         self.collectives: list[tuple[str, int, int, list[int]]] | None = None
         self._labels: dict[object, int] = {}
@@ -38,7 +38,7 @@ class EventBuffer:
 
     @property
     def dropped(self) -> int:
-        """Returns how many events found no room."""
+        """Returns the number of events that were dropped because the buffer was full."""
         return self.log.dropped
 
     def label(self, key: object, name: str) -> int:

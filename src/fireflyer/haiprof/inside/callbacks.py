@@ -1,7 +1,7 @@
-"""Callbacks and loggers of the Trainers of Lightning and transformers, as classes that are loaded.
+"""Loaded classes of callbacks and loggers of the Trainers of Lightning and transformers.
 
-A Trainer calls every callback at every event. The base classes do nothing there, so only methods that a
-subclass overrides are worth a hook.
+A Trainer calls every callback at every event. The methods of the base classes do nothing, so only
+methods that a subclass overrides get a hook.
 """
 
 import inspect
@@ -33,7 +33,7 @@ BASES = (
 )
 
 _DISPATCHERS = ("CallbackHandler",)
-"""Subclasses that call callbacks, and are none."""
+"""Subclasses that only call other callbacks; they get no hooks."""
 
 
 def callback_methods() -> Iterator[tuple[Any, str]]:

@@ -14,7 +14,7 @@ _MOST = 100_000
 def note(
     buffer: EventBuffer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None
 ) -> None:
-    """Records a call; a wait for an earlier call is not one."""
+    """Records a call, unless it only waits for an earlier call."""
     into = buffer.collectives
     if into is None or name.endswith(".wait") or len(into) >= _MOST:
         return

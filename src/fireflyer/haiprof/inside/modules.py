@@ -1,9 +1,9 @@
-"""Root modules: those that the script calls itself, found while it runs, then timed by hooks of their
-own.
+"""Root modules: modules that the script itself calls. They are found while the script runs, and
+then timed by hooks of their classes.
 
-A hook on every module would cost a microsecond or more a call. So `Module.__call__` is replaced for a
-few steps only. It notes modules that are not called by another module. Their classes get hooks; then
-the original comes back. Now and then it is replaced for one step, to find roots that came later.
+A hook on every module would cost at least a microsecond a call. So `Module.__call__` is replaced
+for a few steps only, to find modules that no other module calls. Their classes get hooks; then the
+original `__call__` returns. Later searches of one step find new roots.
 """
 
 import sys
@@ -27,9 +27,9 @@ SEARCH_EVERY = 64
 def _owner(module: Any) -> Any:
     """Returns the object whose `_compiled_call_impl` a hook of this root replaces.
 
-    `Module.__call__` passes calls on to that attribute if there is one. The hook stands in the class:
-    so instances, their copies and what is pickled of them hold nothing of it. A module that was compiled
-    in place has an attribute of its own.
+    `Module.__call__` passes calls on to that attribute if there is one. The hook is an attribute of
+    the class, so no instance, copy or pickle contains it. A module that was compiled in place has
+    its own attribute, which is replaced instead.
     """
     return type(module) if vars(module).get("_compiled_call_impl") is None else module
 
@@ -49,7 +49,7 @@ class RootModules:
         self._steps = 0
         self._next_search = 0
         self.found = 0
-        """Roots found so far, also those that are gone."""
+        """Roots found so far, including deleted modules."""
         self._start_search()
 
     @property
@@ -58,7 +58,8 @@ class RootModules:
         return [module for root in self._roots.values() if (module := root()) is not None]
 
     def at_step(self, steps: int) -> int:
-        """Counts steps; starts and ends searches. Returns after how many steps to call it again."""
+        """Counts steps; starts and ends searches. Returns the number of steps until the next
+        call."""
         self._steps += steps
         self._quiet += steps
         if self._search is None:
@@ -83,7 +84,7 @@ class RootModules:
 
     def _start_search(self) -> None:
         original = self._class.__call__
-        # The compiler follows calls, and must not find a hook there.
+        # torch.compile traces calls, and must not find a hook there.
         usual = original is self._class._wrapped_call_impl
         followed = self._class._call_impl if usual else original
         compiling, inside, roots = self._compiling, self._inside, self._roots
@@ -111,7 +112,7 @@ class RootModules:
             self._end_search()
 
     def _first_call(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        """Records the call of a new root, which is hooked afterwards."""
+        """Records the call of a new root, and installs the hook of the root afterwards."""
         label = self._label(module)
         self._buffer.log.put(True, FORWARD, label)
         try:
@@ -129,10 +130,9 @@ class RootModules:
         return self._buffer.label((FORWARD, name), name)
 
     def _put(self, module: Any) -> None:
-        """Puts the hook of a root in place, unless there is one already, or the session ends.
-
-        The agent makes the buffer inactive before it removes hooks. What it may have missed, because
-        this thread was putting it in place, is removed here.
+        """Installs the hook of a root, unless the root has one or the session ends. The agent
+        deactivates the buffer before it removes hooks. If this thread installs a hook meanwhile,
+        the agent may miss it; so this function removes that hook.
         """
         owner = _owner(module)
         if id(owner) in self._hooks:

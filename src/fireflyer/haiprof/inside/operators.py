@@ -13,7 +13,7 @@ from fireflyer.haiprof.messages import Operators
 
 MOST_OPERATORS = 500_000
 PART = 20_000
-"""Operators in one message."""
+"""Maximum number of operators in a message."""
 
 
 class OperatorRecorder:
@@ -26,7 +26,7 @@ class OperatorRecorder:
         self.failure = ""
 
     def at_step(self) -> None:
-        """Starts or stops; called by the thread that trains."""
+        """Starts or stops the recording; called by the training thread."""
         if self._profiler is not None:
             self._left -= 1
             if self._left == 0:
@@ -62,7 +62,7 @@ class OperatorRecorder:
         return self._profiler is not None
 
     def taken(self) -> Iterator[Operators]:
-        """Yields the result in parts, once, when it is there."""
+        """Yields the result in parts, once, when it is complete."""
         profiler, self._done = self._done, None
         if profiler is None:
             return

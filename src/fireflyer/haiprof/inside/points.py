@@ -1,4 +1,4 @@
-"""Places in torch and Fireflyer that hooks time, and the hooks.
+"""Functions of torch and Fireflyer that hooks time, and the hooks.
 
 A hook replaces an attribute of a module or class that is loaded already; nothing is imported for it.
 Setting an attribute is one atomic step, so calls in other threads see the old or the new function,
@@ -50,7 +50,7 @@ _COLLECTIVES = (
 )  # fmt: skip
 
 _LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
-"""Names under which Lightning is distributed."""
+"""Package names of Lightning."""
 
 _LOOPS = (
     (DATA, "loops.fetchers", "_DataFetcher.__next__"),
@@ -116,7 +116,7 @@ class Replacement:
     def undo(self) -> None:
         """Puts the original back, unless other code has replaced the hook in the meantime."""
         if vars(self._owner).get(self._name, _MISSING) is not self._hook:
-            return  # what stands there calls the hook, which passes calls on
+            return  # other code wrapped the hook, which still passes calls on
         if self._own is _MISSING:
             delattr(self._owner, self._name)
         else:
@@ -126,8 +126,9 @@ class Replacement:
 def owner_of(point: Point) -> tuple[Any, str] | None:
     """Returns the object that holds a point's function, and its name there; None if not loaded.
 
-    A lazy attribute of a module is not loaded: a profiler imports nothing into its target for it. Nor is
-    a module whose import goes on: it may copy the function.
+    A lazy attribute of a module counts as not loaded, because a profiler imports nothing into its
+    target. A module counts as not loaded until its import ends, because it may still copy the
+    function.
     """
     owner: Any = sys.modules.get(point.module)
     if getattr(getattr(owner, "__spec__", None), "_initializing", False):
@@ -141,7 +142,7 @@ def owner_of(point: Point) -> tuple[Any, str] | None:
 
 
 def timed(original: Callable[..., Any], buffer: EventBuffer, phase: int, name: str) -> Any:
-    """Returns what stands for `original` and records when it is called."""
+    """Returns a function that calls `original` and records the time of each call."""
     noted = None
     if phase == COMMUNICATION and buffer.collectives is not None:
         from fireflyer.haiprof.inside.collectives import note
@@ -151,7 +152,7 @@ def timed(original: Callable[..., Any], buffer: EventBuffer, phase: int, name: s
 
 
 def keep_from_compiler(function: Any) -> None:
-    """Keeps torch.compile from compiling a hook by itself; what the hook calls is not affected."""
+    """Excludes a hook from torch.compile, but not the function that the hook calls."""
     compiler = sys.modules.get("torch._C._dynamo.eval_frame")
     if compiler is not None and hasattr(compiler, "set_code_exec_strategy"):
         only_itself = compiler._FrameExecStrategy(
@@ -169,7 +170,8 @@ class PointHooks:
         self._placed: set[tuple[int, str]] = set()
 
     def search(self) -> Iterator[Replacement]:
-        """Puts a hook on each place that has none yet; yields what undoes it."""
+        """Installs a hook on each function that has none; yields the object that removes the
+        hook."""
         found = [(point.phase, point.attribute, owner_of(point)) for point in POINTS]
         found += [(CALLBACKS, owner.__name__, (owner, name)) for owner, name in callback_methods()]
         for phase, label, place in found:
@@ -193,8 +195,8 @@ class OptimizerHooks:
     """Hooks around the step of every optimizer.
 
     Args:
-        at_step: called in the thread that trains, after an optimizer has stepped, with the number of
-            steps since its last call; returns after how many steps to call it again.
+        at_step: called in the training thread after an optimizer's step, with the number of steps
+            since its last call; returns the number of steps until the next call.
     """
 
     def __init__(self, buffer: EventBuffer, at_step: Callable[[int], int]) -> None:

@@ -1,12 +1,12 @@
-"""Preparation of a process, so that it can be attached to at any later time.
+"""Preparation of a process, so that a profiler can attach to it at any later time.
 
 A prepared process has a handler of one real-time signal, an exit handler that makes it ignore that
-signal, and one inaccessible page of address space that marks it. It has no thread, no open file and
-no timer of ours until the signal comes. The mark is a mapping of this very file. Its offset, in pages,
-is the signal's number, so that the profiler can read both from /proc/PID/maps, and never sends a signal
-to a process that would die of it.
+signal, and one inaccessible page of address space that marks it. Until the signal arrives, the
+preparation adds no thread, open file or timer. The mark is a mapping of this file whose offset, in
+pages, is the signal's number. The profiler reads the mark from /proc/PID/maps, so it never signals
+a process that the signal would kill.
 
-This module imports nothing costly: it runs at the start of interpreters.
+This module imports nothing costly, because it runs at the start of every interpreter.
 """
 
 import _thread
@@ -32,8 +32,8 @@ _busy = _thread.allocate_lock()
 def prepare() -> int | None:
     """Prepares this process; returns the number of its signal.
 
-    Returns None, and does nothing, outside the main thread, after `refuse`, or if no real-time
-    signal is free. Children that are forked are prepared, too; an exec ends it.
+    Returns None and does nothing outside the main thread, after `refuse`, or if no real-time signal
+    is free. Forked children are prepared, too; an exec ends the preparation.
     """
     global _prepared
     if _refused or _prepared is not None:
@@ -55,7 +55,7 @@ def prepare() -> int | None:
 
 
 def refuse() -> None:
-    """Keeps this process unprepared: it forks ranks and may never have a second thread."""
+    """Keeps this process unprepared, because it forks ranks and must never have a second thread."""
     global _refused
     _refused = True
     for finder in [f for f in sys.meta_path if isinstance(f, TorchWatch)]:
@@ -69,7 +69,8 @@ def allow() -> None:
 
 
 def renew_lock() -> None:
-    """Makes a forked child attachable: the agent that held its lock is not in the child."""
+    """Makes a forked child attachable: renews the lock, whose holder does not exist in the
+    child."""
     global _busy
     _busy = _thread.allocate_lock()
 
@@ -78,7 +79,7 @@ class TorchWatch:
     """Import hook that prepares the process when torch is imported, then removes itself."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Finds nothing itself."""
+        """Finds no module itself; prepares the process when torch is imported."""
         if name == "torch":
             sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
             prepare()
@@ -108,7 +109,7 @@ def _map_mark(number: int) -> bool:
 
 
 def _wake(number: int, frame: FrameType | None) -> None:
-    """Starts the agent. Takes no lock and imports nothing: it interrupts arbitrary code."""
+    """Starts the agent. Takes no lock and imports nothing, because it interrupts arbitrary code."""
     busy = _busy
     if busy.acquire(blocking=False):
         try:

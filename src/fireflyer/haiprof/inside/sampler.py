@@ -1,7 +1,7 @@
 """Samples of the Python stacks of all threads, taken inside the process.
 
-A sample waits for the interpreter lock. One that comes late, because native code held the lock, stands
-for all the moments that were missed.
+A sample waits for the interpreter lock. A sample that native code delayed gets the weight of all
+missed samples.
 """
 
 import dis
@@ -30,12 +30,14 @@ class StackSampler:
     def __init__(self, period_ns: int) -> None:
         self.period_ns = period_ns
         self._numbers: dict[tuple[int, ...], int] = {}
-        self._codes: dict[int, CodeType] = {}  # keeps them alive, so that their ids stay unique
+        # The code objects stay alive here, so that their ids stay unique.
+        self._codes: dict[int, CodeType] = {}
         self._named: set[int] = set()
         self._own = threading.get_ident()
 
     def take(self) -> Iterator[tuple[int, int, NewStack | None]]:
-        """Yields thread, stack's number, and the stack if it is new, for each other thread."""
+        """Yields, for each other thread: the thread, its stack's number, and the stack if it is
+        new."""
         for thread, frame in sys._current_frames().items():
             if thread == self._own:
                 continue

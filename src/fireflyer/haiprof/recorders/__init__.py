@@ -1,4 +1,4 @@
-"""Recorders: what is measured beside phases and stacks, each a plug-in with an interval of its own."""
+"""Recorders: plug-ins that measure values beside phases and stacks, each at its own interval."""
 
 from fireflyer.haiprof.recorders.registry import Recorder, available, chosen
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Gpu:
-    """Values of each GPU, as `gpu<N>_<name>`, and the memory that the process holds there."""
+    """Values of each GPU, as `gpu<N>_<name>`, and the GPU memory of the process."""
 
     name = "gpu"
     interval_s = 0.5

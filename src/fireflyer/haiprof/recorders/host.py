@@ -17,7 +17,7 @@ class InfiniBand:
         ("symbol_error", "symbol_errors_total", 1),
         ("link_downed", "link_downed_total", 1),
     )
-    """File, name here, unit in bytes: the data counters count words of four bytes."""
+    """File, name of the value, bytes per unit: the data counters count words of four bytes."""
 
     def __init__(self, pid: int, root: Path = Path("/sys/class/infiniband")) -> None:
         self._root = root
@@ -40,7 +40,7 @@ class InfiniBand:
 
 
 class Numa:
-    """Pages that were allocated on another NUMA node than the one that asked."""
+    """Pages that were allocated on another NUMA node than the requesting node."""
 
     name = "numa"
     interval_s = 1.0

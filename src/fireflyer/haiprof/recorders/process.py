@@ -109,9 +109,9 @@ _TABLES = {b"TCP": "tcp", b"TCPv6": "tcp6"}
 
 
 class InputOutput(_OfProcess):
-    """Bytes read and written; bytes of the process's network; bytes that its sockets hold back.
-
-    `blocked_<address>` is the number of bytes that were sent to an address and not acknowledged.
+    """Bytes read and written, bytes on the network, and unacknowledged bytes of the process's
+    sockets. `blocked_<address>` is the number of bytes that were sent to an address and not
+    acknowledged.
     """
 
     name = "io"
@@ -186,7 +186,7 @@ class InputOutput(_OfProcess):
 
 
 def _address(text: str) -> str:
-    """Returns the address of /proc/net/tcp as people write it."""
+    """Returns an address of /proc/net/tcp in the usual notation."""
     if len(text) > 8:
         text = text[-8:]  # IPv4 in IPv6
     return ".".join(str(int(text[at : at + 2], 16)) for at in (6, 4, 2, 0))

@@ -1,4 +1,4 @@
-"""Recorders by name, and the choice of a user.
+"""Recorders by name, and the user's choice of recorders.
 
 A plug-in is an entry point of the group `fireflyer.haiprof.recorders`: a callable that takes a process
 id and returns a `Recorder`.
@@ -14,19 +14,19 @@ from fireflyer.haiprof.recorders import host, process
 from fireflyer.haiprof.recorders.gpu import Gpu
 
 INSIDE = ("phase", "trace")
-"""Recorders that the agent serves inside the process."""
+"""Recorders that run in the agent, inside the process."""
 
 GROUP = "fireflyer.haiprof.recorders"
 
 
 class Recorder(Protocol):
-    """Source of values about one process or its machine. Runs in the profiler."""
+    """Source of values of one process or its machine. A recorder runs in the profiler."""
 
     name: str
     interval_s: float
 
     def missing(self) -> str | None:
-        """Returns the reason why there is nothing to record here; None if there is."""
+        """Returns the reason why this machine or process has no such values; None if it has."""
         ...
 
     def sample(self) -> dict[str, float]:
@@ -56,7 +56,8 @@ def available() -> dict[str, Callable[[int], Recorder]]:
 
 @cache
 def _plug_ins() -> dict[str, Callable[[int], Recorder]]:
-    """Returns the recorders of other packages; reading what is installed takes 10 ms or more."""
+    """Returns the recorders of other packages; the search of the installed packages takes 10 ms or
+    more."""
     found = entry_points(group=GROUP)
     return {point.name: point.load() for point in found if point.name not in BUILT_IN}
 

@@ -1,4 +1,4 @@
-"""A report as one document for JSON, from which the other views are made."""
+"""Report as a JSON document; the other views are made from this document."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +13,9 @@ from fireflyer.haiprof.records import RankProfile, summary
 def document(profiles: Sequence[RankProfile]) -> dict[str, Any]:
     """Returns the whole report.
 
-    `steps`, `covered` and `phases` (seconds a step) are of all ranks together; `ranks` has them for
-    each rank, with its recorders' means and the functions that its training thread was in.
+    `steps`, `covered` and `phases` (seconds a step) cover all ranks together. `ranks` has the same
+    values for each rank, with the means of its recorders and the functions in which its training
+    thread was sampled.
     """
     rows = [row for profile in profiles for row in profile.steps]
     whole = summary(rows)
@@ -58,7 +59,8 @@ def _values(profile: RankProfile, recorder: str) -> dict[str, float]:
 
 
 def _operators(profile: RankProfile, most: int = 10) -> list[dict[str, Any]]:
-    """Returns the operators with the most time, inner ones counted in the outer ones, too."""
+    """Returns the operators with the most time; the time of an operator includes inner
+    operators."""
     spent: dict[str, list[float]] = {}
     for operator in profile.operators:
         one = spent.setdefault(operator.name, [0.0, 0])

@@ -14,7 +14,7 @@ COLOURS = {
     "communication": "#ee6677", "checkpoint": "#aa3377", "callbacks": "#332288",
     "framework": "#777777", "other": "#cccccc",
 }  # fmt: skip
-"""A palette that people with colour-blindness can tell apart."""
+"""Colours of the phases that readers with colour-blindness can tell apart."""
 
 WIDTH, HEIGHT, LABEL, MOST_BARS = 720, 110, 18, 240
 """Sizes of a drawing: width, height of bars over time, height of a line of text, most steps."""

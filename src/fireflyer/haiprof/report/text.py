@@ -32,12 +32,12 @@ def duration(seconds: float | None) -> str:
 
 
 def seen_phases(ranks: list[dict[str, Any]]) -> list[str]:
-    """Returns the phases that some rank spent time in."""
+    """Returns the phases in which any rank spent time."""
     return [name for name in PHASES if any(rank["phases"].get(name) for rank in ranks)]
 
 
 def lines(report: dict[str, Any]) -> Iterator[str]:
-    """Yields the lines of a report: verdict, phases of each rank, findings, what is missing."""
+    """Yields the lines of a report: verdict, phases of each rank, findings, missing recorders."""
     yield report["verdict"]
     covered = report["covered"]
     if covered is not None:
@@ -53,7 +53,7 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
     if not report["findings"]:
         yield "No finding: no rank, phase or recorder is out of the ordinary."
     for number, finding in enumerate(report["findings"], 1):
-        won = f" (to be won: {finding['share']:.0%} of a step)" if finding["share"] else ""
+        won = f" (possible saving: {finding['share']:.0%} of a step)" if finding["share"] else ""
         yield f"{number}. {finding['sentence']}{won}"
         yield from (f"   - {item}" for item in finding["evidence"])
     for rank in report["ranks"][:1]:

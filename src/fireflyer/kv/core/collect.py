@@ -1,4 +1,4 @@
-"""Collection of objects without references. It writes no data, so it works on a full disk.
+"""Garbage collection of objects. The collection writes no data, so it works on a full disk.
 
 Manifests from the boundary on and pinned manifests are live, and so are the tables and log objects
 that they need. A table that is no longer in a live manifest never returns, so it can be deleted at

@@ -2,8 +2,8 @@
 
 The oldest segments are evicted. Their used pages are rewritten into a new segment: pages with the
 most uses first, and for equal uses the heads of prefixes first, because a page is useful only with
-all pages before it. A use of a page counts for all pages before it, so the tail of a prefix is
-evicted before its head.
+all pages before it. A use of a page also counts for all pages before it, so the tail of a prefix is
+evicted before the head.
 """
 
 from collections.abc import Sequence
