@@ -14,8 +14,8 @@ PHASES = (
     "forward", "backward", "optimizer", "data", "communication", "checkpoint", "callbacks",
     "framework", "other",
 )  # fmt: skip
-"""Names of the phases. `callbacks` are those of a Trainer, and its loggers. `framework` is the Trainer's
-own loop. `other` has no events: it is the rest of a step."""
+"""Names of the phases. `callbacks` is the time in a Trainer's callbacks and loggers, and
+`framework` the time in the Trainer's own loop. `other` has no events: it is the rest of a step."""
 
 (
     FORWARD, BACKWARD, OPTIMIZER, DATA, COMMUNICATION, CHECKPOINT, CALLBACKS, FRAMEWORK, OTHER, UPDATE,

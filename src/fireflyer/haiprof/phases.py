@@ -73,7 +73,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Part(NamedTuple):
-    """Time up to the end of one optimizer's step, in nanoseconds."""
+    """Time in nanoseconds up to the end of one optimizer's step."""
 
     end: int
     spent: list[int]

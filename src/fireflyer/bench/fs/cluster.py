@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fireflyer.bench.harness.command_process import CommandProcess
+from fireflyer.bench.harness.folder_scope import FolderScope
 from fireflyer.errors import DeadlineExceeded, FireflyerError, PeerLost
 from fireflyer.fs3 import survey
 from fireflyer.fs3.client import Client, Settings
@@ -90,7 +91,7 @@ class Service:
         return self._log.read_text(errors="replace").strip()[-400:] or "it printed nothing"
 
 
-class FileSystem:
+class FileSystem(FolderScope):
     """File system in a folder that it creates and removes; a context manager.
 
     Attributes:
@@ -109,23 +110,10 @@ class FileSystem:
                 reach it over Unix sockets.
             targets: number of targets per node.
         """
-        self.folder = folder
+        self.folder = self.inner = folder
         self._nodes, self._replicas, self._targets = nodes, replicas, targets
         self.services: list[Service] = []
         self.where = str(folder / "cluster.toml" if nodes else folder)
-
-    def __enter__(self) -> Self:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         for service in self.services[1:]:  # all nodes at once, then the manager that they call
@@ -143,7 +131,7 @@ class FileSystem:
         """Starts a client in a separate process."""
         return Worker(name, {"do": "attach", "where": self.where, "settings": settings})
 
-    def _start(self) -> None:
+    def start(self) -> None:
         if not self._nodes:
             embedded: list[str | Path] = ["--dir", self.folder, "--replicas", str(self._replicas)]
             embedded += ["--targets", str(self._targets)]

@@ -7,11 +7,12 @@ import socket
 import subprocess
 import tempfile
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from fireflyer.bench.harness.folder_scope import FolderScope
 from fireflyer.errors import ConfigError, DeadlineExceeded, PeerLost
 
 READY_S = 30.0
@@ -19,7 +20,7 @@ END_S = 10.0
 _FUSE = ("fuse3", "libfuse3-3")
 
 
-class Mounted(ABC):
+class Mounted(FolderScope):
     """Mounted file system with its processes, in a folder that the object creates and removes.
 
     The object is a context manager.
@@ -33,7 +34,7 @@ class Mounted(ABC):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
-        self.root = self.folder / "mounted"
+        self.root = self.inner = self.folder / "mounted"
         self._processes: list[subprocess.Popen[bytes]] = []
 
     @abstractmethod
@@ -49,17 +50,7 @@ class Mounted(ABC):
     def __enter__(self) -> Self:
         if os.path.ismount(self.root):
             raise ConfigError(f"{self.root} is still mounted: umount {self.root}")
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.root.mkdir(parents=True)
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return super().__enter__()
 
     def run(
         self,

@@ -46,7 +46,7 @@ def refuse_existing(out: Path, *, force: bool) -> None:
 
 
 class NewFolder:
-    """Folder that is filled at `path` beside its place, and finally renamed to its name or deleted.
+    """Folder that is filled at the temporary `path`, and finally renamed to its name or deleted.
 
     It replaces only an empty folder, or with `force` a folder that has only files, all of which
     `own` accepts. The exchange is atomic if the file system supports it (RENAME_EXCHANGE).

@@ -76,9 +76,7 @@ def _to_jsonl(rows: Iterable[Row], source: Source, path: Path, nan: str) -> int:
             except ValueError as error:
                 raise _unread(source, f"line {read}: {error}") from error
     if (read, again) != (count, crc):
-        raise _unread(
-            source, f"it holds {read} other lines than the {count} lines that were written"
-        )
+        raise _unread(source, f"its {read} lines differ from the {count} lines that were written")
     return count
 
 
@@ -144,7 +142,9 @@ class _ArrayFile:
         for row in found:
             crc = zlib.crc32(row.tobytes(), crc)
         if (found.shape, crc) != ((self._rows, *self._shape), self._crc):
-            raise _unread(source, f"{self._path.name} holds {list(found.shape)} other numbers")
+            raise _unread(
+                source, f"{self._path.name} holds other numbers, of shape {list(found.shape)}"
+            )
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._file as file:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fireflyer.errors import ConfigError, StorageError
+from fireflyer.ffrecord import columns
 
 Row = dict[str, Any]
 """Mapping from column to value: bytes, str, a numpy array (a scalar has shape ()), None, or plain
@@ -43,7 +44,7 @@ class Column:
     @property
     def written(self) -> str:
         """Dtype as a schema writes it: "int64?" if nullable."""
-        return f"{self.dtype}?" if self.nullable else self.dtype
+        return columns.Column(self.dtype, self.shape, self.nullable).written
 
     @property
     def text(self) -> str:

@@ -25,12 +25,12 @@ LONGEST_S = 86_400.0
 """Time for a script to reach its first step; then the agent detaches by itself."""
 
 SPARE_S = 30.0
-"""Time after which the agent detaches by itself, if the profiler has not asked it to."""
+"""Time after the end of the time limit at which the agent detaches even without a request."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Choice of what to record, and for how long."""
+    """Options of a collection: the values to record, and the time limit."""
 
     seconds: float = 5.0
     recorders: str = "basic,cpu,mem,io,phase"

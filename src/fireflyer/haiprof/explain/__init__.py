@@ -1,4 +1,4 @@
-"""Findings: what slows a training run, from its records. Pure."""
+"""Findings: causes that slow a training run, computed from its records. Pure."""
 
 from fireflyer.haiprof.explain.findings import Finding, explain, verdict
 

@@ -61,8 +61,8 @@ class RankMeasures:
         return sum(waiting.values()) / total, waiting.most_common(1)[0][0]
 
     def leaders(self, most: int = 3, phase: str | None = None) -> list[tuple[str, float]]:
-        """Returns the functions of the script in which the training thread was most often, with
-        their shares of its samples, or of those within a phase."""
+        """Returns the functions of the script with the most samples of the training thread, and
+        their shares of its samples, or of its samples within a phase."""
         spans = self._spans_of(phase)
         found: Counter[str] = Counter()
         total = 0

@@ -46,7 +46,7 @@ _watches_forks = False
 
 
 def serve(renew_lock: Callable[[], None]) -> None:
-    """Runs one session with the profiler that waits for this process; returns if none does.
+    """Runs one session with the profiler that waits for this process; returns if no profiler waits.
 
     Args:
         renew_lock: called in a child that is forked during the session, so that it can be attached to.

@@ -9,14 +9,12 @@ MOST_EVENTS = 1 << 20
 """Maximum number of events that wait for a profiler that does not read (8 MB in messages)."""
 
 CLOCK: Callable[[], int] | None = None
-"""Clock of new buffers in nanoseconds; None: the monotonic one, read without a call of Python."""
+"""Clock of new buffers in nanoseconds; None: the monotonic clock, read without a Python call."""
 
 
 class EventBuffer:
-    """Events of one session. Any thread may put; only the agent drains.
-
-    `active` is False before and after the session, and in forked children: hooks that are still in
-    place then do nothing.
+    """Events of one session. Any thread may add events; only the agent drains the buffer. `active`
+    is False before and after the session and in forked children; then hooks do nothing.
     """
 
     def __init__(self) -> None:

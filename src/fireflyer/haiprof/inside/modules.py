@@ -18,14 +18,14 @@ from fireflyer.haiprof.inside.buffer import EventBuffer
 from fireflyer.haiprof.inside.points import Replacement, keep_from_compiler
 
 QUIET_STEPS = 2
-"""Steps without a new root after which the search ends."""
+"""Number of steps without a new root after which a search ends."""
 
 SEARCH_EVERY = 64
-"""Steps between later searches of one step."""
+"""Number of steps between two later searches, which last one step each."""
 
 
 def _owner(module: Any) -> Any:
-    """Returns the object whose `_compiled_call_impl` a hook of this root replaces.
+    """Returns the object whose attribute `_compiled_call_impl` the hook of this root replaces.
 
     `Module.__call__` passes calls on to that attribute if there is one. The hook is an attribute of
     the class, so no instance, copy or pickle contains it. A module that was compiled in place has
@@ -74,7 +74,7 @@ class RootModules:
     def undo(self) -> None:
         """Removes all hooks."""
         self._end_search()
-        for hook in list(self._hooks.values()):  # the training thread may add one
+        for hook in list(self._hooks.values()):  # the training thread may add a hook
             hook.undo()
 
     def _end_search(self) -> None:
@@ -108,7 +108,7 @@ class RootModules:
         keep_from_compiler(call)
         keep_from_compiler(RootModules._first_call)
         self._search = Replacement(self._class, "__call__", call)
-        if not log.active:  # the agent has removed what it found, as in `_put`
+        if not log.active:  # the agent has removed the hooks that it found; see `_put`
             self._end_search()
 
     def _first_call(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:

@@ -62,8 +62,8 @@ _LOOPS = (
     (FRAMEWORK, "loops.fit_loop", "_FitLoop.on_advance_start"),
     (FRAMEWORK, "loops.fit_loop", "_FitLoop.on_advance_end"),
 )
-"""Lightning's functions for one step and one epoch. Functions for several steps are not timed: a session
-that begins in the midst of such a call would see other phases than one that begins before it."""
+"""Lightning's functions for one step and one epoch. Functions for several steps are not timed,
+because the phases would depend on whether the session begins before or during such a call."""
 
 POINTS = (
     Point(BACKWARD, "torch.autograd", "_engine_run_backward"),

@@ -63,7 +63,8 @@ def _plug_ins() -> dict[str, Callable[[int], Recorder]]:
 
 
 def chosen(text: str, intervals: Mapping[str, float] | None = None) -> tuple[list[str], list[str]]:
-    """Splits a list of names such as `basic,gpu,phase` or `all` into outside and inside recorders.
+    """Splits a list of names such as `basic,gpu,phase` or `all` into recorders of the profiler and
+    of the agent.
 
     Raises:
         ConfigError: a name is unknown, or an interval is not positive.

@@ -1,4 +1,4 @@
-"""A report as one HTML file without links to anything outside of it."""
+"""Report as a single HTML file that loads nothing."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WINDOW = 20
-"""Steps over which phases are averaged."""
+"""Number of steps over which phases are averaged."""
 
 
 def table(attached: Sequence[Attached], width: int = 40) -> "Table":
