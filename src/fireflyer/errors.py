@@ -29,7 +29,8 @@
     │   ├── VersionExists      the version is published, or was published once
     │   └── AccessDenied       the user may not use the dataset
     ├── TaskError              the platform rejects or cannot serve a request about a task
-    │   └── NoSuchTask         the task does not exist or belongs to another user
+    │   ├── NoSuchTask         the task does not exist or belongs to another user
+    │   └── NoSuchNode         the platform has no node of this name
     ├── AuthError              the platform does not serve this caller
     │   ├── Unauthenticated    the token is missing, wrong, expired or revoked
     │   ├── Throttled          too many requests without a valid token
@@ -325,6 +326,10 @@ class TaskError(FireflyerError):
 
 class NoSuchTask(TaskError):
     """A task does not exist, or belongs to another user."""
+
+
+class NoSuchNode(TaskError):
+    """The platform has no node of this name."""
 
 
 class AuthError(FireflyerError):

@@ -10,9 +10,9 @@ import os
 import pwd
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fireflyer.errors import ConfigError, FireflyerError
 
@@ -23,6 +23,49 @@ if TYPE_CHECKING:
 _DELETED = "the current directory was deleted: change to one that exists"
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in a shell: 128 and the number of SIGINT."""
+_json_mode = False
+"""True if the command line that runs has `--json`: an error is then also an object on stdout."""
+_json_written = False
+"""True once the command line that runs has written a result: no error object follows it."""
+
+
+def json_option() -> Any:
+    """Returns the option `--json` that every verb with a result has.
+
+    A verb with this option writes its result to stdout as one JSON document, or one a line if the
+    result is a stream. An error is written there as `{"error": {"type": ..., "message": ...}}`.
+    """
+    import typer
+
+    def remember(value: bool) -> bool:
+        global _json_mode
+        _json_mode = value
+        return value
+
+    return typer.Option(  # eager: parsed before an option that may be invalid
+        "--json", callback=remember, is_eager=True, help="Print JSON alone on stdout."
+    )
+
+
+def current_json_form(arguments: Sequence[str]) -> list[str]:
+    """Turns the old `--json FILE` into `--output FILE`, and `--json -` into `--json`.
+
+    `sim` and `bench` once had only the old form.
+    """
+    words: list[str] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        value = None
+        if word == "--json" and rest and (rest[0] == "-" or not rest[0].startswith("-")):
+            value = rest.pop(0)
+        elif word.startswith("--json="):
+            value = word.partition("=")[2]
+        else:
+            words.append(word)
+            continue
+        words += ["--json"] if value == "-" else ["--output", value]
+    return words
 
 
 def run_app(app: "typer.Typer", name: str, arguments: list[str]) -> int:
@@ -34,32 +77,53 @@ def run_app(app: "typer.Typer", name: str, arguments: list[str]) -> int:
         code = command.main(args=arguments, prog_name=name, standalone_mode=False)
         return code if isinstance(code, int) else 0
 
-    return in_one_line(act)
+    return in_one_line(act, arguments)
 
 
-def in_one_line(act: Callable[[], int]) -> int:
+def in_one_line(act: Callable[[], int], arguments: Sequence[str] = ()) -> int:
     """Runs `act` and returns its exit code.
 
-    Every error is one line on stderr and exit code 1; a wrong command line is 2, Ctrl-C 130.
+    Every error is one line on stderr and exit code 1; a wrong command line is 2, Ctrl-C 130. With
+    `--json` an error is also an object on stdout.
+
+    Args:
+        act: parses and runs a command line.
+        arguments: the command line, which an error of its parser may find incomplete.
     """
+    global _json_mode, _json_written
     from typer.exceptions import Abort, TyperException
 
     open_standard_streams()
+    _json_mode = _json_written = False
     try:
         code = act()
         sys.stdout.flush()
         return code
     except TyperException as error:
-        return report(error.format_message(), error.exit_code)
+        _json_mode = _json_mode or _has_json(error, arguments)
+        return fail("UsageError", error.format_message(), error.exit_code)
     except (KeyboardInterrupt, Abort):
         return report("interrupted", INTERRUPTED)
     except BrokenPipeError:
         return 1
     except (OSError, FireflyerError) as error:
-        return report(described(error), 1)
+        return fail(type(error).__name__, described(error), 1)
     finally:
         for stream in (sys.stdout, sys.stderr):
             _flush_or_discard(stream)
+
+
+def _has_json(error: Any, arguments: Sequence[str]) -> bool:
+    """Returns whether a command line that could not be parsed asks for JSON.
+
+    The words after `--`, and those of a verb whose options end at its first argument, may belong to
+    another program.
+    """
+    context = getattr(error, "ctx", None)
+    if context is None or not context.allow_interspersed_args:
+        return False
+    words = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in words and any("--json" in its.opts for its in context.command.params)
 
 
 def open_standard_streams() -> None:
@@ -87,8 +151,10 @@ def open_standard_streams() -> None:
 
 def write_json(document: bytes) -> None:
     """Writes a JSON document and a newline to stdout, in UTF-8 for any locale."""
+    global _json_written
     sys.stdout.flush()
     sys.stdout.buffer.write(document + b"\n")
+    _json_written = True
 
 
 def encodable(text: str) -> bool:
@@ -182,6 +248,26 @@ def plain(words: str) -> str:
         return words
     line = text(words)
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+
+
+def fail(kind: str, message: str, code: int) -> int:
+    """Reports an error that ends the command; returns the exit code.
+
+    With `--json` the error is also an object on stdout, in place of the result.
+
+    Args:
+        kind: type of the error, for programs that read the object of `--json`.
+        message: text for users.
+        code: exit code.
+    """
+    if _json_mode and not _json_written:
+        import json
+
+        document = {"error": {"type": kind, "message": text(" ".join(message.split()))}}
+        with contextlib.suppress(OSError):  # stdout is a pipe without a reader, or a full device
+            write_json(json.dumps(document, ensure_ascii=False).encode())
+            sys.stdout.flush()
+    return report(message, code)
 
 
 def report(message: str, code: int = 1) -> int:

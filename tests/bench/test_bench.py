@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from fireflyer.bench.__main__ import app, with_default_json
+from fireflyer.bench.__main__ import app
 from fireflyer.bench.collectives import one_host
 from fireflyer.bench.harness.report import NcclRow, Row
 from fireflyer.program import run_app
@@ -89,7 +90,7 @@ def test_wrong_values_are_a_failure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(one_host, "run", lambda _: ([], [nccl_row(wrong=3)]))
-    assert run("allreduce", "--json", "-") == 1
+    assert run("allreduce", "--json") == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["nccl"][0]["wrong"] == 3
     assert err == "fireflyer: bench allreduce: 3 elements are wrong; see column #wrong\n"
@@ -100,18 +101,6 @@ def test_a_ratio_above_one_means_ours_is_better() -> None:
     assert (row.ours, row.peer_value, row.ratio, row.of_bound, row.spread) == (2, 6, 3, 0.5, 9)
     row = Row.of_rates("c", "GB/s", [10, 30, 20], "add limit", [40, 40, 40])
     assert (row.ours, row.peer_value, row.ratio, row.of_bound, row.spread) == (20, 40, 0.5, 0.5, 3)
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        (["a", "--json"], ["a", "--json", "-"]),
-        (["a", "--json", "--ranks", "2"], ["a", "--json", "-", "--ranks", "2"]),
-        (["a", "--json", "f"], ["a", "--json", "f"]),
-    ],
-)
-def test_json_without_a_file(given: list[str], meant: list[str]) -> None:
-    assert with_default_json(given) == meant
 
 
 @pytest.mark.parametrize(
@@ -170,3 +159,12 @@ def test_help_names_the_command_as_people_call_it(arguments: list[str]) -> None:
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert run(name, "--help") == 0
     assert f"\n  fireflyer bench {name} --" in capsys.readouterr().out
+
+
+def test_every_benchmark_prints_json_and_writes_it() -> None:
+    group: Any = typer.main.get_command(app)
+    for name, command in group.commands.items():
+        found = {option: each for each in command.params for option in each.opts}
+        assert found["--json"].help == "Print JSON alone on stdout.", name
+        assert found["--json"].is_flag
+        assert not found["--output"].is_flag

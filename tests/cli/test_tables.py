@@ -118,7 +118,9 @@ def test_nothing_is_cut_and_no_line_is_too_long(
 def test_a_bench_table_names_its_cases(terminal: int, capsys: pytest.CaptureFixture[str]) -> None:
     row = bench.Row.of_times("Q" * 70, "ms", [123456.0], "J" * 30, [1.0])
     machine = bench.Machine.here()
-    bench.emit(bench.Report(bench="b", command="b", machine=machine, rows=[row]), None)
+    bench.emit(
+        bench.Report(bench="b", command="b", machine=machine, rows=[row]), json=False, output=None
+    )
     out = capsys.readouterr().out
     assert "…" not in out
     assert (out.count("Q"), out.count("J")) == (70, 30)

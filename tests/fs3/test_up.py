@@ -176,7 +176,8 @@ def test_a_folder_is_served_once(
     second = start("--dir", where)
     _, said = second.process.communicate(timeout=LIMIT_S)
     assert second.process.returncode == 1
-    assert b"another process uses this metadata" in said
+    assert f"process {first.process.pid} uses this metadata".encode() in said
+    assert f"the file system answers at unix:{where}/manager.sock\n".encode() in said
     fs(where, "ls")
     assert first.end(signal.SIGTERM) == 0
     fs(where, "ls", code=1)

@@ -14,7 +14,8 @@ from fireflyer.bench.experts import commands as experts_commands
 from fireflyer.bench.harness import options
 from fireflyer.bench.harness.command_line import (
     FileSystemsAt,
-    JsonTo,
+    JsonOption,
+    OutputOption,
     PeerPrograms,
     Quick,
     Rounds,
@@ -34,7 +35,7 @@ from fireflyer.bench.prof import commands as prof_commands
 from fireflyer.bench.train import commands as train_commands
 from fireflyer.bench.validator import commands as validator_commands
 from fireflyer.errors import CollectiveError
-from fireflyer.program import run_app
+from fireflyer.program import current_json_form, run_app
 
 app = typer.Typer(
     name="fireflyer bench",
@@ -84,7 +85,8 @@ class Asked:
     memory: Memory = "zero-copy,staged"
     against: Against = "gloo"
     rounds: Rounds = 7
-    json_to: JsonTo = None
+    json: JsonOption = False
+    output: OutputOption = None
 
 
 _DEFAULTS = Asked()
@@ -197,7 +199,7 @@ def sendrecv(asked: Asked) -> None:
 
 
 @_command(
-    *("ranks", "against", "rounds", "json_to"),
+    *("ranks", "against", "rounds", "json", "output"),
     defaults=Asked(sizes="1", dtype="uint8", memory="staged"),
 )
 def barrier(asked: Asked) -> None:
@@ -209,7 +211,7 @@ def barrier(asked: Asked) -> None:
     _collective("barrier", asked)
 
 
-@_command("ranks", "rounds", "json_to", defaults=Asked(ranks=1))
+@_command("ranks", "rounds", "json", "output", defaults=Asked(ranks=1))
 def overhead(asked: Asked) -> None:
     """Measure the cost of one call: an allreduce of one element.
 
@@ -221,7 +223,14 @@ def overhead(asked: Asked) -> None:
     machine = Machine.here()
     from fireflyer.bench.collectives import overhead as bench
 
-    report("overhead", machine, bench.run(asked.ranks, asked.rounds), [], asked.json_to)
+    report(
+        "overhead",
+        machine,
+        bench.run(asked.ranks, asked.rounds),
+        [],
+        json=asked.json,
+        output=asked.output,
+    )
 
 
 @app.command()
@@ -238,7 +247,8 @@ def network(
         str, typer.Option(help="Order of the ranks on the hosts: contiguous, round-robin.")
     ] = "contiguous",
     rounds: Rounds = 5,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Measure allreduce between the hosts of a lab. Needs root.
 
@@ -263,7 +273,7 @@ def network(
         orders=orders_wanted,
         rounds=rounds,
     )
-    report("network", machine, bench.run(spec), [], json_to)
+    report("network", machine, bench.run(spec), [], json=json, output=output)
 
 
 @app.command()
@@ -287,7 +297,8 @@ def tune(
     sizes: Sizes = "1K,16K,64K,256K,1M,4M,16M",
     rounds: Rounds = 5,
     out: Annotated[str, typer.Option(metavar="FILE", help="Write the table to FILE.")] = TABLE,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Find the fastest algorithm between hosts for each size.
 
@@ -321,8 +332,8 @@ def tune(
     )
     tuned = bench.run(spec)
     Path(out).write_text(rules.dump(tuned.table))
-    report("tune", machine, tuned.rows, [], json_to)
-    if json_to != "-":
+    report("tune", machine, tuned.rows, [], json=json, output=output)
+    if not json:
         typer.echo("\n".join(bench.described(tuned.table.rules)))
         typer.echo("\n".join(["changes:", *tuned.changes] if tuned.changes else ["no changes"]))
         typer.echo(f"written to {out}; to use it, set {rules.VARIABLE}={out}")
@@ -349,7 +360,8 @@ def records(
         str, typer.Option(help="Cases: warm, views, small, cold, loader, files, pack, open.")
     ] = ",".join(options.RECORDS),
     rounds: Rounds = 5,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Measure random batch reads of record files.
 
@@ -372,7 +384,7 @@ def records(
     spec = bench.Spec(peers=peers, work=work, scale=scale, rounds=rounds, only=groups)
     rows = bench.run(spec, say)
     say("")
-    report("records", machine, rows, [], json_to)
+    report("records", machine, rows, [], json=json, output=output)
 
 
 @app.command()
@@ -389,7 +401,8 @@ def checkpoint(
         typer.Option(help="Cases: stall, total, load, overlap, one, memory, training (minutes)."),
     ] = ",".join(options.CHECKPOINT_DEFAULT),
     rounds: Rounds = 5,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Measure saves and loads of a training state.
 
@@ -410,7 +423,7 @@ def checkpoint(
     spec = bench.Spec(size=wanted[0], work=tuple(work), only=groups, rounds=rounds)
     rows = bench.run(spec, say)
     say("")
-    report("checkpoint", machine, rows, [], json_to)
+    report("checkpoint", machine, rows, [], json=json, output=output)
 
 
 @app.command()
@@ -433,7 +446,8 @@ def fs(
     ] = None,
     quick: Quick = False,
     rounds: Rounds = 5,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Measure the file system (3FS).
 
@@ -442,7 +456,7 @@ def fs(
 
     \b
     fireflyer bench fs
-    fireflyer bench fs --only tcp,local,small,write --json fs.json
+    fireflyer bench fs --only tcp,local,small,write --output fs.json
     fireflyer bench fs --growth --plots docs
     """
     machine = Machine.here()
@@ -462,7 +476,7 @@ def fs(
     tell = teller()
     rows = bench.grow(spec, wanted, plots, tell) if growth else bench.run(spec, tell)
     say("")
-    report("fs", machine, rows, [], json_to)
+    report("fs", machine, rows, [], json=json, output=output)
 
 
 @app.command()
@@ -477,7 +491,8 @@ def api(
         str, typer.Option(help="Submissions per second to try.")
     ] = "50,100,150,200,300",
     seconds: Annotated[float, typer.Option(min=1, help="Seconds at each rate.")] = 10.0,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Measure submissions to the platform while many clients follow logs.
 
@@ -494,7 +509,7 @@ def api(
     spec = bench.Spec(followers=followers, lines=lines, rates=wanted, seconds=seconds)
     rows = bench.run(spec, teller())
     say("")
-    report("api", machine, rows, [], json_to)
+    report("api", machine, rows, [], json=json, output=output)
 
 
 @app.command()
@@ -506,7 +521,8 @@ def hai(
         bool,
         typer.Option("--slurm", help="Use the Slurm cluster that is configured on this machine."),
     ] = False,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Measure the platform's task starts, memory, death detection and suspends.
 
@@ -521,7 +537,7 @@ def hai(
 
     rows = bench.run(bench.Spec(rounds=rounds, slurm=slurm), teller())
     say("")
-    report("hai", machine, rows, [], json_to)
+    report("hai", machine, rows, [], json=json, output=output)
 
 
 def _collective(name: str, asked: Asked) -> None:
@@ -548,7 +564,7 @@ def _collective(name: str, asked: Asked) -> None:
         rounds=asked.rounds,
     )
     rows, nccl = one_host.run(spec)
-    report(name, machine, rows, nccl, asked.json_to)
+    report(name, machine, rows, nccl, json=asked.json, output=asked.output)
     if wrong := sum(row.wrong for row in nccl):
         raise CollectiveError(f"bench {name}: {wrong} elements are wrong; see column #wrong")
 
@@ -572,19 +588,8 @@ for _command_of_training in (
     app.command()(_command_of_training)
 
 
-def with_default_json(arguments: list[str]) -> list[str]:
-    """Expands `--json` without a file to standard output."""
-    result: list[str] = []
-    for index, argument in enumerate(arguments):
-        result.append(argument)
-        following = arguments[index + 1 : index + 2]
-        if argument == "--json" and (not following or following[0].startswith("--")):
-            result.append("-")
-    return result
-
-
 if __name__ == "__main__":
     import os
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.exit(run_app(app, "fireflyer bench", with_default_json(sys.argv[1:]) or ["--help"]))
+    sys.exit(run_app(app, "fireflyer bench", current_json_form(sys.argv[1:]) or ["--help"]))

@@ -53,7 +53,7 @@ from fireflyer.cli.sim.commands import sim
 from fireflyer.cli.up import options as of_up
 from fireflyer.cli.validate.commands import validate
 from fireflyer.cli.workspace.commands import workspace as workspaces
-from fireflyer.program import INTERRUPTED, in_one_line
+from fireflyer.program import INTERRUPTED, current_json_form, in_one_line
 
 app = typer.Typer(
     name="fireflyer",
@@ -368,6 +368,7 @@ def dashboard(
     open_browser: Annotated[
         bool, typer.Option("--open", help="Open it in the browser instead of printing the link.")
     ] = False,
+    json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
     """Print a link that signs a browser in to the dashboard. It works once, within a minute.
@@ -377,7 +378,7 @@ def dashboard(
     """
     from fireflyer.cli.dashboard import impl
 
-    impl.show(home, open_browser=open_browser)
+    impl.show(home, open_browser=open_browser, json=json)
 
 
 @app.command()
@@ -503,6 +504,8 @@ def _act(arguments: list[str]) -> int:
     strict(command)
     if COMPLETE in os.environ:
         register()
+    if arguments[:1] == ["sim"]:
+        arguments = current_json_form(arguments)
     result = command.main(
         args=hai_form(command, arguments) or ["--help"],
         prog_name="fireflyer",
@@ -514,5 +517,5 @@ def _act(arguments: list[str]) -> int:
 
 
 def run_line(arguments: list[str]) -> int:
-    """Runs the command line; every error becomes one line on stderr and an exit code."""
-    return in_one_line(lambda: _act(arguments))
+    """Runs the command line; an error becomes one line on stderr and an exit code."""
+    return in_one_line(lambda: _act(arguments), arguments)

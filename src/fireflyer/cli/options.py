@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fireflyer.cli.completion import task_ids
+from fireflyer.program import json_option
 
 HomeOption = Annotated[
     Path | None,
@@ -16,7 +17,7 @@ HomeOption = Annotated[
         help="The platform's folder; else $FIREFLYER_HOME, else ~/.local/state/fireflyer.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
+JsonOption = Annotated[bool, json_option()]
 TasksArgument = Annotated[
     list[str], typer.Argument(metavar="TASK", help="Task ids, e.g. t1.", autocompletion=task_ids)
 ]

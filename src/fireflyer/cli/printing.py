@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,6 +25,39 @@ STYLED = ("STATE", "EVENT")
 """Columns with styled cells."""
 
 UNLIMITED = 1 << 30
+
+T = TypeVar("T")
+
+
+def show_result(found: Any, show_text: Callable[[], object], *, json: bool) -> None:
+    """Prints the result of a verb.
+
+    Args:
+        found: the result; with `json` it is printed as one JSON document on a line.
+        show_text: prints the result as tables and lines for people.
+        json: the verb's `--json`.
+    """
+    if json:
+        as_json(found)
+    else:
+        show_text()
+
+
+def show_list(
+    found: Sequence[T], heads: Sequence[str], row: Callable[[T], Sequence[str]], *, json: bool
+) -> None:
+    """Prints a list as JSON, or as a table in which `row` gives the cells of each entry."""
+    show_result(found, lambda: table(heads, [row(one) for one in found]), json=json)
+
+
+def show_lines(found: Iterable[T], line: Callable[[T], str], *, json: bool) -> None:
+    """Prints a stream: each entry as an object or as a line of text, as soon as it is known."""
+    for one in found:
+        if json:
+            as_json(one)
+        else:
+            sys.stdout.write(plain(line(one)) + "\n")
+    sys.stdout.flush()
 
 
 def as_json(value: Any) -> None:
@@ -52,9 +85,10 @@ def tasks(found: list[TaskLine]) -> None:
 
 
 def task(view: TaskView, *, json: bool) -> None:
-    if json:
-        as_json(view)
-        return
+    show_result(view, lambda: _task_text(view), json=json)
+
+
+def _task_text(view: TaskView) -> None:
     lines = [
         ("task", f"{view.id}  {title(view)}"),
         ("state", view.state + (f": {view.reason}" if view.reason else "")),
@@ -107,11 +141,12 @@ def gpus(
 
 
 def events(found: list[Event], *, json: bool) -> None:
-    if json:
-        as_json(found)
-        return
-    rows = [(str(e.seq), clock(e.wall), e.task, str(e.attempt), e.kind, details(e)) for e in found]
-    table(("SEQ", "TIME", "TASK", "ATTEMPT", "EVENT", "DETAIL"), rows)
+    show_list(found, ("SEQ", "TIME", "TASK", "ATTEMPT", "EVENT", "DETAIL"), _event_row, json=json)
+
+
+def _event_row(event: Event) -> tuple[str, ...]:
+    when, attempt = clock(event.wall), str(event.attempt)
+    return (str(event.seq), when, event.task, attempt, event.kind, details(event))
 
 
 def event_line(event: Event) -> str:

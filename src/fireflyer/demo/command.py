@@ -1,7 +1,6 @@
 """Options of `fireflyer demo`, and its final output."""
 
 import os
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +18,7 @@ from fireflyer.demo.machine import describe
 from fireflyer.demo.processes import Interrupts
 from fireflyer.demo.progress import TerminalScreen, summary
 from fireflyer.errors import ConfigError, FireflyerError
-from fireflyer.program import write_json
+from fireflyer.program import fail, json_option, write_json
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -46,7 +45,7 @@ def demo(
         ),
     ] = None,
     tokens: Annotated[Tokens, typer.Option(help="Tokenizer of the text.")] = Tokens.bpe,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
+    as_json: Annotated[bool, json_option()] = False,
     page: Annotated[
         Path, typer.Option("--report", metavar="FILE", help="File of the report page.")
     ] = Path("demo-report.html"),
@@ -115,17 +114,13 @@ def run_line(arguments: list[str]) -> int:
     except Abort:
         raise KeyboardInterrupt from None
     except TyperException as error:
-        return _fail(error.format_message(), error.exit_code)
+        return fail("UsageError", error.format_message(), error.exit_code)
     except FireflyerError as error:
-        return _fail(str(error), 2 if isinstance(error, ConfigError) else 1)
+        code = 2 if isinstance(error, ConfigError) else 1
+        return fail(type(error).__name__, str(error), code)
     if code == _INTERRUPTED:
         raise KeyboardInterrupt
     return code if isinstance(code, int) else 0
-
-
-def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"fireflyer: {' '.join(message.split())}\n")
-    return code
 
 
 def _tell(outcome: Outcome, as_json: bool, console: Console) -> None:

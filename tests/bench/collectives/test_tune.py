@@ -86,7 +86,7 @@ def test_conclusions() -> None:
 def test_over_virtual_nodes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out, report = tmp_path / "table.toml", tmp_path / "report.json"
     arguments = ["--nodes", "2", "--ranks-per-host", "2", "--sizes", "1M,1K", "--rounds", "1"]
-    assert run(*arguments, "--out", str(out), "--json", str(report)) == 0
+    assert run(*arguments, "--out", str(out), "--output", str(report)) == 0
     shown = capfd.readouterr().out
     table = rules.load(str(out))
     assert table.hosts == 2

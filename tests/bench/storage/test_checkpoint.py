@@ -39,7 +39,7 @@ def load_file(path, backend="mmap"):
 
 
 def run(works: list[Path], report: Path, *more: str) -> tuple[int, list[dict[str, Any]]]:
-    line = ["checkpoint", "--size", "16MiB", "--rounds", "1", "--json", str(report)]
+    line = ["checkpoint", "--size", "16MiB", "--rounds", "1", "--output", str(report)]
     line += [part for work in works for part in ("--work", str(work))]
     code = run_app(app, "fireflyer bench", [*line, *more])
     return code, json.loads(report.read_text())["rows"] if report.exists() else []

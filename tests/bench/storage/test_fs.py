@@ -35,7 +35,7 @@ ROW_KEYS = {
 def run(tmp_path: Path, *more: str) -> tuple[int, Path]:
     report = tmp_path / "report.json"
     arguments = ["fs", "--work", str(tmp_path / "work"), "--quick", "--rounds", "2"]
-    return run_app(app, "fireflyer bench", [*arguments, "--json", str(report), *more]), report
+    return run_app(app, "fireflyer bench", [*arguments, "--output", str(report), *more]), report
 
 
 def rows_of(report: Path) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ def test_every_case_has_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("fireflyer.bench.peers.juicefs.install", no)
     work, report = tmp_path / "work", tmp_path / "report.json"
-    arguments = ["mount", "--work", str(work), "--quick", "--rounds", "2", "--json", str(report)]
+    arguments = ["mount", "--work", str(work), "--quick", "--rounds", "2", "--output", str(report)]
     assert run_app(app, "fireflyer bench", arguments) == 0
     rows = json.loads(report.read_text())["rows"]
     assert [(row["case"], row["peer"]) for row in rows] == [

@@ -35,7 +35,7 @@ for line in sys.stdin:
 def run(tmp_path: Path, *more: str) -> tuple[int, Path]:
     report = tmp_path / "report.json"
     arguments = ["records", "--work", str(tmp_path / "work"), "--scale", "0.001", "--rounds", "2"]
-    return run_app(app, "fireflyer bench", [*arguments, "--json", str(report), *more]), report
+    return run_app(app, "fireflyer bench", [*arguments, "--output", str(report), *more]), report
 
 
 @pytest.fixture(scope="module")

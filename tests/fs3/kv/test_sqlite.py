@@ -105,7 +105,7 @@ def test_a_full_disk_is_no_space_and_what_was_acknowledged_stays(small_disk: Pat
 
 def test_a_file_has_one_owner(tmp_path: Path) -> None:
     engine = SqliteEngine(tmp_path / "kv.sqlite")
-    with pytest.raises(Unavailable, match="another process uses this metadata"):
+    with pytest.raises(Unavailable, match=f"process {os.getpid()} uses this metadata"):
         SqliteEngine(tmp_path / "kv.sqlite")
     engine.close()
     SqliteEngine(tmp_path / "kv.sqlite").close()

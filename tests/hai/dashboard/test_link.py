@@ -54,4 +54,4 @@ def test_without_a_server_there_is_no_link(tmp_path: Path) -> None:
     from fireflyer.cli.dashboard import impl
 
     with pytest.raises(PeerLost, match="start one with `fireflyer up`"):
-        impl.show(tmp_path, open_browser=False)
+        impl.show(tmp_path, open_browser=False, json=False)

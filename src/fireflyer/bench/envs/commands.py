@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fireflyer.bench.harness.command_line import JsonTo, Rounds, report
+from fireflyer.bench.harness.command_line import JsonOption, OutputOption, Rounds, report
 from fireflyer.bench.harness.report import Machine
 
 
@@ -19,7 +19,8 @@ def envs(
         int, typer.Option(min=1, help="Threads, or processes, of each candidate.")
     ] = 2,
     rounds: Rounds = 5,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Measure steps of environments against PyPI's envpool and gymnasium's vector environments.
 
@@ -28,12 +29,17 @@ def envs(
     64.
 
     \b
-    fireflyer bench envs --tasks CartPole-v1 --counts 16,256 --json envs.json
+    fireflyer bench envs --tasks CartPole-v1 --counts 16,256 --output envs.json
     """
     machine = Machine.here()
     from fireflyer.bench.envs import steps as bench
 
     numbers = tuple(int(count) for count in counts.split(","))
     report(
-        "envs", machine, bench.run(tuple(tasks.split(",")), numbers, threads, rounds), [], json_to
+        "envs",
+        machine,
+        bench.run(tuple(tasks.split(",")), numbers, threads, rounds),
+        [],
+        json=json,
+        output=output,
     )

@@ -5,7 +5,14 @@ from typing import Annotated
 
 import typer
 
-from fireflyer.bench.harness.command_line import JsonTo, Rounds, report, sizes_of, teller
+from fireflyer.bench.harness.command_line import (
+    JsonOption,
+    OutputOption,
+    Rounds,
+    report,
+    sizes_of,
+    teller,
+)
 from fireflyer.bench.harness.report import Machine
 
 
@@ -17,7 +24,8 @@ def experts_store(
         Path, typer.Option(metavar="DIR", help="Folder for the files; removed afterwards.")
     ] = Path("bench-experts"),
     rounds: Rounds = 9,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Measure switches between experts against raw reads, torch.load and safetensors.
 
@@ -26,7 +34,7 @@ def experts_store(
     eight experts and shared memory for five. Hit rates come from `fireflyer experts sim`.
 
     \b
-    fireflyer bench experts-store --bytes 256M --json experts.json
+    fireflyer bench experts-store --bytes 256M --output experts.json
     """
     machine = Machine.here()
     (parsed,) = sizes_of(size)
@@ -34,4 +42,11 @@ def experts_store(
         raise typer.BadParameter("invalid --bytes: expected at least 17M")
     from fireflyer.bench.experts import switches
 
-    report("experts-store", machine, switches.run(parsed, work, rounds, teller()), [], json_to)
+    report(
+        "experts-store",
+        machine,
+        switches.run(parsed, work, rounds, teller()),
+        [],
+        json=json,
+        output=output,
+    )

@@ -11,13 +11,12 @@ import typer
 
 from fireflyer.bench.harness import options
 from fireflyer.bench.harness.report import Machine, NcclRow, Report, Row, emit
+from fireflyer.program import json_option
 from fireflyer.units import parse_size
 
-JsonTo = Annotated[
-    str | None,
-    typer.Option(
-        "--json", metavar="[FILE]", help="Write the report as JSON; '-' or no FILE: stdout."
-    ),
+JsonOption = Annotated[bool, json_option()]
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", metavar="FILE", help="Write the report as JSON to FILE.")
 ]
 Rounds = Annotated[
     int, typer.Option(min=1, help="Number of interleaved rounds; the report shows medians.")
@@ -67,10 +66,12 @@ def teller() -> Callable[[str], None]:
 
 
 def report(
-    name: str, machine: Machine, rows: list[Row], nccl: list[NcclRow], json_to: str | None
-) -> None:
+    name: str, machine: Machine, rows: list[Row], nccl: list[NcclRow], *, json: bool,
+    output: Path | None,
+) -> None:  # fmt: skip
     command = shlex.join(["fireflyer", "bench", *sys.argv[1:]])
-    emit(Report(bench=name, command=command, machine=machine, rows=rows, nccl=nccl), json_to)
+    found = Report(bench=name, command=command, machine=machine, rows=rows, nccl=nccl)
+    emit(found, json=json, output=output)
 
 
 def sizes_of(text: str) -> tuple[int, ...]:

@@ -199,7 +199,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Content of the file that `--json` writes; "nccl" is omitted if the list is empty."""
+    """Document of `--json` and `--output`; "nccl" is omitted if the list is empty."""
 
     bench: str
     command: str
@@ -208,15 +208,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nccl: list[NcclRow] = []
 
 
-def emit(report: Report, json_to: str | None) -> None:
-    """Prints the tables and writes the JSON file; for "-", writes only JSON, to standard output."""
-    if json_to is not None:
-        text = msgspec.json.format(msgspec.json.encode(report), indent=1)
-        if json_to == "-":
-            write_json(text)
-            return
-        Path(json_to).write_bytes(text + b"\n")
-    _print_tables(report)
+def emit(report: Report, *, json: bool, output: Path | None) -> None:
+    """Prints the tables, or JSON alone; writes the report to the file `output`, if it is given."""
+    text = msgspec.json.format(msgspec.json.encode(report), indent=1)
+    if output is not None:
+        output.write_bytes(text + b"\n")
+    if json:
+        write_json(text)
+    else:
+        _print_tables(report)
 
 
 def _print_tables(report: Report) -> None:

@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from fireflyer.bench.harness.command_line import JsonTo, Rounds, names_of, report, teller
+from fireflyer.bench.harness.command_line import (
+    JsonOption,
+    OutputOption,
+    Rounds,
+    names_of,
+    report,
+    teller,
+)
 from fireflyer.bench.harness.options import KV
 from fireflyer.bench.harness.report import Machine, Row
 from fireflyer.units import parse_size
@@ -24,7 +31,8 @@ def kv(
     store: Annotated[str, typer.Option(help="Size of the store that `open` opens.")] = "1GiB",
     scale: Annotated[float, typer.Option(min=0.01, max=10, help="Share of the work.")] = 1.0,
     rounds: Rounds = 5,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Measure the key-value store and the page cache.
 
@@ -66,4 +74,4 @@ def kv(
     with Setting(spec, say) as setting:
         rows = [row for name in wanted for row in cases[name](setting)]
     say("")
-    report("kv", machine, rows, [], json_to)
+    report("kv", machine, rows, [], json=json, output=output)

@@ -8,7 +8,8 @@ import typer
 from fireflyer.bench.harness import options
 from fireflyer.bench.harness.command_line import (
     FileSystemsAt,
-    JsonTo,
+    JsonOption,
+    OutputOption,
     PeerPrograms,
     Quick,
     Rounds,
@@ -30,7 +31,8 @@ def mount(
     only: Annotated[str, typer.Option(help="Cases: read, create, find.")] = ",".join(options.MOUNT),
     quick: Quick = False,
     rounds: Rounds = 5,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Measure the mounted file system (3FS). Needs root, libfuse3 and /dev/fuse.
 
@@ -38,7 +40,7 @@ def mount(
 
     \b
     fireflyer bench mount --passthrough ~/libfuse/build/example/passthrough_hp
-    fireflyer bench mount --only create --json mount.json
+    fireflyer bench mount --only create --output mount.json
     """
     machine = Machine.here()
     cases = names_of("--only", only, options.MOUNT)
@@ -55,4 +57,4 @@ def mount(
     )
     rows = bench.run(spec, teller())
     say("")
-    report("mount", machine, rows, [], json_to)
+    report("mount", machine, rows, [], json=json, output=output)

@@ -4,14 +4,15 @@ from typing import Annotated
 
 import typer
 
-from fireflyer.bench.harness.command_line import JsonTo, Rounds, report
+from fireflyer.bench.harness.command_line import JsonOption, OutputOption, Rounds, report
 from fireflyer.bench.harness.report import Machine
 
 
 def net(
     hosts: Annotated[int, typer.Option(min=8, max=800, help="Hosts in the comparison.")] = 200,
     rounds: Rounds = 3,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Measure max-min fair flows against SimGrid, and 15,000 flows of the paper's network.
 
@@ -20,9 +21,9 @@ def net(
     together.
 
     \b
-    fireflyer bench net --hosts 400 --json net.json
+    fireflyer bench net --hosts 400 --output net.json
     """
     machine = Machine.here()
     from fireflyer.bench.network import flows as bench
 
-    report("net", machine, bench.run(hosts, rounds), [], json_to)
+    report("net", machine, bench.run(hosts, rounds), [], json=json, output=output)

@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from fireflyer.bench.harness import options
-from fireflyer.bench.harness.command_line import JsonTo, Rounds, names_of, report, say, teller
+from fireflyer.bench.harness.command_line import (
+    JsonOption,
+    OutputOption,
+    Rounds,
+    names_of,
+    report,
+    say,
+    teller,
+)
 from fireflyer.bench.harness.report import Machine
 
 HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
@@ -28,7 +36,8 @@ def nn(
     seeds: Annotated[int, typer.Option(min=1, help="Training runs of each kind.")] = 5,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a character model.")] = 1200,
     rounds: Rounds = 9,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Measure the memory that models keep for backward, times of operators, and low-bit training.
 
@@ -50,4 +59,4 @@ def nn(
     spec = bench.Spec(wanted, tuple(map(int, numbers)), compiled, scale, seeds, steps, rounds)
     rows = bench.run(spec, teller())
     say("")
-    report("nn", machine, rows, [], json_to)
+    report("nn", machine, rows, [], json=json, output=output)

@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from fireflyer.bench.harness.command_line import JsonTo, Rounds, names_of, report, say, teller
+from fireflyer.bench.harness.command_line import (
+    JsonOption,
+    OutputOption,
+    Rounds,
+    names_of,
+    report,
+    say,
+    teller,
+)
 from fireflyer.bench.harness.report import Machine
 
 Rate = Annotated[str, typer.Option(help="Speed of each cable, e.g. 1gbit.")]
@@ -18,7 +26,8 @@ def experts(
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each rank.")] = 256,
     features: Annotated[int, typer.Option(min=1, help="Width of a token.")] = 2048,
     rounds: Rounds = 5,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Measure dispatch and combine of experts between the hosts of a lab. Needs root.
 
@@ -27,7 +36,7 @@ def experts(
     rebalancing.
 
     \b
-    fireflyer bench experts --json experts.json
+    fireflyer bench experts --output experts.json
     """
     machine = Machine.here()
     if 64 % (hosts * ranks_per_host):
@@ -42,14 +51,15 @@ def experts(
         features=features,
         rounds=rounds,
     )
-    report("experts", machine, bench.run(spec), [], json_to)
+    report("experts", machine, bench.run(spec), [], json=json, output=output)
 
 
 def tensor(
     rate: Rate = "200mbit",
     tokens: Annotated[int, typer.Option(min=1, help="Rows of the input.")] = 256,
     rounds: Rounds = 5,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Measure MLPs in 4 bits on tensor-parallel ranks between the hosts of a lab. Needs root.
 
@@ -57,13 +67,13 @@ def tensor(
     gathers and reorders activations between the two layers.
 
     \b
-    fireflyer bench tensor --json tensor.json
+    fireflyer bench tensor --output tensor.json
     """
     machine = Machine.here()
     from fireflyer.bench.parallel import tensor as bench
 
     spec = bench.Spec(rate=rate, tokens=tokens, rounds=rounds)
-    report("tensor", machine, bench.run(spec), [], json_to)
+    report("tensor", machine, bench.run(spec), [], json=json, output=output)
 
 
 def pipeline(
@@ -75,7 +85,8 @@ def pipeline(
         Path | None,
         typer.Option(metavar="FILE", help="Draw all timelines, planned above measured."),
     ] = None,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Measure pipelines between the hosts of a lab. Needs root.
 
@@ -84,7 +95,7 @@ def pipeline(
     planner's step times with the paper's.
 
     \b
-    fireflyer bench pipeline --html timelines.html --json pipeline.json
+    fireflyer bench pipeline --html timelines.html --output pipeline.json
     """
     machine = Machine.here()
     from fireflyer.bench.parallel import pipeline as bench
@@ -99,4 +110,4 @@ def pipeline(
         about = [f"{spec.chunks} micro-batches, cables of {rate}. {machine}."]
         drawn = Section("Timelines of a step", about, [chart(one) for one in shown])
         html.write_text(page("Pipelines, planned and measured", [drawn]))
-    report("pipeline", machine, rows, [], json_to)
+    report("pipeline", machine, rows, [], json=json, output=output)

@@ -4,7 +4,14 @@ from typing import Annotated
 
 import typer
 
-from fireflyer.bench.harness.command_line import JsonTo, Rounds, report, say, teller
+from fireflyer.bench.harness.command_line import (
+    JsonOption,
+    OutputOption,
+    Rounds,
+    report,
+    say,
+    teller,
+)
 from fireflyer.bench.harness.report import Machine
 
 
@@ -13,7 +20,8 @@ def prof(
         float, typer.Option(min=0.5, help="Length of each session and of each period without one.")
     ] = 2.0,
     rounds: Rounds = 5,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Measure the profiler: time to the first row, cost of phases, of sampling and of a trace.
 
@@ -21,11 +29,11 @@ def prof(
     is torch.profiler on as many steps of the same process, with and without the operators' stacks.
 
     \b
-    fireflyer bench prof --json prof.json
+    fireflyer bench prof --output prof.json
     """
     machine = Machine.here()
     from fireflyer.bench.prof import benchmark as bench
 
     rows = bench.run(bench.Spec(rounds=rounds, seconds=seconds), teller())
     say("")
-    report("prof", machine, rows, [], json_to)
+    report("prof", machine, rows, [], json=json, output=output)

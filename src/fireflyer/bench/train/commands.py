@@ -7,7 +7,8 @@ import typer
 
 from fireflyer.bench.harness import options
 from fireflyer.bench.harness.command_line import (
-    JsonTo,
+    JsonOption,
+    OutputOption,
     Rounds,
     layouts_of,
     names_of,
@@ -43,7 +44,8 @@ def train(
         Path | None,
         typer.Option(metavar="FILE", help="Write the rows with goals to FILE as a Markdown table."),
     ] = None,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Measure training steps of data parallelism.
 
@@ -54,7 +56,7 @@ def train(
     \b
     fireflyer bench train --layouts 2x1,2x2,4x1 --table table.md
     fireflyer bench train --only stub --of fsdp
-    fireflyer bench train --only host --json train.json
+    fireflyer bench train --only host --output train.json
     """
     machine = Machine.here()
     cases = names_of("--only", only, options.TRAIN)
@@ -79,7 +81,7 @@ def train(
     say("")
     if table is not None:
         table.write_text(goal_table(rows))
-    report("train", machine, rows, [], json_to)
+    report("train", machine, rows, [], json=json, output=output)
 
 
 def wire(
@@ -95,7 +97,8 @@ def wire(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the curves to FILE as SVG.")
     ] = None,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Compare the loss of a small GPT with low-bit wires to its loss with the float32 wire.
 
@@ -103,7 +106,7 @@ def wire(
     the wire; no root is needed. The command takes minutes.
 
     \b
-    fireflyer bench wire --plot docs/benchmarks/haiscale-wire.svg --json wire.json
+    fireflyer bench wire --plot docs/benchmarks/haiscale-wire.svg --output wire.json
     """
     machine = Machine.here()
     from fireflyer.bench.train import wire as bench
@@ -112,7 +115,7 @@ def wire(
     say("")
     if plot is not None:
         plot.write_text(bench.plot(found))
-    report("wire", machine, bench.rows(found), [], json_to)
+    report("wire", machine, bench.rows(found), [], json=json, output=output)
 
 
 def scaling(
@@ -124,12 +127,13 @@ def scaling(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write Figures 8a and 8b to FILE as SVG.")
     ] = None,
-    json_to: JsonTo = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Model weak scaling: measure costs in a lab (root) and check the model against its steps.
 
     \b
-    fireflyer bench scaling --plot docs/benchmarks/haiscale-scaling.svg --json scaling.json
+    fireflyer bench scaling --plot docs/benchmarks/haiscale-scaling.svg --output scaling.json
     """
     machine = Machine.here()
     wanted = layouts_of(layouts)
@@ -139,4 +143,4 @@ def scaling(
     say("")
     if plot is not None:
         plot.write_text(bench.figures(costs))
-    report("scaling", machine, rows, [], json_to)
+    report("scaling", machine, rows, [], json=json, output=output)

@@ -8,15 +8,8 @@ from typing import Annotated
 
 import typer
 
-HomeOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--home",
-        metavar="DIR",
-        help="The platform's folder; else $FIREFLYER_SERVER, $FIREFLYER_HOME, or the default.",
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
+from fireflyer.cli.options import HomeOption, JsonOption
+
 UserArgument = Annotated[str, typer.Argument(metavar="USER", help="Name of a user.")]
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of a group.")]
 

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from fireflyer.cli.printing import as_json, table
+from fireflyer.cli.printing import show_list, show_result
 from fireflyer.errors import ConfigError
 from fireflyer.hai.client import Client
 from fireflyer.hai.client.administration import Administration
@@ -18,6 +18,7 @@ from fireflyer.hai.model.identity import (
     TokenView,
     User,
 )
+from fireflyer.program import plain
 
 
 def api(home: Path | None) -> Administration:
@@ -25,40 +26,27 @@ def api(home: Path | None) -> Administration:
 
 
 def users(found: list[User], *, json: bool) -> None:
-    if json:
-        as_json(found)
-        return
-    rows = [
-        (user.name, "disabled" if user.disabled else "", " ".join(user.groups), _day(user.created))
-        for user in found
-    ]
-    table(("USER", "", "GROUPS", "MADE"), rows)
+    def row(user: User) -> tuple[str, ...]:
+        disabled = "disabled" if user.disabled else ""
+        return (user.name, disabled, " ".join(user.groups), _day(user.created))
+
+    show_list(found, ("USER", "", "GROUPS", "MADE"), row, json=json)
 
 
 def groups(found: list[Group], *, json: bool) -> None:
-    if json:
-        as_json(found)
-        return
-    rows = [(group.name, " ".join(group.members), _day(group.created)) for group in found]
-    table(("GROUP", "MEMBERS", "MADE"), rows)
+    def row(group: Group) -> tuple[str, ...]:
+        return (group.name, " ".join(group.members), _day(group.created))
+
+    show_list(found, ("GROUP", "MEMBERS", "MADE"), row, json=json)
 
 
 def tokens(found: list[TokenView], *, json: bool) -> None:
-    if json:
-        as_json(found)
-        return
-    rows = [
-        (
-            token.id,
-            token.user,
-            token.scope,
-            "revoked" if token.revoked is not None else _day(token.expires),
-            _day(token.created),
-            token.note,
-        )
-        for token in found
-    ]
-    table(("TOKEN", "USER", "SCOPE", "UNTIL", "MADE", "NOTE"), rows)
+    def row(token: TokenView) -> tuple[str, ...]:
+        until = "revoked" if token.revoked is not None else _day(token.expires)
+        made = _day(token.created)
+        return (token.id, token.user, token.scope, until, made, token.note)
+
+    show_list(found, ("TOKEN", "USER", "SCOPE", "UNTIL", "MADE", "NOTE"), row, json=json)
 
 
 def create_token(
@@ -92,12 +80,10 @@ def create_token(
     if file is not None:
         with os.fdopen(file, "w") as stream:
             stream.write(f"{made.token}\n")
-    if json:
-        as_json(made.view if file is not None else made)
-    elif file is not None:
-        sys.stdout.write(f"token {made.view.id} of {user}, scope {scope}, is in {out}\n")
-    else:
-        sys.stdout.write(f"{made.token}\n")
+    stored = f"token {made.view.id} of {user}, scope {scope}, is in {out}"
+    text = made.token if file is None else plain(stored)
+    found = made if file is None else made.view
+    show_result(found, lambda: sys.stdout.write(f"{text}\n"), json=json)
 
 
 def set_quota(
@@ -109,14 +95,12 @@ def set_quota(
 
 
 def quotas(found: list[Quota], *, json: bool) -> None:
-    if json:
-        as_json(found)
-        return
-    rows = [
-        (q.user or "each", q.group or "each", q.priority or "each", _limit(q.gpus), _limit(q.nodes))
-        for q in found
-    ]
-    table(("USER", "GROUP", "PRIORITY", "GPUS", "NODES"), rows)
+    def row(quota: Quota) -> tuple[str, ...]:
+        owners = (quota.user, quota.group, quota.priority)
+        limits = (quota.gpus, quota.nodes)
+        return (*(owner or "each" for owner in owners), *map(_limit, limits))
+
+    show_list(found, ("USER", "GROUP", "PRIORITY", "GPUS", "NODES"), row, json=json)
 
 
 def audit(home: Path | None, after: int, *, json: bool) -> None:
@@ -126,14 +110,13 @@ def audit(home: Path | None, after: int, *, json: bool) -> None:
     while more := client.audit(after):
         found += more
         after = more[-1].seq
-    if json:
-        as_json(found)
-        return
-    rows = [
-        (str(e.seq), _second(e.wall), e.user, e.token, e.address, e.action, e.object, e.outcome)
-        for e in found
-    ]
-    table(("SEQ", "TIME", "USER", "TOKEN", "FROM", "ACTION", "ON", "OUTCOME"), rows)
+    heads = ("SEQ", "TIME", "USER", "TOKEN", "FROM", "ACTION", "ON", "OUTCOME")
+    show_list(found, heads, _entry_row, json=json)
+
+
+def _entry_row(e: AuditEntry) -> tuple[str, ...]:
+    when = _second(e.wall)
+    return (str(e.seq), when, e.user, e.token, e.address, e.action, e.object, e.outcome)
 
 
 def _limit(number: int | None) -> str:

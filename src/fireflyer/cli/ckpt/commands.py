@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from fireflyer.cli.options import JsonOption
 from fireflyer.program import need_directory
 
 ckpt = typer.Typer(
@@ -23,7 +24,6 @@ ckpt = typer.Typer(
 Directory = Annotated[
     str, typer.Argument(metavar="DIR", help="A CheckpointManager's directory, or an fsspec URL.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace existing output.")]
 StepOption = Annotated[
     int | None, typer.Option("--step", min=0, help="Step of the checkpoint; default: the newest.")
@@ -39,7 +39,7 @@ def show_help(context: typer.Context) -> None:
 
 
 @ckpt.command()
-def ls(directory: Directory, json: Json = False) -> None:
+def ls(directory: Directory, json: JsonOption = False) -> None:
     """List checkpoints, the newest first: step, age, size, ranks, tensors, attempt, state, metrics.
 
     \b
@@ -70,7 +70,7 @@ def inspect(
         bool,
         typer.Option("--stats", help="Read the tensors: min, max, mean, NaN count, histogram."),
     ] = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Show the tree of a state: dtypes, shapes, sizes, pieces, values.
 
@@ -89,7 +89,7 @@ def verify(
     steps: Annotated[
         list[int] | None, typer.Argument(metavar="[STEP]...", help="Step to verify; default: all.")
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Read every byte of checkpoints and compare its checksum; exit 1 if any is damaged.
 
@@ -123,7 +123,7 @@ def diff(
             "--exit-code", help="Exit with 1 if the checkpoints differ, as git diff does."
         ),
     ] = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Show the differences between two checkpoints: tensors by their bytes, and values.
 
@@ -159,7 +159,7 @@ def export(
         ),
     ] = "5G",
     force: Force = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Write a checkpoint in another format; each byte is verified on the way.
 
@@ -192,7 +192,7 @@ def import_(
             help="Import even if runs have saved there; a run that is still running is fenced off.",
         ),
     ] = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Create a checkpoint from a file or folder of another format. No pickle is executed.
 
@@ -230,7 +230,7 @@ def prune(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Print what would be removed; remove nothing.")
     ] = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Remove checkpoints, but never the newest whole checkpoint. A run may save meanwhile.
 

@@ -22,7 +22,7 @@ from fireflyer.checkpoint.retention import Candidate, Keep, retired
 from fireflyer.checkpoint.save.stream_writer import save_contents
 from fireflyer.checkpoint.state.contents import Contents, nbytes_of
 from fireflyer.checkpoint.state.tree import Node, Tensor, path_name
-from fireflyer.cli.printing import age, as_json, table
+from fireflyer.cli.printing import age, show_result, table
 from fireflyer.cli.progress import progress
 from fireflyer.errors import CheckpointError, ConfigError
 from fireflyer.ffrecord.convert.atomic_output import NewFolder, refuse_existing
@@ -39,9 +39,10 @@ _TASK = re.compile("t[0-9]+")
 
 def ls(directory: str, *, json: bool) -> None:
     found = survey.summaries(_catalog(directory))
-    if json:
-        as_json(found)
-        return
+    show_result(found, lambda: _show_summaries(found), json=json)
+
+
+def _show_summaries(found: Sequence[survey.Summary]) -> None:
     heads = ("STEP", "AGE", "SIZE", "RANKS", "TENSORS", "ATTEMPT", "STATE", "METRICS")
     table(heads, [_row(one) for one in found])
     for one in found:
@@ -89,14 +90,16 @@ def inspect(
                 if isinstance(node, Tensor):
                     found[id(node)] = compare.statistics(snapshot, node)
                     advance(nbytes_of(node))
-    if json:
-        as_json([_described(label, node, found.get(id(node))) for label, node in wanted])
-        return
-    when = age(time.time() - manifest.created)
-    ranks = f"{manifest.world_size} rank{'s' if manifest.world_size > 1 else ''}"
-    sys.stdout.write(f"{plain(str(snapshot))}: {ranks}, {when} old\n")
-    for label, node in wanted:
-        _print_node(label, node, found.get(id(node)), deep=pattern is None)
+
+    def show_text() -> None:
+        when = age(time.time() - manifest.created)
+        ranks = f"{manifest.world_size} rank{'s' if manifest.world_size > 1 else ''}"
+        sys.stdout.write(f"{plain(str(snapshot))}: {ranks}, {when} old\n")
+        for label, node in wanted:
+            _print_node(label, node, found.get(id(node)), deep=pattern is None)
+
+    result = [_described(label, node, found.get(id(node))) for label, node in wanted]
+    show_result(result, show_text, json=json)
 
 
 def _matches(node: Node, pattern: str) -> bool:
@@ -166,18 +169,19 @@ def verify(directory: str, steps: Sequence[int], *, json: bool) -> int:
             if verifier.verify(generation):
                 damaged.add(generation)
     found = verifier.found
-    if json:
-        as_json(found)
-        return 1 if damaged else 0
+    verdict = f"{len(damaged)} damaged" if damaged else "all whole"
+    show_result(found, lambda: _show_verified(found, verdict), json=json)
+    return 1 if damaged else 0
+
+
+def _show_verified(found: survey.Verified, verdict: str) -> None:
     for damage in found.damages:
         names = f" ({', '.join(damage.tensors)})" if damage.tensors else ""
         sys.stdout.write(plain(f"step {damage.step}: {damage.message}{names}") + "\n")
-    verdict = f"{len(damaged)} damaged" if damaged else "all whole"
     count = found.checkpoints
     sys.stdout.write(
         f"{count} checkpoint{'' if count == 1 else 's'}, {size_text(found.bytes)} read: {verdict}\n"
     )
-    return 1 if damaged else 0
 
 
 def _generations(catalog: Catalog, steps: Sequence[int]) -> list[Generation]:
@@ -201,9 +205,11 @@ def diff(directory: str, before: int, other: str, after: int, *, json: bool) -> 
     total = sum(nbytes_of(node) for node in old.tensors)
     with progress("comparing", total) as advance:
         changes = compare.differences(old, new, advance)
-    if json:
-        as_json(changes)
-        return bool(changes)
+    show_result(changes, lambda: _show_changes(changes), json=json)
+    return bool(changes)
+
+
+def _show_changes(changes: Sequence[compare.Change]) -> None:
     for change in changes:
         sys.stdout.write(plain(_change_text(change)) + "\n")
     counts = dict.fromkeys(("changed", "added", "removed"), 0)
@@ -211,7 +217,6 @@ def diff(directory: str, before: int, other: str, after: int, *, json: bool) -> 
         counts[change.kind] += 1
     text = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     sys.stdout.write((text or "no difference") + "\n")
-    return bool(changes)
 
 
 def _change_text(change: compare.Change) -> str:
@@ -261,11 +266,11 @@ def export(
         target = new.path if new is not None else out
         files = export_contents(contents, target, kind, shard_bytes=shard_bytes, advance=advance)
     names = [str(out / Path(file).name) for file in files] if folder else [str(out)]
-    if json:
-        as_json({"files": names, "tensors": len(contents.tensors), "bytes": total})
-        return
+    count = len(contents.tensors)
     where = names[0] if len(names) == 1 else f"{len(names)} files in {out}"
-    sys.stdout.write(f"{len(contents.tensors)} tensors, {size_text(total)}: {plain(where)}\n")
+    line = f"{count} tensors, {size_text(total)}: {plain(where)}\n"
+    result = {"files": names, "tensors": count, "bytes": total}
+    show_result(result, lambda: sys.stdout.write(line), json=json)
 
 
 def take_in(source: Path, directory: str, step: int, *, force: bool, json: bool) -> None:
@@ -281,14 +286,10 @@ def take_in(source: Path, directory: str, step: int, *, force: bool, json: bool)
     total = sum(nbytes_of(node) for node in contents.tensors)
     with progress(f"importing {source}", total) as advance:
         generation = save_contents(storage, step, contents, advance)
-    if json:
-        found = {"step": generation.step, "tensors": len(contents.tensors), "bytes": total}
-        as_json(found)
-        return
-    count = len(contents.tensors)
-    sys.stdout.write(
-        f"{count} tensors, {size_text(total)}: step {generation.step} in {plain(directory)}\n"
-    )
+    count, saved = len(contents.tensors), generation.step
+    line = f"{count} tensors, {size_text(total)}: step {saved} in {plain(directory)}\n"
+    result = {"step": saved, "tensors": count, "bytes": total}
+    show_result(result, lambda: sys.stdout.write(line), json=json)
 
 
 def prune(
@@ -320,14 +321,12 @@ def prune(
     kept = [one.step for one in candidates if one not in gone]
     if not dry_run:
         catalog.delete([one.generation for one in gone])
-    if json:
-        as_json({"removed": [one.step for one in gone], "kept": kept, "dry_run": dry_run})
-        return
     verb = "would remove" if dry_run else "removed"
-    for one in gone:
-        sys.stdout.write(f"{verb} step {one.step}\n")
     steps = ", ".join(str(step) for step in kept) or "none"
-    sys.stdout.write(f"{verb} {len(gone)} of {len(candidates)}; kept: {steps}\n")
+    lines = [f"{verb} step {one.step}\n" for one in gone]
+    lines.append(f"{verb} {len(gone)} of {len(candidates)}; kept: {steps}\n")
+    result = {"removed": [one.step for one in gone], "kept": kept, "dry_run": dry_run}
+    show_result(result, lambda: sys.stdout.writelines(lines), json=json)
 
 
 def _refuse_unknown_metric(candidates: Sequence[Candidate], metric: str | None) -> None:

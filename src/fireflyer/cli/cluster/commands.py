@@ -35,13 +35,14 @@ def nodes(json: JsonOption = False, home: HomeOption = None) -> None:
 
 def top(
     once: Annotated[bool, typer.Option("--once", help="Print one table and return.")] = False,
+    json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Show nodes and tasks; on a terminal, keep refreshing."""
+    """Show nodes and tasks; on a terminal, keep refreshing. --json implies --once."""
     from fireflyer.cli.cluster import impl
     from fireflyer.hai.client import Client
 
-    impl.top(Client(home), once=once)
+    impl.top(Client(home), once=once, json=json)
 
 
 def drain(

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast, get_args
 
-from fireflyer.cli.printing import age, as_json, table, tasks
+from fireflyer.cli.printing import age, as_json, show_list, show_result, table, tasks
 from fireflyer.errors import ConfigError
 from fireflyer.hai.client import Client
 from fireflyer.hai.model import NodeView, TaskLine, TaskState, WhyView, WindowView
@@ -15,6 +15,7 @@ from fireflyer.program import plain
 from fireflyer.units import parse_seconds
 
 REFRESH_S = 2.0
+GIB = 1 << 30
 
 
 def moment(text: str, option: str) -> float:
@@ -50,16 +51,15 @@ def list_tasks(
         states=cast(list[TaskState], states),
         labels=dict(label.partition("=")[::2] for label in labels),
     )
-    if json:
-        as_json(chosen())
-    else:
-        tasks(cast(list[TaskLine], chosen()))
+    found = chosen()
+    show_result(found, lambda: tasks(cast(list[TaskLine], found)), json=json)
 
 
 def why(found: WhyView, *, json: bool) -> None:
-    if json:
-        as_json(found)
-        return
+    show_result(found, lambda: _why_text(found), json=json)
+
+
+def _why_text(found: WhyView) -> None:
     because = f": {found.text}" if found.text != found.state else ""
     hint = f"; `fireflyer resume {found.task}` queues it" if found.state == "suspended" else ""
     sys.stdout.write(plain(f"{found.task} is {found.state}{because}{hint}") + "\n")
@@ -69,9 +69,10 @@ def why(found: WhyView, *, json: bool) -> None:
 
 
 def nodes(found: list[NodeView], *, json: bool) -> None:
-    if json:
-        as_json(found)
-        return
+    show_result(found, lambda: _nodes_text(found), json=json)
+
+
+def _nodes_text(found: list[NodeView]) -> None:
     zoned = any(node.zone for node in found)
     rows = []
     for node in found:
@@ -80,33 +81,38 @@ def nodes(found: list[NodeView], *, json: bool) -> None:
             reason += f" (until {_time(node.until)})"
         gpus = f"{node.free}/{node.gpus} {node.gpu_type}".rstrip() if node.gpus else "-"
         zone = [node.zone or "-"] if zoned else []
-        rows.append((node.name, *zone, node.state, gpus, " ".join(node.tasks) or "-", reason))
+        held = " ".join(node.tasks) or "-"
+        rows.append((node.name, *zone, node.state, gpus, _free_memory(node), held, reason))
     heads = ["ZONE"] if zoned else []
-    table(("NODE", *heads, "STATE", "FREE GPUS", "TASKS", "REASON"), rows)
+    table(("NODE", *heads, "STATE", "FREE GPUS", "FREE MEMORY", "TASKS", "REASON"), rows)
     for unheld in sorted({node.unheld for node in found if node.unheld}):
         sys.stdout.write(plain(unheld) + "\n")
 
 
+def _free_memory(node: NodeView) -> str:
+    """Returns for example "48.0/64.0 GiB"."""
+    if not node.memory_bytes:
+        return "-"
+    return f"{node.free_memory_bytes / GIB:.1f}/{node.memory_bytes / GIB:.1f} GiB"
+
+
 def windows(found: list[WindowView], *, json: bool) -> None:
+    def row(window: WindowView) -> tuple[str, ...]:
+        times = (_time(window.begin), _time(window.end))
+        owner = " ".join(filter(None, (window.user, window.group))) or "-"
+        return (window.id, *times, " ".join(window.nodes), owner, window.reason)
+
+    show_list(found, ("WINDOW", "FROM", "UNTIL", "NODES", "FOR", "REASON"), row, json=json)
+
+
+def top(client: Client, *, once: bool, json: bool) -> None:
+    """Prints tables of nodes and tasks; on a terminal, refreshes them every 2 s.
+
+    With `json`, prints one object and returns.
+    """
     if json:
-        as_json(found)
+        as_json({"nodes": client.nodes(), "tasks": client.task_lines(live=True)})
         return
-    rows = [
-        (
-            window.id,
-            _time(window.begin),
-            _time(window.end),
-            " ".join(window.nodes),
-            " ".join(filter(None, (window.user, window.group))) or "-",
-            window.reason,
-        )
-        for window in found
-    ]
-    table(("WINDOW", "FROM", "UNTIL", "NODES", "FOR", "REASON"), rows)
-
-
-def top(client: Client, *, once: bool) -> None:
-    """Prints tables of nodes and tasks; on a terminal, refreshes them every 2 s."""
     once = once or not sys.stdout.isatty()
     while True:
         live, found = client.task_lines(live=True), client.nodes()
@@ -120,7 +126,7 @@ def top(client: Client, *, once: bool) -> None:
         sys.stdout.write(
             f"{time.strftime('%H:%M:%S')}  nodes {busy}/{len(found)} busy  {states}\n\n"
         )
-        nodes(found, json=False)
+        _nodes_text(found)
         sys.stdout.write("\n")
         tasks(live)
         sys.stdout.flush()

@@ -1,14 +1,16 @@
 """Implementation of `fireflyer config`: the settings in force, and the source of each."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fireflyer.cli.config.file_system import cluster_file, file_system_settings
-from fireflyer.cli.config.platform import environment, files, platform_settings
-from fireflyer.cli.printing import as_json
+from fireflyer.cli.config.platform import File, environment, files, platform_settings
+from fireflyer.cli.config.settings import Setting
+from fireflyer.cli.printing import show_result
 from fireflyer.hai.home import locate
 from fireflyer.program import plain
 
@@ -25,9 +27,10 @@ def show(where: str | None, home: Path | None, *, json: bool) -> None:
         *platform_settings(locate(home)),
         *environment(),
     ]
-    if json:
-        as_json(settings)
-        return
+    show_result(settings, lambda: _settings_text(settings), json=json)
+
+
+def _settings_text(settings: Sequence[Setting]) -> None:
     wide = max(
         len(f"{one.key} = {_toml(one.value)}") for one in settings if len(str(one.value)) < 40
     )
@@ -43,9 +46,10 @@ def show(where: str | None, home: Path | None, *, json: bool) -> None:
 def paths(where: str | None, home: Path | None, *, json: bool) -> None:
     """Prints the files that hold settings."""
     found = list(files(locate(home), cluster_file(where)))
-    if json:
-        as_json(found)
-        return
+    show_result(found, lambda: _files_text(found), json=json)
+
+
+def _files_text(found: Sequence[File]) -> None:
     wide = max(len(plain(file.path)) for file in found)
     for file in found:
         missing = "" if file.exists else " (not there: the defaults hold)"

@@ -5,6 +5,7 @@ import webbrowser
 from html import escape
 from pathlib import Path
 
+from fireflyer.cli.printing import show_result
 from fireflyer.errors import ConfigError
 from fireflyer.hai.client import Client
 from fireflyer.hai.home import write_private
@@ -12,7 +13,7 @@ from fireflyer.hai.home import write_private
 FILE = "dashboard.html"
 
 
-def show(home: Path | None, *, open_browser: bool) -> None:
+def show(home: Path | None, *, open_browser: bool, json: bool) -> None:
     """Prints the sign-in link, or opens it in the browser.
 
     Raises:
@@ -21,7 +22,7 @@ def show(home: Path | None, *, open_browser: bool) -> None:
     client = Client(home)
     link = client.dashboard_link()
     if not open_browser:
-        sys.stdout.write(f"{link}\n")
+        show_result({"link": link}, lambda: sys.stdout.write(f"{link}\n"), json=json)
         return
     client.home.create()
     file = client.home.path / FILE
@@ -29,3 +30,4 @@ def show(home: Path | None, *, open_browser: bool) -> None:
     write_private(file, text.encode())
     if not webbrowser.open(file.as_uri()):
         raise ConfigError("no browser can be opened here; `fireflyer dashboard` prints the link")
+    show_result({"link": None}, lambda: None, json=json)

@@ -3,7 +3,7 @@
 import sys
 from typing import NamedTuple
 
-from fireflyer.cli.printing import as_json, table
+from fireflyer.cli.printing import show_result, table
 from fireflyer.errors import ConfigError, FireflyerError
 from fireflyer.experts import folder, manifest, sim
 from fireflyer.experts.streams import STREAMS
@@ -38,10 +38,7 @@ def check(place: str, *, json: bool) -> int:
     storage = open_storage(place)
     states = {name: _state(storage, name) for name in manifest.names(storage)}
     damaged = [name for name, state in states.items() if state != "good"]
-    if json:
-        as_json(states)
-    else:
-        table(("EXPERT", "STATE"), list(states.items()))
+    show_result(states, lambda: table(("EXPERT", "STATE"), list(states.items())), json=json)
     return report(f"{len(damaged)} of {len(states)} experts failed the check") if damaged else 0
 
 
@@ -54,10 +51,11 @@ def _state(storage: Storage, name: str) -> str:
 
 
 def _print(found: list[tuple[str, int]], *, json: bool) -> None:
-    if json:
-        as_json([{"expert": name, "bytes": size} for name, size in found])
-    elif found:
-        table(("EXPERT", "MIB"), [(name, f"{size / (1 << 20):,.1f}") for name, size in found])
+    def show_text() -> None:
+        if found:
+            table(("EXPERT", "MIB"), [(name, f"{size / (1 << 20):,.1f}") for name, size in found])
+
+    show_result([{"expert": name, "bytes": size} for name, size in found], show_text, json=json)
 
 
 class Asked(NamedTuple):
@@ -98,14 +96,12 @@ def simulate(asked: Asked, streams: str, *, json: bool) -> None:
         if name not in STREAMS:
             raise ConfigError(f"invalid --streams {name!r}: expected {', '.join(STREAMS)}")
     found = [sim.simulate(setup, name, policy) for name in names for policy in sim.POLICIES]
-    if json:
-        paper = [{"what": what, "figure": figure} for what, figure in sim.PAPER]
-        as_json({
-            "setup": setup, "outcomes": found, "paper": paper,
-            "cold_switch_s": setup.cold_switch_s, "warm_switch_s": setup.warm_switch_s,
-        })  # fmt: skip
-        return
-    _print_outcomes(setup, found)
+    paper = [{"what": what, "figure": figure} for what, figure in sim.PAPER]
+    result = {
+        "setup": setup, "outcomes": found, "paper": paper,
+        "cold_switch_s": setup.cold_switch_s, "warm_switch_s": setup.warm_switch_s,
+    }  # fmt: skip
+    show_result(result, lambda: _print_outcomes(setup, found), json=json)
 
 
 def _print_outcomes(setup: sim.Setup, found: list[sim.Outcome]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from fireflyer.cli.printing import as_json, table
+from fireflyer.cli.printing import show_result, table
 from fireflyer.errors import ConfigError, ValidatorError
 from fireflyer.program import plain
 from fireflyer.validator.failures import generate as traces
@@ -36,10 +36,7 @@ def report(
     else:
         sources = [parse(_text(file), str(file)) for file in files]
     result = reports.report(sources, nodes=nodes, days=days)
-    if json:
-        as_json(result)
-        return
-    _show(result)
+    show_result(result, lambda: _show(result), json=json)
 
 
 def _text(file: Path) -> str:
@@ -154,7 +151,5 @@ def generate(
     counts = dict(Counter(failure.of for failure in found).most_common())
     result = {"preset": name, "source": preset.source, "nodes": count, "days": days, "seed": seed,
               "failures": len(found), "classes": counts, "file": str(output)}  # fmt: skip
-    if json:
-        as_json(result)
-        return
-    sys.stdout.write(f"{len(found):,} failures in {plain(str(output))}\n{preset.source}\n")
+    line = f"{len(found):,} failures in {plain(str(output))}\n{preset.source}\n"
+    show_result(result, lambda: sys.stdout.write(line), json=json)

@@ -5,15 +5,16 @@ from pathlib import Path
 
 from fireflyer.cli import printing
 from fireflyer.hai.client import Client
-from fireflyer.hai.faults.rules import Rule
+from fireflyer.hai.faults.rules import Faults, Rule
 
 
 def show(home: Path | None, limit: int, *, full: bool, json: bool) -> None:
     """Prints the rules in force, then the latest observations and actions."""
     found = Client(home).faults(limit)
-    if json:
-        printing.as_json(found)
-        return
+    printing.show_result(found, lambda: _show_text(found, full=full), json=json)
+
+
+def _show_text(found: Faults, *, full: bool) -> None:
     heads = ["RULE", "ON", "ACTION", "CAUSE"] + (["WHY", "SOURCE"] if full else [])
     rows = [_row(rule, full=full) for rule in found.rules]
     printing.table(heads, rows)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from fireflyer.cli.options import JsonOption
 from fireflyer.cli.passthrough import hand_over
 
 fs = typer.Typer(
@@ -34,7 +35,6 @@ Where = Annotated[
         "manager. Default: $FIREFLYER_FS.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 Recursive = Annotated[
     bool, typer.Option("--recursive", "-r", help="Include directories and all their contents.")
 ]
@@ -135,7 +135,7 @@ def ls(
     long: Annotated[
         bool, typer.Option("--long", "-l", help="Also mode, links, owner, size and time of change.")
     ] = False,
-    json: Json = False,
+    json: JsonOption = False,
     where: Where = None,
 ) -> None:
     """List a directory in byte order of the names; names of directories end with a slash."""
@@ -277,7 +277,7 @@ def mkdir(
 
 
 @fs.command(name="stat")
-def stat_(paths: Paths, json: Json = False, where: Where = None) -> None:
+def stat_(paths: Paths, json: JsonOption = False, where: Where = None) -> None:
     """Show attributes of files and the layout of their chunks. Symlinks are not followed."""
     from fireflyer.cli.fs import impl_queries
 
@@ -292,7 +292,7 @@ def du(
             metavar="[PATH]...", help="Path in the file system. Default: all entries of the root."
         ),
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
     where: Where = None,
 ) -> None:
     """Count bytes, files and directories at and below paths. Replicas are not counted."""
@@ -316,7 +316,7 @@ def find(
             help="Only files, directories, symlinks, pipes, sockets or devices.",
         ),
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
     where: Where = None,
 ) -> None:
     """List the paths of all entries at and below a path."""
@@ -326,7 +326,7 @@ def find(
 
 
 @fs.command()
-def status(json: Json = False, where: Where = None) -> None:
+def status(json: JsonOption = False, where: Where = None) -> None:
     """Show problems, the nodes, and the chains with their targets.
 
     Exits with 0 even if there are problems; `--json` lists them in "problems".
@@ -337,7 +337,7 @@ def status(json: Json = False, where: Where = None) -> None:
 
 
 @fs.command()
-def grow(json: Json = False, where: Where = None) -> None:
+def grow(json: JsonOption = False, where: Where = None) -> None:
     """Create chains from new targets: those of new nodes, or additional targets of known nodes.
 
     \b
@@ -361,7 +361,7 @@ def check(
             "--all-replicas", help="Make the nodes read all replicas of the file system first."
         ),
     ] = False,
-    json: Json = False,
+    json: JsonOption = False,
     where: Where = None,
 ) -> None:
     """Read all data stored at and below a path; name the files that cannot be read.
@@ -435,7 +435,7 @@ def scrub(
             "--now", help="Make all nodes read all their data now, and wait for the result."
         ),
     ] = False,
-    json: Json = False,
+    json: JsonOption = False,
     where: Where = None,
 ) -> None:
     """Show when each target was last read completely and its damage; with --now, read all targets.

@@ -6,14 +6,14 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 import typer
 
 from fireflyer.cli.fs.impl_changes import each
-from fireflyer.cli.printing import age, as_json, table
+from fireflyer.cli.printing import age, as_json, show_result, table
 from fireflyer.cli.progress import progress
 from fireflyer.errors import FileError, FireflyerError
 from fireflyer.ffrecord.convert.statistics import size_text
@@ -59,13 +59,16 @@ COUNTS_S = 2.0
 def ls(where: str | None, path: str, *, long: bool, json: bool) -> None:
     with attach(where) as fs:
         found = survey.listing(fs, path)
-    if json:
-        as_json([_row(one) for one in found])
-        return
-    if not long:
-        for one in found:
-            sys.stdout.write(plain(_name(one)) + "\n")
-        return
+    show_text = _show_long if long else _show_names
+    show_result([_row(one) for one in found], lambda: show_text(found), json=json)
+
+
+def _show_names(found: Sequence[survey.Found]) -> None:
+    for one in found:
+        sys.stdout.write(plain(_name(one)) + "\n")
+
+
+def _show_long(found: Sequence[survey.Found]) -> None:
     rows = []
     for one in found:
         its = one.status
@@ -131,15 +134,16 @@ def stat_files(where: str | None, paths: list[str], *, json: bool) -> int:
             if one.is_file:
                 row["chains"] = inode.chains
         rows.append(row)
-    if json:
-        as_json(rows)
-        return code
+    show_result(rows, lambda: _show_attributes(rows), json=json)
+    return code
+
+
+def _show_attributes(rows: Sequence[dict[str, Any]]) -> None:
     for at, row in enumerate(rows):
         if at:
             sys.stdout.write("\n")
         for key, value in row.items():
             sys.stdout.write(f"{key.removesuffix('_ns'):<9} {plain(_shown(key, value))}\n")
-    return code
 
 
 def _shown(key: str, value: Any) -> str:
@@ -175,13 +179,12 @@ def du(where: str | None, paths: list[str], *, json: bool) -> int:
 
     with attach(where) as fs:
         code = each(paths or [one.path for one in survey.listing(fs, "/")], count)
-    if json:
-        as_json([{**msgspec.structs.asdict(row), **_named(row.path)} for row in rows])
-    else:
-        table(
-            ("SIZE", "FILES", "DIRECTORIES", "PATH"),
-            [(size_text(r.bytes), f"{r.files:,}", f"{r.directories:,}", r.path) for r in rows],
-        )
+    cells = [(size_text(r.bytes), f"{r.files:,}", f"{r.directories:,}", r.path) for r in rows]
+    show_result(
+        [{**msgspec.structs.asdict(row), **_named(row.path)} for row in rows],
+        lambda: table(("SIZE", "FILES", "DIRECTORIES", "PATH"), cells),
+        json=json,
+    )
     return _tell_missed(missed) or code
 
 
@@ -226,12 +229,10 @@ def status(where: str | None, *, json: bool) -> None:
             counts = fs.statfs()
     except FireflyerError as error:
         wrong.insert(0, f"the metadata service does not answer requests: {error}")
-    if json:
-        files, unlinked = (counts.files, counts.unlinked) if counts else (None, None)
-        more = {"files": files, "unlinked": unlinked, "problems": wrong}
-        as_json({**msgspec.structs.asdict(found), **more})
-        return
-    _show(found, wrong, counts)
+    files, unlinked = (counts.files, counts.unlinked) if counts else (None, None)
+    more = {"files": files, "unlinked": unlinked, "problems": wrong}
+    result = {**msgspec.structs.asdict(found), **more}
+    show_result(result, lambda: _show(found, wrong, counts), json=json)
 
 
 def _counted(number: int, noun: str) -> str:
@@ -285,41 +286,33 @@ def _node_row(node: survey.NodeState, found: survey.Health) -> tuple[str, ...]:
 
 def grow(where: str | None, *, json: bool) -> None:
     made = survey.grow(find_place(where))
-    if json:
-        as_json(made)
-        return
-    sys.stdout.write(
+    line = (
         f"{len(made.added)} chains of {made.replicas} targets made; new files use {made.chains} chains "
         f"(table version {made.version})\n"
     )
+    show_result(made, lambda: sys.stdout.write(line), json=json)
 
 
 def scrub(where: str | None, *, json: bool) -> int:
     found = _scrubbed(where)
-    if json:
-        as_json(found)
-    else:
-        _show_scrubbed(found)
+    show_result(found, lambda: _show_scrubbed(found), json=json)
     return int(not found.well)
 
 
 def scrubs(where: str | None, *, json: bool) -> None:
     """Prints when each target was last read, and the damage found."""
     targets = [its for chain in survey.health(find_place(where)).chains for its in chain.targets]
-    if json:
-        as_json([{**msgspec.structs.asdict(its), "name": its.name} for its in targets])
-        return
-    table(
-        ("TARGET", "CHUNKS", "BYTES", "LAST READ", "DAMAGED", "NOT REPAIRED"),
-        [
-            (
-                *(its.name, f"{its.chunks:,}", size_text(its.bytes)),
-                f"{age(time.time() - its.scrubbed)} ago" if its.scrubbed else "never",
-                *(f"{its.damaged:,}", f"{its.unrepaired:,}"),
-            )
-            for its in targets
-        ],
-    )
+    rows = [
+        (
+            *(its.name, f"{its.chunks:,}", size_text(its.bytes)),
+            f"{age(time.time() - its.scrubbed)} ago" if its.scrubbed else "never",
+            *(f"{its.damaged:,}", f"{its.unrepaired:,}"),
+        )
+        for its in targets
+    ]
+    heads = ("TARGET", "CHUNKS", "BYTES", "LAST READ", "DAMAGED", "NOT REPAIRED")
+    result = [{**msgspec.structs.asdict(its), "name": its.name} for its in targets]
+    show_result(result, lambda: table(heads, rows), json=json)
 
 
 def _scrubbed(where: str | None) -> Scrubbed:
@@ -358,14 +351,17 @@ def check(where: str | None, path: str, *, all_replicas: bool, json: bool) -> in
     wrong = survey.problems(found)
     bad = bool(checked.damages or checked.unvisited or checked.nodes or stopped)
     bad = bad or (scrubbed is not None and not scrubbed.well)
-    if json:
-        more = {"stopped": stopped, "degraded": degraded, "problems": wrong, "replicas": scrubbed}
-        told = {
-            key: [{**_named(one.path), "reason": text(one.reason)} for one in ones]
-            for key, ones in (("damages", checked.damages), ("unvisited", checked.unvisited))
-        }
-        as_json({**msgspec.structs.asdict(checked), **told, **more})
-        return int(bad)
+    more = {"stopped": stopped, "degraded": degraded, "problems": wrong, "replicas": scrubbed}
+    named = {
+        key: [{**_named(one.path), "reason": text(one.reason)} for one in ones]
+        for key, ones in (("damages", checked.damages), ("unvisited", checked.unvisited))
+    }
+    result = {**msgspec.structs.asdict(checked), **named, **more}
+    show_result(result, lambda: _show_checked(checked, wrong, scrubbed), json=json)
+    return int(bad)
+
+
+def _show_checked(checked: survey.Checked, wrong: list[str], scrubbed: Scrubbed | None) -> None:
     if scrubbed is not None:
         _show_scrubbed(scrubbed)
     for damage in (*checked.damages, *checked.unvisited):
@@ -381,4 +377,3 @@ def check(where: str | None, path: str, *, all_replicas: bool, json: bool) -> in
     sys.stdout.write(
         f"{_counted(checked.files, 'file')}, {size_text(checked.bytes)} read: {result}\n"
     )
-    return int(bad)

@@ -5,13 +5,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 import typer
 
 from fireflyer import log
+from fireflyer.errors import FireflyerError, Unavailable
 from fireflyer.fs3 import config
 from fireflyer.fs3.client import discovery
 from fireflyer.fs3.process import ALL, Process
@@ -31,13 +32,28 @@ def embedded(folder: Path, replicas: int | None, targets: int | None) -> None:
     with _until_signal():
         settings = config.embed(folder, replicas, targets)
         _log_as(settings, ALL)
-        with Process(settings, ALL, settings.nodes) as process:
+        with _started(settings, folder) as process:
             # First: `status` shows what set_up waits for.
             discovery.announce(folder, process.manager)
             process.set_up()
             ready = f"the file system in {folder} is ready at {process.manager}"
             _say(f"{ready}{_metrics(process)}; Ctrl-C ends it")
             process.wait()
+
+
+def _started(settings: config.ClusterConfig, folder: Path) -> Process:
+    """Starts all roles.
+
+    Raises:
+        Unavailable: another process has this file system; the message names it and its address.
+    """
+    try:
+        return Process(settings, ALL, settings.nodes)
+    except Unavailable as error:
+        where = ""
+        with suppress(FireflyerError):
+            where = f"; the file system answers at {discovery.find(str(folder)).addresses[0]}"
+        raise Unavailable(f"{error}{where}") from error
 
 
 def part(file: Path, role: str | None, name: str | None, *, standby: bool) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fireflyer import kv, units
-from fireflyer.cli.printing import as_json, table
+from fireflyer.cli.printing import as_json, show_result, table
 from fireflyer.errors import ConfigError
 from fireflyer.kv import inspection
 from fireflyer.kv.core.reader import no_store
@@ -113,13 +113,15 @@ def check(url: str, *, json: bool) -> int:
 def cache_stat(url: str, *, json: bool) -> None:
     """Prints figures of a page cache."""
     found = pages.stat(_storage(url))
-    if json:
-        as_json(found)
-        return
-    usage = found.pop("usage")
-    _show(found, json=False)
-    if usage:
-        table(("SALT", "BYTES"), [(salt or "(none)", str(size)) for salt, size in usage.items()])
+    usage = found["usage"]
+
+    def show_text() -> None:
+        _show({name: value for name, value in found.items() if name != "usage"}, json=False)
+        if usage:
+            rows = [(salt or "(none)", str(size)) for salt, size in usage.items()]
+            table(("SALT", "BYTES"), rows)
+
+    show_result(found, show_text, json=json)
 
 
 def cache_check(url: str, *, json: bool) -> int:
@@ -128,13 +130,16 @@ def cache_check(url: str, *, json: bool) -> int:
 
 
 def _report_damage(found: dict[str, Any], *, json: bool) -> int:
-    if json:
-        as_json(found)
-    elif found["damaged"]:
-        table(("DAMAGED", "REASON"), [(row["object"], row["reason"]) for row in found["damaged"]])
-    else:
-        _show({name: value for name, value in found.items() if name != "damaged"}, json=False)
-    return 1 if found["damaged"] else 0
+    damaged = [(row["object"], row["reason"]) for row in found["damaged"]]
+
+    def show_text() -> None:
+        if damaged:
+            table(("DAMAGED", "REASON"), damaged)
+        else:
+            _show({name: value for name, value in found.items() if name != "damaged"}, json=False)
+
+    show_result(found, show_text, json=json)
+    return 1 if damaged else 0
 
 
 def compact(url: str, *, json: bool) -> None:
@@ -154,9 +159,5 @@ def gc(url: str, *, json: bool) -> None:
 
 
 def _show(found: dict[str, Any], *, json: bool) -> None:
-    if json:
-        as_json(found)
-        return
-    table(
-        ("WHAT", "VALUE"), [(name.replace("_", " "), str(value)) for name, value in found.items()]
-    )
+    rows = [(name.replace("_", " "), str(value)) for name, value in found.items()]
+    show_result(found, lambda: table(("WHAT", "VALUE"), rows), json=json)

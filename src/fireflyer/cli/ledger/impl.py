@@ -36,9 +36,10 @@ def show(
         until=now - parse_seconds(until, "--until") if until else None,
         cluster=cluster,
     )
-    if json:
-        _as_json(view)
-        return
+    printing.show_result(_document(view), lambda: _show_text(view, task, user, group), json=json)
+
+
+def _show_text(view: LedgerView, task: str | None, user: str | None, group: str | None) -> None:
     hours = view.unit + "-hours"
     if view.cluster is not None:
         _one("cluster", view.cluster, hours)
@@ -54,18 +55,16 @@ def show(
         _all(view, hours)
 
 
-def _as_json(view: LedgerView) -> None:
+def _document(view: LedgerView) -> dict[str, Any]:
     cluster = {} if view.cluster is None else {"cluster": _plain(view.cluster)}
-    printing.as_json(
-        {
-            "unit": view.unit,
-            "since": view.since,
-            "until": view.until,
-            "tasks": {name: _plain(one) for name, one in view.tasks.items()},
-            "total": _plain(view.total),
-            **cluster,
-        }
-    )
+    return {
+        "unit": view.unit,
+        "since": view.since,
+        "until": view.until,
+        "tasks": {name: _plain(one) for name, one in view.tasks.items()},
+        "total": _plain(view.total),
+        **cluster,
+    }
 
 
 def _plain(one: Account) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 import sys
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fireflyer.cli.net.output import show, write_page
 from fireflyer.cli.net.sources import sites, text
-from fireflyer.cli.printing import as_json, table
+from fireflyer.cli.printing import show_result, table
 from fireflyer.errors import ConfigError, FabricError
 from fireflyer.fabric import infiniband, report, sizing, slurm, topologies
 from fireflyer.fabric import plan as plans
@@ -91,11 +92,7 @@ def export(preset: str | None, to: Path | None, *, json: bool) -> None:
         for name, content in texts.items():
             (folder / name).write_text(content)
             written.append(str(folder / name))
-    if json:
-        as_json({"files": written})
-        return
-    for path in written:
-        sys.stdout.write(f"{plain(path)}\n")
+    show_result({"files": written}, lambda: _write_lines(written), json=json)
 
 
 def order(job: Path | None, preset: str | None, ibnetdiscover: Path | None, *, json: bool) -> None:
@@ -104,11 +101,12 @@ def order(job: Path | None, preset: str | None, ibnetdiscover: Path | None, *, j
         raise ConfigError("net order needs --job FILE, the names of the hosts")
     hosts = [line.strip() for line in text(job).splitlines() if line.strip()]
     result = job_order([whole.net for whole in sites(preset, ibnetdiscover)], hosts)
-    if json:
-        as_json(result)
-        return
-    for host in result["hosts"]:
-        sys.stdout.write(f"{plain(host)}\n")
+    show_result(result, lambda: _write_lines(result["hosts"]), json=json)
+
+
+def _write_lines(names: Iterable[str]) -> None:
+    for name in names:
+        sys.stdout.write(f"{plain(name)}\n")
 
 
 def _side_by_side(
@@ -130,9 +128,11 @@ def _side_by_side(
                      "network_price": price, "note": note})  # fmt: skip
     if html is not None:
         write_page(html, report.compare_page(rows, parts))
-    if json:
-        as_json({"nodes": nodes, "storage": storage, "networks": rows})
-        return
+    result = {"nodes": nodes, "storage": storage, "networks": rows}
+    show_result(result, lambda: _networks_text(rows), json=json)
+
+
+def _networks_text(rows: list[dict[str, Any]]) -> None:
     cells = [["" if v is None else f"{v:,.0f}" if isinstance(v, int | float) else v
               for v in row.values()] for row in rows]  # fmt: skip
     table(
@@ -147,9 +147,11 @@ def _tables(parts: Catalogue, html: Path | None, *, json: bool) -> None:
     two, three = plans.table_two(parts), plans.table_three(parts)
     if html is not None:
         write_page(html, report.compare_page(three, parts))
-    if json:
-        as_json({"table_two": two, "table_three": three})
-        return
+    result = {"table_two": two, "table_three": three}
+    show_result(result, lambda: _tables_text(two, three), json=json)
+
+
+def _tables_text(two: Mapping[str, Any], three: Sequence[Mapping[str, Any]]) -> None:
     table(
         ("CLUSTER", "SWITCHES", "NETWORK", "SERVERS", "TOTAL", "OF DGX"),
         [

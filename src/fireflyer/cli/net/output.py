@@ -5,16 +5,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fireflyer.cli.printing import as_json
+from fireflyer.cli.printing import show_result
 from fireflyer.errors import ConfigError
 from fireflyer.program import plain
 
 
 def show(result: Mapping[str, Any], *, json: bool) -> None:
     """Prints figures as lines, and notes below them."""
-    if json:
-        as_json(result)
-        return
+    show_result(result, lambda: _show_text(result), json=json)
+
+
+def _show_text(result: Mapping[str, Any]) -> None:
     for name, value in result.items():
         if name in ("notes", "loops") or value is None:
             continue

@@ -241,7 +241,7 @@ def compare(
 
 
 @prof.command()
-def enable() -> None:
+def enable(json: JsonOption = False) -> None:
     """Make every Python of this environment attachable once it imports torch.
 
     Writes one `.pth` file to site-packages. A process has no thread, open file or timer of the
@@ -249,15 +249,15 @@ def enable() -> None:
     """
     from fireflyer.cli.prof import impl
 
-    impl.enable()
+    impl.enable(json=json)
 
 
 @prof.command()
-def disable() -> None:
+def disable(json: JsonOption = False) -> None:
     """Undo `enable`. Running processes stay attachable."""
     from fireflyer.cli.prof import impl
 
-    impl.disable()
+    impl.disable(json=json)
 
 
 @prof.command()

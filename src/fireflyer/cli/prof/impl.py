@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from fireflyer.cli.printing import as_json, table
+from fireflyer.cli.printing import show_result, table
 from fireflyer.cli.prof.targets import Targets, find
 from fireflyer.errors import ConfigError, ProfileError
 from fireflyer.haiprof.attach import enable as environment
@@ -189,22 +189,21 @@ def compare(before: Path, after: Path, *, json: bool) -> None:
         {**msgspec.to_builtins(change), "clear": change.clear}
         for change in compared(read_profile(before), read_profile(after))
     ]
-    if json:
-        as_json(changes)
-        return
-    for line in text.changes(changes):
-        sys.stdout.write(line + "\n")
+    lines = (f"{line}\n" for line in text.changes(changes))
+    show_result(changes, lambda: sys.stdout.writelines(lines), json=json)
 
 
-def enable() -> None:
-    """Writes the `.pth` file."""
-    sys.stdout.write(f"{plain(str(environment.enable()))}\n")
+def enable(*, json: bool) -> None:
+    """Writes the `.pth` file and prints its path."""
+    path = str(environment.enable())
+    show_result({"file": path}, lambda: sys.stdout.write(f"{plain(path)}\n"), json=json)
 
 
-def disable() -> None:
+def disable(*, json: bool) -> None:
     """Removes the `.pth` file."""
-    if not environment.disable():
-        sys.stdout.write("it was not enabled\n")
+    removed = environment.disable()
+    line = "" if removed else "profiling was not enabled\n"
+    show_result({"removed": removed}, lambda: sys.stdout.write(line), json=json)
 
 
 def recorders(*, json: bool) -> None:
@@ -218,24 +217,18 @@ def recorders(*, json: bool) -> None:
             {"name": name, "interval_s": recorder.interval_s, "missing": recorder.missing()}
         )
     found.sort(key=lambda one: str(one["name"]))
-    if json:
-        as_json(found)
-        return
     rows = [
         (str(r["name"]), f"{r['interval_s']:g} s" if r["interval_s"] else "each event",
          str(r["missing"] or "available"))
         for r in found
     ]  # fmt: skip
-    table(("RECORDER", "INTERVAL", "STATE"), rows)
+    show_result(found, lambda: table(("RECORDER", "INTERVAL", "STATE"), rows), json=json)
 
 
 def _show(profiles: Sequence[RankProfile], *, json: bool) -> None:
     found = document(profiles)
-    if json:
-        as_json(found)
-        return
-    for line in text.lines(found):
-        sys.stdout.write(plain(line) + "\n")
+    lines = (f"{plain(line)}\n" for line in text.lines(found))
+    show_result(found, lambda: sys.stdout.writelines(lines), json=json)
 
 
 def _store(profiles: Sequence[RankProfile], folder: Path | None) -> None:

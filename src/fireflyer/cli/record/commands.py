@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from fireflyer.cli.options import JsonOption
+
 record = typer.Typer(
     name="record",
     no_args_is_help=False,
@@ -30,7 +32,6 @@ Files = Annotated[
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="PATH", help="Output file or folder.")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace existing output.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 FilesCount = Annotated[
     int | None, typer.Option("--files", min=1, help="Number of files to write in the folder PATH.")
 ]
@@ -109,7 +110,7 @@ def pack(
     compression: Compression = None,
     jobs: Jobs = 4,
     force: Force = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Pack other formats into record files.
 
@@ -133,7 +134,7 @@ def pack(
 @record.command()
 def ls(
     files: Files,
-    json: Json = False,
+    json: JsonOption = False,
     html: Annotated[
         Path | None, typer.Option(metavar="OUT", help="Write an HTML page with samples.")
     ] = None,
@@ -184,7 +185,7 @@ def verify(
         bool, typer.Option("--metadata-only", help="Check only headers and indices.")
     ] = False,
     most: Annotated[int, typer.Option(min=1, help="Maximum number of damages to list.")] = 10,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Check every sample against its checksum.
 
@@ -204,7 +205,7 @@ def merge(
     out: Out,
     compression: Compression = None,
     force: Force = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Concatenate record files into one file.
 
@@ -237,7 +238,7 @@ def split(
     ] = None,
     compression: Compression = None,
     force: Force = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Split record files by count, by size, or by fractions.
 
@@ -272,7 +273,7 @@ def convert(
     nan: Nan = None,
     jobs: Jobs = 4,
     force: Force = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Convert record files to tar, JSON lines, Parquet or arrays, or to another version.
 

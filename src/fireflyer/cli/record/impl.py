@@ -3,14 +3,14 @@
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from fireflyer.cli.printing import as_json, table
+from fireflyer.cli.printing import show_result, table
 from fireflyer.cli.progress import progress
 from fireflyer.errors import ConfigError
 from fireflyer.ffrecord.convert import exporters, repack, statistics, verification
@@ -67,9 +67,10 @@ def ls(files: list[str], *, json: bool, html: Path | None, samples: int, force: 
             if is_stream(html):
                 return  # stdout may have the page
         found = [statistics.describe_file(name) for name in names]
-    if json:
-        as_json(found)
-        return
+    show_result(found, lambda: _show_files(found, html), json=json)
+
+
+def _show_files(found: Sequence[statistics.Listed], html: Path | None) -> None:
     rows = []
     for each in found:
         stats = each.lengths
@@ -124,12 +125,8 @@ def verify(files: list[str], *, data: bool, most: int, json: bool) -> int:
         total = verification.total_samples(names) if data else None
         with _progress("verifying", total) as advance:
             found = verification.verify(names, data=data, most=most, advance=advance)
-    if json:
-        as_json(found)
-        return 1 if found.damages else 0
-    for message in found.damages:
-        sys.stdout.write(plain(message) + "\n")
-    sys.stdout.write(verification.worst(found) + "\n")
+    lines = [*map(plain, found.damages), verification.worst(found)]
+    show_result(found, lambda: sys.stdout.writelines(f"{one}\n" for one in lines), json=json)
     return 1 if found.damages else 0
 
 
@@ -325,14 +322,13 @@ def _write_text(path: Path, text: str) -> None:
 def _done(written: Written, *, json: bool) -> None:
     if is_stream(written.files[0]):
         return  # stdout may have the bytes
-    if json:
-        as_json({"files": written.files, "samples": written.samples, "bytes": written.bytes})
-        return
     size = statistics.size_text(written.bytes)
     where = plain(written.files[0])
     if len(written.files) > 1:
         where = f"{len(written.files)} files in {plain(os.path.dirname(written.files[0]))}"
-    sys.stdout.write(f"{written.samples:,} samples, {size}: {where}\n")
+    line = f"{written.samples:,} samples, {size}: {where}\n"
+    result = {"files": written.files, "samples": written.samples, "bytes": written.bytes}
+    show_result(result, lambda: sys.stdout.write(line), json=json)
 
 
 @contextmanager

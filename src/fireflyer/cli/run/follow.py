@@ -198,7 +198,7 @@ def print_events(
     while more := client.events(task=task, after=after):
         after = more[-1].seq
         if follow:
-            _stream(more, json=json)
+            printing.show_lines(more, printing.event_line, json=json)
         else:
             found += more
     if not follow:
@@ -206,14 +206,5 @@ def print_events(
         return
     while True:
         more = client.events(task=task, after=after, wait_s=WAIT_S)
-        _stream(more, json=json)
+        printing.show_lines(more, printing.event_line, json=json)
         after = more[-1].seq if more else after
-
-
-def _stream(found: list[Event], *, json: bool) -> None:
-    for event in found:
-        if json:
-            printing.as_json(event)
-        else:
-            sys.stdout.write(printing.event_line(event) + "\n")
-    sys.stdout.flush()

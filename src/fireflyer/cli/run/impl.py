@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -87,7 +87,7 @@ def launch(
     view = client.submit(spec)
     companion = None if beside is None else beside(client, view)
     if detach:
-        _say(view, json=json)
+        printing.show_result(view, lambda: sys.stdout.write(f"{view.id}\n"), json=json)
         return 0
     followed = follow_task(client, view, all_ranks=all_ranks, json=json)
     if companion is not None and followed.state is not None:
@@ -147,17 +147,17 @@ def steer(home: Path | None, verb: str, tasks: list[str], goal: str | None, *, j
             if len(tasks) == 1:
                 raise
             refused.append(error)
-    for asked in views:
-        view = asked
-        if goal is not None:
-            view = client.wait(asked.id, {cast(TaskState, goal)})
-        if json:
-            printing.as_json(view)
-        elif verb == "stop" and view.state != "stopped":
-            sys.stdout.write(f"{view.id} stopping\n")
-        else:
-            reason = f": {plain(view.reason)}" if view.reason else ""
-            sys.stdout.write(f"{view.id} {view.state}{reason}\n")
+    if goal is None:
+        reached: Iterable[View] = views
+    else:
+        reached = (client.wait(view.id, {cast(TaskState, goal)}) for view in views)
+
+    def line(view: View) -> str:
+        if verb == "stop" and view.state != "stopped":
+            return f"{view.id} stopping"
+        return f"{view.id} {view.state}" + (f": {view.reason}" if view.reason else "")
+
+    printing.show_lines(reached, line, json=json)
     for refusal in refused:
         note(plain(str(refusal)))
     return int(bool(refused))
@@ -228,13 +228,6 @@ def follow_task(client: Client, view: View, *, all_ranks: bool, json: bool) -> F
     except KeyboardInterrupt:
         note(f"{view.id} is still stopping; `fireflyer logs -f {view.id}` follows it")
         return Followed(None, interrupted=True)
-
-
-def _say(view: View, *, json: bool) -> None:
-    if json:
-        printing.as_json(view)
-    else:
-        sys.stdout.write(f"{view.id}\n")
 
 
 def note(text: str) -> None:

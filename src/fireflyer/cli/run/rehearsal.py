@@ -56,9 +56,8 @@ def rehearsed(
     if followed.state is None:
         return followed.code
     found = rehearsal.finish()
-    if json:
-        task = client.task(view.id)
-        printing.as_json({"survived": found.survived, "rehearsal": found.events, "task": task})
-    else:
-        sys.stdout.writelines(plain(line) + "\n" for line in lines(found))
+    task = client.task(view.id)
+    result = {"survived": found.survived, "rehearsal": found.events, "task": task}
+    report = [f"{plain(line)}\n" for line in lines(found)]
+    printing.show_result(result, lambda: sys.stdout.writelines(report), json=json)
     return 0 if found.survived else followed.code or 1

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from fireflyer.cli.options import JsonOption
+
 TraceOption = Annotated[
     Path | None,
     typer.Option(
@@ -133,11 +135,12 @@ FormOption = Annotated[
     ),
 ]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of faults and generated traces.")]
-JsonOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Write all figures as JSON to FILE; `-`: stdout."),
+OutputOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write all figures as JSON to FILE.")
 ]
-HtmlOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots.")]
+HtmlOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a page with plots; `-`: to stdout.")
+]
 
 
 def sim(
@@ -166,7 +169,8 @@ def sim(
     jobs: JobsOption = None,
     form: FormOption = None,
     seed: SeedOption = 0,
-    json: JsonOption = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
     html: HtmlOption = None,
 ) -> None:
     """Replay a trace of jobs under the platform's own scheduler.
@@ -188,6 +192,6 @@ def sim(
             quantum=quantum, fixed_quantum=fixed_quantum, checkpoint_every=checkpoint_every,
             checkpoint_cost=checkpoint_cost, suspend_cost=suspend_cost, restart_cost=restart_cost,
             estimates=estimates, quota=quota or [], window=window or [], tick=tick, jobs=jobs,
-            form=form, seed=seed, json=json, html=html,
+            form=form, seed=seed, json=json, output=output, html=html,
         )
     )  # fmt: skip

@@ -3,7 +3,7 @@
 import gc
 import sys
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import msgspec
 
@@ -55,7 +55,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int | None
     form: str | None
     seed: int
-    json: Path | None
+    json: bool
+    output: Path | None
     html: Path | None
 
 
@@ -66,26 +67,33 @@ def simulate(asked: Asked) -> None:
         ConfigError: an option cannot work.
         TraceError: the trace cannot be read or replayed.
     """
+    if asked.json and str(asked.html) == "-":
+        raise ConfigError("--json and --html - both write to stdout: give --html a file")
     policies = _policies(asked)
     setups = [_setup(asked, name, rules) for name, rules in policies.items()]
     trace = _trace(asked)
     sim_rules.check_names(trace, setups[0].quotas, setups[0].windows)
     done = [_replayed(trace, setup) for setup in setups]
     results = [result for result, _ in done]
-    if asked.json is not None:
-        _write(asked.json, msgspec.json.format(as_json(results), indent=2) + b"\n")
-    if "-" not in (str(asked.json), str(asked.html)):
-        _print(results)
+    if asked.output is not None:
+        _write(asked.output, msgspec.json.format(as_json(results), indent=2) + b"\n")
+    if asked.json or str(asked.html) != "-":
+        printing.show_result(document(results), lambda: _print(results), json=asked.json)
     if asked.html is not None:
         _write(asked.html, page(done).encode())
 
 
-def as_json(results: list[Result]) -> bytes:
-    """Encodes the first policy's figures; those of the other policies are under `compared`."""
+def document(results: list[Result]) -> dict[str, Any]:
+    """Returns the first policy's figures; those of the other policies are under `compared`."""
     first, *others = (msgspec.to_builtins(result) for result in results)
     if others:
         first["compared"] = others
-    return msgspec.json.encode(first)
+    return cast(dict[str, Any], first)
+
+
+def as_json(results: list[Result]) -> bytes:
+    """Encodes the document of `--json` and `--output`."""
+    return msgspec.json.encode(document(results))
 
 
 def _policies(asked: Asked) -> dict[str, Policy]:

@@ -13,16 +13,21 @@ validate = typer.Typer(
 )  # fmt: skip
 
 
+QuickOption = Annotated[bool, typer.Option("--quick", help="Run all checks within a minute.")]
+FullOption = Annotated[
+    bool, typer.Option("--full", help="Run all checks at length: minutes to hours.")
+]
+CheckOption = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Only this check; may be repeated.")
+]
+
+
 @validate.callback(invoke_without_command=True)
 def check_node(
     context: typer.Context,
-    quick: Annotated[bool, typer.Option("--quick", help="Run all checks within a minute.")] = False,
-    full: Annotated[
-        bool, typer.Option("--full", help="Run all checks at length: minutes to hours.")
-    ] = False,
-    check: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this check; may be repeated.")
-    ] = None,
+    quick: QuickOption = False,
+    full: FullOption = False,
+    check: CheckOption = None,
     list_: Annotated[
         bool, typer.Option("--list", help="List the checks and what they need.")
     ] = False,
@@ -81,6 +86,8 @@ def check_node(
     if context.invoked_subcommand is not None:
         return
     if not (quick or full or list_ or check):
+        if json:
+            raise typer.BadParameter("give --quick, --full, --list or --check NAME")
         typer.echo(context.get_help())
         raise typer.Exit(2)
     from fireflyer.cli.validate import impl

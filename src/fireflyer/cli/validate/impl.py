@@ -6,11 +6,12 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from fireflyer.cli.printing import as_json, table
+from fireflyer.cli.printing import show_result, table
 from fireflyer.errors import ConfigError
 from fireflyer.program import plain
 from fireflyer.validator import fleet as fleets
@@ -41,9 +42,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 def list_checks(*, json: bool) -> None:
     """Prints the checks, their figures and what they need."""
     checks = all_checks()
-    if json:
-        as_json([msgspec.to_builtins(check) for check in checks])
-        return
     rows = [
         (
             check.name,
@@ -56,7 +54,9 @@ def list_checks(*, json: bool) -> None:
         for check in checks
         for figure in check.figures
     ]
-    table(("CHECK", "FIGURE", "UNIT", "BETTER", "QUICK", "NOTE"), rows)
+    heads = ("CHECK", "FIGURE", "UNIT", "BETTER", "QUICK", "NOTE")
+    result = [msgspec.to_builtins(check) for check in checks]
+    show_result(result, lambda: table(heads, rows), json=json)
 
 
 def check_node(request: Request, *, json: bool) -> int:
@@ -89,11 +89,10 @@ def check_node(request: Request, *, json: bool) -> int:
         results.append(result)
         _progress(f"{len(results)}/{len(_figures(checks))} {result.name}")
     _progress("")
-    if json:
-        keys = ("name", "status", "value", "unit", "reason")
-        as_json({"checks": [{key: getattr(result, key) for key in keys} for result in results]})
-    else:
-        table(("CHECK", "STATE", "VALUE", "UNIT", "REASON"), [_row(result) for result in results])
+    keys = ("name", "status", "value", "unit", "reason")
+    found = {"checks": [{key: getattr(result, key) for key in keys} for result in results]}
+    heads, rows = ("CHECK", "STATE", "VALUE", "UNIT", "REASON"), [_row(one) for one in results]
+    show_result(found, lambda: table(heads, rows), json=json)
     if request.csv is not None:
         _append(request.csv, columns, request, results)
     return 1 if any(result.status == "failed" for result in results) else 0
@@ -196,9 +195,10 @@ def _serve(connection: socket.socket, secret: bytes) -> None:
 def fleet(file: Path, *, json: bool) -> None:
     """Prints the judgement of a file of measurements."""
     judged = fleets.judge_fleet(fleets.read(file))
-    if json:
-        as_json(fleets.report(judged))
-        return
+    show_result(fleets.report(judged), lambda: _show_fleet(judged), json=json)
+
+
+def _show_fleet(judged: Sequence[CheckJudgement]) -> None:
     table(
         ("CHECK", "NODES", "SAMPLES", "CRITERION", "SCATTER", "THRESHOLD", "DEFECTIVE", "NOTE"),
         [_check_row(of_check) for of_check in judged],

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from fireflyer.cli.printing import as_json, clock, table
+from fireflyer.cli.printing import clock, show_list, show_result
 from fireflyer.hai.client import Client
 from fireflyer.hai.model.validations import Ended, Entry, Returned, Started, Suspected
 from fireflyer.program import plain
@@ -14,16 +14,12 @@ def node(home: Path | None, name: str, *, history: bool, json: bool) -> None:
     client = Client(home)
     if not history:
         client.validate(name)
-        if json:
-            as_json({"node": name, "requested": True})
-        else:
-            sys.stdout.write(f"{plain(name)} is validated once it is idle\n")
+        line = f"{plain(name)} is validated once it is idle\n"
+        result = {"node": name, "requested": True}
+        show_result(result, lambda: sys.stdout.write(line), json=json)
         return
-    found = client.validations(name)
-    if json:
-        as_json(found)
-        return
-    table(("TIME", "EVENT", "TASK", "REASON"), [_row(entry) for entry in found])
+    heads = ("TIME", "EVENT", "TASK", "REASON")
+    show_list(client.validations(name), heads, _row, json=json)
 
 
 def _row(entry: Entry) -> tuple[str, ...]:

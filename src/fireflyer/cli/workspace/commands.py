@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from fireflyer.cli.options import HomeOption, JsonOption
+
 workspace = typer.Typer(
     name="workspace",
     no_args_is_help=False,
@@ -24,15 +26,6 @@ Which = Annotated[
         metavar="WORKSPACE", help="Task, or the first 6 or more digits of a workspace's id."
     ),
 ]
-Home = Annotated[
-    Path | None,
-    typer.Option(
-        "--home",
-        metavar="DIR",
-        help="The platform's folder; else $FIREFLYER_HOME, else ~/.local/state/fireflyer.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 
 
 @workspace.callback(invoke_without_command=True)
@@ -43,7 +36,7 @@ def show_help(context: typer.Context) -> None:
 
 
 @workspace.command("list")
-def list_(json: Json = False, home: Home = None) -> None:
+def list_(json: JsonOption = False, home: HomeOption = None) -> None:
     """List workspaces, the most recently used first."""
     from fireflyer.cli.workspace import impl
 
@@ -51,7 +44,7 @@ def list_(json: Json = False, home: Home = None) -> None:
 
 
 @workspace.command()
-def show(which: Which, json: Json = False, home: Home = None) -> None:
+def show(which: Which, json: JsonOption = False, home: HomeOption = None) -> None:
     """List the entries of a workspace: modes, sizes, names."""
     from fireflyer.cli.workspace import impl
 
@@ -64,12 +57,13 @@ def pull(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Folder to create, or an empty folder.")
     ],
-    home: Home = None,
+    json: JsonOption = False,
+    home: HomeOption = None,
 ) -> None:
     """Write a workspace into a folder, exactly as it was shipped."""
     from fireflyer.cli.workspace import impl
 
-    impl.pull(home, which, folder)
+    impl.pull(home, which, folder, json=json)
 
 
 @workspace.command()
@@ -78,8 +72,8 @@ def prune(
         float,
         typer.Option(min=0, metavar="HOURS", help="Remove only what has been unused for HOURS."),
     ] = 24.0,
-    json: Json = False,
-    home: Home = None,
+    json: JsonOption = False,
+    home: HomeOption = None,
 ) -> None:
     """Remove workspaces and environments that no task needs any more.
 

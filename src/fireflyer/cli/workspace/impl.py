@@ -10,17 +10,19 @@ import msgspec
 from fireflyer.cli import printing
 from fireflyer.hai.client import Client
 from fireflyer.hai.workspaces import client as shipping
+from fireflyer.hai.workspaces.blob_store import WorkspaceView
 from fireflyer.hai.workspaces.manifest import Entry, in_words
-from fireflyer.program import plain
+from fireflyer.program import plain, text
 
 
 def list_all(home: Path | None, *, json: bool) -> None:
     """Prints all workspaces: `workspace list`."""
     client = Client(home)
     found = shipping.views(client)
-    if json:
-        printing.as_json(found)
-        return
+    printing.show_result(found, lambda: _list_text(client, found), json=json)
+
+
+def _list_text(client: Client, found: list[WorkspaceView]) -> None:
     tasks: dict[str, list[str]] = {}
     for task in client.tasks():
         tasks.setdefault(task.spec.workspace, []).append(task.id)
@@ -36,11 +38,12 @@ def list_all(home: Path | None, *, json: bool) -> None:
 def show(home: Path | None, which: str, *, json: bool) -> None:
     """Prints the entries of a workspace: `workspace show`."""
     manifest = shipping.manifest_of(Client(home), which)
-    if json:
-        printing.as_json(msgspec.to_builtins(manifest))
-        return
-    for entry in manifest.entries:
-        sys.stdout.write(plain(_line(entry)) + "\n")
+
+    def show_text() -> None:
+        for entry in manifest.entries:
+            sys.stdout.write(plain(_line(entry)) + "\n")
+
+    printing.show_result(msgspec.to_builtins(manifest), show_text, json=json)
 
 
 def _line(entry: Entry) -> str:
@@ -50,20 +53,20 @@ def _line(entry: Entry) -> str:
     return f"{mode} {entry.size:>12} {entry.path}{leads}"
 
 
-def pull(home: Path | None, which: str, folder: Path) -> None:
+def pull(home: Path | None, which: str, folder: Path, *, json: bool) -> None:
     """Writes a workspace into a folder: `workspace pull`."""
     manifest = shipping.pull(Client(home), which, folder)
-    count = sum(1 for _ in manifest.files())
-    sys.stdout.write(f"{count} files, {in_words(manifest.bytes())}\n")
+    count, size = sum(1 for _ in manifest.files()), manifest.bytes()
+    result = {"directory": text(str(folder)), "files": count, "bytes": size}
+    line = f"{count} files, {in_words(size)}\n"
+    printing.show_result(result, lambda: sys.stdout.write(line), json=json)
 
 
 def prune(home: Path | None, older_than_h: float, *, json: bool) -> None:
     """Removes unused workspaces and environments: `workspace prune`."""
     gone = shipping.prune(Client(home), older_than_h)
-    if json:
-        printing.as_json(gone)
-    else:
-        sys.stdout.write(
-            f"removed {gone.workspaces} workspaces, {gone.blobs} files ({in_words(gone.bytes)}), "
-            f"{gone.venvs} environments\n"
-        )
+    line = (
+        f"removed {gone.workspaces} workspaces, {gone.blobs} files ({in_words(gone.bytes)}), "
+        f"{gone.venvs} environments\n"
+    )
+    printing.show_result(gone, lambda: sys.stdout.write(line), json=json)

@@ -78,7 +78,10 @@ def translated(path: Path) -> Iterator[None]:
 
 
 class Owner:
-    """Exclusive lock on a metadata file; conflicts are detected in the owner's memory."""
+    """Exclusive lock on a metadata file; conflicts are detected in the owner's memory.
+
+    The lock file holds the process id of the owner, for the error that another process gets.
+    """
 
     def __init__(self, path: Path, *, wait: bool = False) -> None:
         """Takes the lock; `wait`: waits for it without a limit. Raises Unavailable, StorageError."""
@@ -91,15 +94,28 @@ class Owner:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BaseException as error:
+            holder = _holder(self._file)
             os.close(self._file)
             if not isinstance(error, OSError):
                 raise  # raised by a signal handler
             raise Unavailable(
-                f"{path}: another process uses this metadata; stop it, or connect to it"
+                f"{path}: {holder} uses this metadata; stop it, or connect to it"
             ) from error
+        with contextlib.suppress(OSError):  # a full disk: the error then names no process
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         os.close(self._file)
+
+
+def _holder(lock_file: int) -> str:
+    """Names the process that holds a lock file."""
+    with contextlib.suppress(OSError):
+        text = os.pread(lock_file, 20, 0).decode("ascii", "replace").strip()
+        if text.isdecimal():
+            return f"process {text}"
+    return "another process"
 
 
 def connect(path: Path, cache_kib: int) -> sqlite3.Connection:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from fireflyer.errors import ConfigError, TaskError
+from fireflyer.errors import ConfigError, NoSuchNode, TaskError
 from fireflyer.hai import lifecycle
 from fireflyer.hai.controller.metrics import Gauges
 from fireflyer.hai.controller.pinned_jobs import PinnedJobs
@@ -114,11 +114,11 @@ class Dispatch:
         """Drains a node, suspects it, or removes its mark; the change is on disk on return.
 
         Raises:
-            TaskError: no such node.
+            NoSuchNode: no such node.
         """
         if name not in self._engine:
             names = ", ".join(list(self._engine)[:5])
-            raise TaskError(
+            raise NoSuchNode(
                 f"unknown node {name!r}: expected e.g. {names}; `fireflyer nodes` lists them"
             )
         self._marks.put(name, mark)
@@ -146,6 +146,8 @@ class Dispatch:
             name=node.name, gpu_type=node.gpu_type, devices=tuple(holders),
             task=jobs[0].id if jobs else None, tasks=tuple(job.id for job in jobs),
             state=node.health, reason=node.reason, until=node.until, gpus=node.gpus, free=free,
+            memory_bytes=node.memory_mib << 20,
+            free_memory_bytes=max(self.cluster.capacity.memory[place], 0) << 20,
             leaf=node.leaf, zone=node.zone,
             unheld=self._engine[node.name].unheld,
         )  # fmt: skip

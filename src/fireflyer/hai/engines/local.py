@@ -16,7 +16,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from fireflyer.errors import Corrupted, TaskError
+from fireflyer.errors import Corrupted, NoSuchNode
 from fireflyer.hai.engines.gang import GangState, Now, decide
 from fireflyer.hai.engines.inventory import Device, divide
 from fireflyer.hai.engines.link import Link, connect, spawn
@@ -136,7 +136,7 @@ class LocalEngine:
             replace(n, state=state, reason=reason) if n.name == name else n for n in self._nodes
         ]
         if name not in {node.name for node in changed}:
-            raise TaskError(f"there is no node {name!r}; `fireflyer nodes` lists them")
+            raise NoSuchNode(f"there is no node {name!r}; `fireflyer nodes` lists them")
         if changed != self._nodes:
             self._nodes = changed
             self._events.put_nowait(NodesChanged())

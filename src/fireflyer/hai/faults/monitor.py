@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from fireflyer.errors import TaskError
+from fireflyer.errors import NoSuchNode, TaskError
 from fireflyer.hai.database.node_marks import Mark
 from fireflyer.hai.database.store import Moment, Store
 from fireflyer.hai.faults import classifier
@@ -48,7 +48,7 @@ class FaultMonitor:
             directory: returns the directory of an attempt of a task.
             call: queues an engine call behind the earlier ones of a task.
             tell: wakes the waiters for news.
-            drain: marks a node; raises TaskError for an unknown node.
+            drain: marks a node; raises NoSuchNode for an unknown node.
         """
         self.classifier = classifier.FaultClassifier(
             rules, store.newest_faults(2 * classifier.REMEMBERED)
@@ -100,10 +100,10 @@ class FaultMonitor:
         """Accepts the result of a check of a node, and carries out the rules' decision.
 
         Raises:
-            TaskError: no such node.
+            NoSuchNode: no such node.
         """
         if all(found.node != node.name for node in self._engine.nodes()):
-            raise TaskError(f"there is no node {found.node!r}; `fireflyer nodes` lists them")
+            raise NoSuchNode(f"there is no node {found.node!r}; `fireflyer nodes` lists them")
         holder = next((t for t in self._tasks.values() if found.node in t.placement), None)
         at = self._store.last_on(found.node) if holder is None else (holder.id, holder.attempt)
         found = msgspec.structs.replace(found, wall=time.time())

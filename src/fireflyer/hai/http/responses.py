@@ -29,6 +29,7 @@ _STATUS: list[tuple[type[Exception], int]] = [
     (errors.Throttled, 429),
     (errors.PermissionDenied, 403),
     (errors.NoSuchTask, 404),
+    (errors.NoSuchNode, 404),
     (errors.ConfigError, 400),
     (errors.WorkspaceError, 400),
     (errors.TaskError, 409),

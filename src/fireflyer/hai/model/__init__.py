@@ -214,6 +214,10 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 0
     free: int = 0
     """Free GPUs; for a node without GPUs 1 if it is idle."""
+    memory_bytes: int = 0
+    """Memory of the node; 0: not known."""
+    free_memory_bytes: int = 0
+    """Memory that no task has reserved with `--memory`."""
     gpu_type: str = ""
     """Type of its GPUs; empty: not known."""
     devices: tuple[str | None, ...] = ()

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from fireflyer.errors import ConfigError, FireflyerError, TaskError
+from fireflyer.errors import ConfigError, FireflyerError, NoSuchNode, TaskError
 from fireflyer.hai.database.store import Row
 from fireflyer.hai.faults.rules import Decision
 from fireflyer.hai.lifecycle import Request
@@ -126,10 +126,10 @@ class ValidationMonitor:
             A future of the id of its task.
 
         Raises:
-            TaskError: no such node.
+            NoSuchNode: no such node.
         """
         if all(node != each.name for each in self._nodes()):
-            raise TaskError(f"there is no node {node!r}; `fireflyer nodes` lists them")
+            raise NoSuchNode(f"there is no node {node!r}; `fireflyer nodes` lists them")
         future = self._requested.get(node)
         if future is None or future.done():
             future = self._requested[node] = asyncio.get_running_loop().create_future()

@@ -1,6 +1,5 @@
 """`fireflyer plan`: the command line of the planner."""
 
-import json as encoder
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from fireflyer.haiscale.planner.costs import Plan, calibrated, drawing, plan
 from fireflyer.haiscale.planner.page import Drawing, chart
 from fireflyer.haiscale.planner.presets import CLUSTERS, MODELS, Cluster, Model, layout_of, read
 from fireflyer.haiscale.planner.search import reason, search
-from fireflyer.program import run_app
+from fireflyer.program import json_option, run_app, write_json
 
 SHOWN = 10
 
@@ -58,7 +57,7 @@ def train(
         Path | None,
         typer.Option(metavar="FILE", help="Draw the schedule's timeline as an HTML page."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Annotated[bool, json_option()] = False,
 ) -> None:
     """Predict the step time, the memory of a rank and the bytes on a card of a training run.
 
@@ -84,7 +83,7 @@ def train(
     if html is not None:
         html.write_text(_page(preset, model, nodes, plans, why))
     if json:
-        sys.stdout.write(encoder.dumps(found) + "\n")
+        write_json(msgspec.json.encode(found))
         return
     for one in plans[:SHOWN]:
         sys.stdout.write(f"{one.layout.text()}: {_told(one)}\n")

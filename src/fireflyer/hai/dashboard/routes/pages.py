@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 
-from fireflyer.errors import TaskError
+from fireflyer.errors import NoSuchNode
 from fireflyer.hai.dashboard import pages, profiles
 from fireflyer.hai.dashboard.auth_middleware import ROOT
 from fireflyer.hai.dashboard.charts import cluster_map as clustermap
@@ -213,7 +213,7 @@ def _node_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
         """Show one node: its tasks, its mark, the observations there."""
         found = next((each for each in looks.nodes(who) if each.name == node), None)
         if found is None:
-            raise TaskError(f"no node {node[:63]!a} here")
+            raise NoSuchNode(f"no node {node[:63]!a} here")
         return await pages.page(
             request, "node", node=found, state=clustermap.state_of(found),
             lines=looks.named(found.tasks), faults=looks.faults(who, 30, node),

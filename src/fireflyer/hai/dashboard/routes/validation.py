@@ -4,7 +4,7 @@ import time
 
 from fastapi import FastAPI, Request, Response
 
-from fireflyer.errors import ConfigError, TaskError
+from fireflyer.errors import ConfigError, NoSuchNode
 from fireflyer.hai.dashboard import pages
 from fireflyer.hai.dashboard.auth_middleware import ROOT
 from fireflyer.hai.dashboard.charts import validation_charts as charts
@@ -57,7 +57,7 @@ def validation_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
         del who
         entries, fleet = await looks.validations(node), await looks.health()
         if not entries and all(each != node for each in looks.node_names()):
-            raise TaskError(f"no node {node[:63]!a} here")
+            raise NoSuchNode(f"no node {node[:63]!a} here")
         ended = [e for e in entries if isinstance(e, Ended) and e.findings][-COLUMNS:]
         latest = ended[-1].findings if ended else ()
         names = [found.name for found in latest]

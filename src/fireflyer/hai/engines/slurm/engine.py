@@ -17,7 +17,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from fireflyer.errors import ProtocolMismatch, TaskError
+from fireflyer.errors import NoSuchNode, ProtocolMismatch
 from fireflyer.hai.engines.clocks import translated
 from fireflyer.hai.engines.local import LocalEngine, _now, _Run, decided, make_folders
 from fireflyer.hai.engines.membership import Outcome
@@ -337,7 +337,7 @@ class SlurmEngine(LocalEngine):
 
     async def _scontrol(self, node: str, state: Literal["drain", "resume"], reason: str) -> None:
         if node not in {known.name for known in self._nodes}:
-            raise TaskError(f"there is no node {node!r}; `fireflyer nodes` lists them")
+            raise NoSuchNode(f"there is no node {node!r}; `fireflyer nodes` lists them")
         await asyncio.to_thread(self._slurm.mark, node, state, reason)
         await self._look_at_nodes()
         self._nodes_at = 0.0  # a resumed node has yet to answer
