@@ -206,8 +206,8 @@ def test_of_the_platform(
     assert printed(capsys, "stop t1", code=1) == [
         {"error": {"type": "TaskError", "message": "task t1 has already finished"}}
     ]
-    assert printed(capsys, "undrain n7", code=1)["error"]["type"] == "UsageError"
-    run_line(["undrain", "n7"])
+    assert printed(capsys, "validate node n7", code=1)["error"]["type"] == "NoSuchNode"
+    assert run_line(["undrain", "n7"]) == 1
     assert capsys.readouterr().err.startswith("fireflyer: unknown node 'n7'")
 
 

@@ -21,7 +21,7 @@ def heat_map(
     marks: Sequence[Sequence[str]] | None = None, tips: Sequence[Sequence[str]] | None = None,
     links: Sequence[str] | None = None,
 ) -> Markup:  # fmt: skip
-    """Draws a table of values. A cell without a value and a mark stays empty.
+    """Draws a table of values. A cell with neither a value nor a mark stays empty.
 
     `marks`, `tips` and `links` need a table of at most `MOST` rows and columns.
 
@@ -45,7 +45,7 @@ def heat_map(
     """
     if len(values) != len(rows) or any(len(row) != len(columns) for row in values):
         raise ValueError(
-            f"the heat map {title!r} has {len(rows)} x {len(columns)} names, other values"
+            f"invalid heat map {title!r}: expected {len(rows)} x {len(columns)} values, one per name"
         )
     if (marks or tips or links) and max(len(rows), len(columns)) > MOST:
         raise ValueError(f"the heat map {title!r} has more than {MOST} rows or columns")

@@ -75,8 +75,8 @@ app = typer.Typer(
   fireflyer logs -f t1                  follow a task's output
   fireflyer record pack photos/ -o p.ffr  a folder as one record file
   fireflyer ckpt ls runs/gpt            the checkpoints of a run
-  fireflyer fs up --dir fs              a file system of its own
-  fireflyer config show                 its settings, and where they come from
+  fireflyer fs up --dir fs              start a distributed file system
+  fireflyer config show                 settings in force, and where they come from
   fireflyer prof attach t1 --time 5     where the time of a task's steps goes
 
 `fireflyer VERB --help` explains a verb. Exit codes: 0 ok, 1 failure, 2 usage, 130 Ctrl-C.
@@ -209,10 +209,11 @@ def run(
 
     Ranks run with the Python that the server was started with: that of the `fireflyer` whose `up`
     or first `run` started it. An environment that is activated later has no effect; start the
-    server from it, or use --venv-lock. SCRIPT is a Python file; start other programs from one.
+    server from it, or use --venv-lock. SCRIPT is a Python file, which may start other programs.
 
     A job file has these options as TOML keys, `script` and `args`; its paths are relative to the
-    file. Options here count more, ARGS come last: `fireflyer run --nodes 4 job.toml --lr 0.2`.
+    file. Options of the command line override it, and ARGS follow its `args`:
+    `fireflyer run --nodes 4 job.toml --lr 0.2`.
 
     Prints rank 0's output; state changes go to stderr. Exits with 0 if the task finished, otherwise
     with 1. Ctrl-C stops the task; a second Ctrl-C returns at once while the task goes on stopping.
@@ -477,7 +478,7 @@ hand_over(app, "lab", "Run a command on several hosts of one machine.", "firefly
 
 
 def _only(verb: str) -> typer.Typer:
-    """Returns the application with this verb alone, or as it is if there is no such verb.
+    """Returns an application that has only this verb; the whole application for an unknown verb.
 
     Typer examines every option of every verb that it is given: 55 ms for all of them.
     """

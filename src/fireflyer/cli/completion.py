@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import Any
 
 PROGRAM, COMPLETE = "fireflyer", "_FIREFLYER_COMPLETE"
-"""COMPLETE is the variable that asks for completions in place of a run."""
+"""COMPLETE is the environment variable by which a shell requests completions."""
 
 
 class Shell(StrEnum):
@@ -21,7 +21,7 @@ def completion_script(shell: Shell) -> str:
 
 
 def register() -> None:
-    """Makes the parser answer in the forms of these shells."""
+    """Registers the completion formats of these shells with the parser."""
     from typer.completion import completion_init  # type: ignore[attr-defined]  # no __all__
 
     completion_init()

@@ -1,7 +1,7 @@
-"""Numbers on a command line: ASCII digits alone, as in files and in sizes and times.
+"""Check that numbers on a command line are written in ASCII digits, as in files, sizes and times.
 
-Typer takes what Python's `int` and `float` take, so `1_000` and ` 5` are numbers for it. A number
-that was copied wrongly would then change its value unseen.
+Typer accepts everything that Python's `int` and `float` accept, for example `1_000` and ` 5`. A
+wrongly copied number could then change its value unnoticed.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ import typer
 
 
 def strict(command: Any) -> None:
-    """Makes every option and argument of the command and its subcommands refuse such numbers."""
+    """Makes every option and argument of the command and its subcommands reject other numbers."""
     for parameter in command.params:
         parameter.process_value = _checked(parameter)
     for inner in getattr(command, "commands", {}).values():

@@ -129,7 +129,7 @@ def gpus(
     nodes: Sequence[str],
     devices: Sequence[Sequence[int]],
 ) -> str:
-    """Returns the GPUs of a task: those that it holds, like "n0:2,3", else what it asks for."""
+    """Returns the GPUs that a task holds, e.g. "n0:2,3"; if none, those that it requests."""
     if devices and state in ("starting", "running", "suspending"):
         held = zip(nodes, devices, strict=True)
         return " ".join(f"{node}:{','.join(map(str, each))}" for node, each in held if each)
@@ -227,7 +227,7 @@ def _rank_state(rank: RankView) -> str:
 
 
 def width() -> int:
-    """Returns the columns of the terminal; of anything else, more than a line ever has."""
+    """Returns the columns of the terminal; without a terminal, `UNLIMITED`."""
     from rich.console import Console
 
     console = Console()

@@ -16,13 +16,13 @@ BYTES = "bytes"
 
 @contextmanager
 def progress(title: str, total: int | None, unit: str = BYTES) -> Iterator[Callable[[int], None]]:
-    """Shows how much of a work is done.
+    """Shows how much of the work is done.
 
     Any thread may call the yielded function with a number of further bytes, samples, ...
 
     Args:
-        total: the whole; None: unknown.
-        unit: plural of the things that are counted.
+        total: amount of work; None: unknown.
+        unit: plural name of the counted things, e.g. "samples".
     """
     title = plain(title)
     if not sys.stderr.isatty():
@@ -50,7 +50,7 @@ def progress(title: str, total: int | None, unit: str = BYTES) -> Iterator[Calla
 
 
 class Lines:
-    """Progress as lines of a log; short work has none."""
+    """Progress as lines of text, one every `EVERY_S`; shorter work has none."""
 
     def __init__(
         self, title: str, total: int | None, unit: str, clock: Callable[[], float] = time.monotonic

@@ -1,11 +1,11 @@
 """Layout of tables: which cells share a line, which wrap, and which move below their row.
 
-Pure: takes texts and a width, returns lines. Identifiers, names, states and numbers are never
-divided. Long texts wrap in the space that is left. A text that gets less than `LEAST` columns
-moves below its row, behind the head of its column; if the others still exceed the width, the last
-columns follow, then the widest, until the first is alone. Below the row a text that does not fit
-behind its head stands under it. Nothing is cut: a line is longer than the terminal only if one
-identifier, name, state or number, or the head of a column, is.
+The layout is a pure function of texts and a width. Identifiers, names, states and numbers are never
+divided. Long texts wrap in the space that is left. A column that would get less than `LEAST`
+characters moves below its row, where each text follows the head of its column. If the rest of a row
+still exceeds the width, further columns move: the last columns first, then the widest, and never the
+first column. Below the row, a text that does not fit beside its head stands under it. Nothing is
+cut: a line exceeds the terminal only if one identifier, name, state, number or head does.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ LEAST = 24
 """Minimum width of a wrapped column."""
 
 KEPT = 3
-"""Columns that move below their row last: what a row is of comes first in every table."""
+"""Number of first columns that move below their row last, because they name the row."""
 
 GAP = 2
 """Blanks between columns."""
@@ -79,7 +79,7 @@ def _padded(cells: Sequence[str]) -> list[str]:
         return [cell.ljust(width) for cell in cells]
     widths = list(map(cell_len, cells))
     width = max(widths)
-    return [cell + " " * (width - its) for cell, its in zip(cells, widths, strict=True)]
+    return [cell + " " * (width - own) for cell, own in zip(cells, widths, strict=True)]
 
 
 def wrap(text: str, width: int) -> list[str]:
@@ -134,8 +134,8 @@ def _beside(row: Sequence[str], inline: Sequence[int], widths: Sequence[int]) ->
     lines: list[Line] = []
     for at in range(max(map(len, pieces), default=0)):
         line: Line = []
-        for column, its in zip(inline, pieces, strict=True):
-            text = its[at] if at < len(its) else ""
+        for column, wrapped in zip(inline, pieces, strict=True):
+            text = wrapped[at] if at < len(wrapped) else ""
             last = column == inline[-1]
             pad = 0 if last else widths[column] - cell_len(text) + GAP
             line.append(Cell(text + " " * pad, column))

@@ -103,8 +103,8 @@ def run_flows(
         size: bytes that the user requests (see `traffic.KINDS`).
         failures: failures of cables and switches.
         reroute_s: seconds from a change of the network to its new tables.
-        merge: share of the time; flows that end within it after another flow end together with that
-            flow.
+        merge: fraction of the time; a flow that ends within this fraction after another flow is
+            treated as ending with it.
     """
     left, ends, events = of.weights * size, np.full(len(of.senders), math.inf), 0
     marks = _change_times(failures, reroute_s)
@@ -130,8 +130,9 @@ def run_flows(
 def _change_times(
     failures: Sequence[Failure], reroute_s: float
 ) -> list[tuple[float, float | None]]:
-    """Returns the times of changes. With each comes the time whose cables new tables use; None: no
-    new tables.
+    """Returns the times of changes, each with the time whose cables the new tables use.
+
+    None in place of that time: the change brings no new tables.
     """
     marks: dict[float, float | None] = {0.0: None}
     changes = sorted({t for one in failures for t in (one.at_s, one.until_s) if math.isfinite(t)})

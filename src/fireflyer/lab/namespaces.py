@@ -64,7 +64,7 @@ def tool(*argv: str, lines: Iterable[str] = ()) -> str:
     """Runs ip or tc, with `lines` as its batch; returns its output.
 
     Raises:
-        LabError: with the tool's own message if it fails.
+        LabError: the tool failed; the error has the tool's message.
     """
     text = "".join(f"{line}\n" for line in lines)
     done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)

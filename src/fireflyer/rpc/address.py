@@ -53,25 +53,25 @@ class Address:
     def connect(self, timeout_s: float) -> socket.socket:
         """Returns a connected socket with this timeout. Raises OSError."""
         if self.path:
-            line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            line.settimeout(timeout_s)
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.settimeout(timeout_s)
             try:
-                line.connect(self.path)
+                sock.connect(self.path)
             except BaseException:
-                line.close()
+                sock.close()
                 raise
-            return line
-        line = socket.create_connection((self.host, self.port), timeout_s)
-        tune(line)
-        return line
+            return sock
+        sock = socket.create_connection((self.host, self.port), timeout_s)
+        tune(sock)
+        return sock
 
 
-def tune(line: socket.socket) -> None:
+def tune(sock: socket.socket) -> None:
     """Disables Nagle's delay; keepalives detect a vanished machine within half a minute."""
-    if line.family == socket.AF_UNIX:
+    if sock.family == socket.AF_UNIX:
         return
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)

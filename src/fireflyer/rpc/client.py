@@ -69,7 +69,7 @@ class Client:
         self._pushes = dict(pushes or {})
         self._unexpected_roles = dict(unexpected_roles or {})
         self._clock = clock or SystemClock()
-        self._chance = random.Random()
+        self._random = random.Random()
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
         self._closed = threading.Event()
@@ -99,7 +99,7 @@ class Client:
         """
         self.check_process()
         now = self._clock.monotonic
-        attempts = Attempts(self._policy, method, now(), deadline_s, self._chance)
+        attempts = Attempts(self._policy, method, now(), deadline_s, self._random)
         while True:
             limit_s = attempts.attempt_timeout(now())
             try:
@@ -121,9 +121,9 @@ class Client:
             return
         self._closed.set()
         with self._lock:
-            line, self._connection = self._connection, None
-        if line:
-            line.close(PeerLost("this client was closed"))
+            connection, self._connection = self._connection, None
+        if connection:
+            connection.close(PeerLost("this client was closed"))
 
     @property
     def here(self) -> bool:
@@ -145,16 +145,16 @@ class Client:
 
     def _attempt(self, method: str, body: Any, limit_s: float) -> msgspec.Raw:
         until = self._clock.monotonic() + limit_s
-        line = self._connected(limit_s)
-        before = line.exchange.received
+        connection = self._connected(limit_s)
+        before = connection.exchange.received
         try:
-            return line.ask(method, body, max(until - self._clock.monotonic(), 0.001))
+            return connection.ask(method, body, max(until - self._clock.monotonic(), 0.001))
         except NotPrimary as error:
-            self._drop(line, error)
+            self._drop(connection, error)
             raise
         except DeadlineExceeded as error:
-            if line.exchange.received == before:  # the server is silent, not slow
-                self._drop(line, error)
+            if connection.exchange.received == before:  # the server is silent, not slow
+                self._drop(connection, error)
             raise
 
     def _connected(self, limit_s: float) -> "_Connection":
@@ -182,12 +182,12 @@ class Client:
                 raise
             return self._connection
 
-    def _drop(self, line: "_Connection", error: FireflyerError) -> None:
+    def _drop(self, connection: "_Connection", error: FireflyerError) -> None:
         with self._lock:
-            self._servers.fail_over(line.address, error)
-            if self._connection is line:
+            self._servers.fail_over(connection.address, error)
+            if self._connection is connection:
                 self._connection = None
-        line.close(PeerLost(f"dropped the connection to {line.address}: {error}"))
+        connection.close(PeerLost(f"dropped the connection to {connection.address}: {error}"))
 
 
 class _Connection:

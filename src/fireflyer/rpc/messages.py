@@ -1,6 +1,6 @@
 """Contents of control frames: msgpack arrays, and errors that keep their class.
 
-request  [id, method, deadline in ms, body]      id from 1, unique among those in flight
+request  [id, method, deadline in ms, body]      id from 1, unique among requests in flight
 answer   [id, true, body]
 error    [id, false, [kind, message, fields]]
 push     [0, topic, body]

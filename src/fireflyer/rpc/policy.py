@@ -35,7 +35,7 @@ class Attempts:
     """
 
     def __init__(
-        self, policy: Policy, what: str, now: float, deadline_s: float, chance: random.Random
+        self, policy: Policy, what: str, now: float, deadline_s: float, draw: random.Random
     ) -> None:
         """Starts at `now`, with a deadline `deadline_s` later; `what` names the call in messages."""
         self._policy = policy
@@ -43,7 +43,7 @@ class Attempts:
         self._limit_s = deadline_s
         self._deadline = now + deadline_s
         self._pause = policy.pause_s
-        self._chance = chance
+        self._random = draw
 
     def attempt_timeout(self, now: float) -> float:
         """Returns the timeout of the next attempt, in seconds.
@@ -62,7 +62,7 @@ class Attempts:
         Raises:
             FireflyerError: `error` itself, if there is no next attempt.
         """
-        pause = self._pause * self._chance.uniform(0.5, 1.0)
+        pause = self._pause * self._random.uniform(0.5, 1.0)
         self._pause = min(2 * self._pause, self._policy.longest_pause_s)
         final = not error.retryable or isinstance(error, self._policy.final)
         if final or now + pause >= self._deadline:

@@ -165,8 +165,8 @@ class Server:
         for path in self._paths:
             if os.path.exists(path):
                 os.unlink(path)
-        for gatherer in self._batchers.values():
-            gatherer.close()
+        for batcher in self._batchers.values():
+            batcher.close()
         if self._pool:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -201,13 +201,13 @@ class Server:
         """Passes a request to a lane of its method."""
         assert item.method.lane is not None
         key = (item.call.method, item.method.lane(item.body))
-        gatherer = self._batchers.get(key)
-        if gatherer is None:
+        batcher = self._batchers.get(key)
+        if batcher is None:
             loop = asyncio.get_running_loop()
-            gatherer = self._batchers[key] = Batcher(
+            batcher = self._batchers[key] = Batcher(
                 lambda items: _handle_many(loop, items), self.limits.lane_threads, f"rpc {key[0]}"
             )
-        gatherer.add(item)
+        batcher.add(item)
 
     def opened(self, connection: "Connection") -> None:
         self._unauthenticated[connection] = None
@@ -277,9 +277,9 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        line: socket.socket | None = transport.get_extra_info("socket")
-        if line is not None:
-            tune(line)
+        sock: socket.socket | None = transport.get_extra_info("socket")
+        if sock is not None:
+            tune(sock)
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._server.limits.handshake_s, self.abort)
         self._server.opened(self)

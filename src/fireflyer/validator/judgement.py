@@ -215,9 +215,8 @@ class _Distances:
         shift = gaps.mean(axis=1)
         self.centre = float(np.median(shift[good]))
         between = MAD * float(np.median(np.abs(shift[good] - self.centre)))
-        # The median absolute deviation of a few nodes may be tiny by chance. The scatter within
-        # each
-        # node bounds it from below, because it limits how well a shift is known.
+        # The median absolute deviation of a few nodes may be tiny by chance. The scatter within each
+        # node is a lower bound, because it limits how precisely a shift is known.
         inner = gaps - gaps.mean(axis=0)
         within = MAD * float(np.median(np.abs(inner - np.median(inner, axis=1)[:, None])))
         self.scatter = max(between, within / math.sqrt(gaps.shape[1]))

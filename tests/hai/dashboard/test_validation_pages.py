@@ -142,7 +142,7 @@ def test_pages_of_a_fleet_and_of_a_node(server: Server, visitor: MakeVisitor) ->
 @pytest.mark.parametrize(
     ("path", "status", "message"),
     [
-        ("/n9", 409, "no node 'n9' here"),
+        ("/n9", 404, "no node 'n9' here"),
         ("/n0?figure=gem", 400, "invalid figure 'gem': expected one of disk write, gemm"),
         ("?part=77", 400, "invalid part 77"),
         ("?part=-1", 400, "part"),

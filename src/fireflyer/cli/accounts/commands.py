@@ -28,8 +28,8 @@ user = _group(
 """,
 )
 group = _group("group", "Groups of users.")
-token = _group("token", "Tokens: what a user's requests carry.")
-quota = _group("quota", "How much users, groups and priorities may hold at a time.")
+token = _group("token", "Tokens, which authenticate a user's requests.")
+quota = _group("quota", "Limits on what users, groups and priorities may hold at a time.")
 
 
 @user.command("add")

@@ -17,10 +17,10 @@ from fireflyer.fs3.config import FILE, ClusterConfig, NodeConfig, said, settled
 
 
 def cluster_file(where: str | None) -> Path | None:
-    """Returns the cluster.toml that is named; None: none is, or an address is.
+    """Returns the cluster.toml that `where` or FIREFLYER_FS names; None: they name none.
 
     Raises:
-        ConfigError: it does not exist.
+        ConfigError: the file that `where` names does not exist.
     """
     named = where or os.environ.get(VARIABLE)
     if not named:
@@ -60,9 +60,9 @@ def file_system_settings(path: Path | None) -> Iterator[Setting]:
         yield Setting("derived", key, round(getattr(times, key), 6), "from failover_s")
     named = table.get("nodes", {})
     for name, node in config.nodes.items():
-        its = named.get(name, {})
+        given = named.get(name, {})
         for key in NodeConfig.__struct_fields__:
-            value, there = getattr(node, key), key in its
+            value, there = getattr(node, key), key in given
             if key == "directory" and not there:
                 yield Setting(f"nodes.{name}", key, value, "default: NAME beside the file")
             elif key == "metrics" and not value:

@@ -27,7 +27,7 @@ ENVIRONMENT = (
 
 
 class File(msgspec.Struct):
-    """A file that holds settings, or would."""
+    """File that may hold settings, and need not exist."""
 
     path: str
     exists: bool
@@ -35,7 +35,7 @@ class File(msgspec.Struct):
 
 
 def platform_settings(home: Home) -> Iterator[Setting]:
-    """Yields what a server of this home would use."""
+    """Yields the settings that a server of this home uses."""
     remembered, engine = read_settings(home), home.read_engine()
     section, source = "platform", str(home.settings)
     named = "environment" if os.environ.get("FIREFLYER_HOME") == str(home.path) else DEFAULT

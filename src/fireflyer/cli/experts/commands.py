@@ -87,16 +87,21 @@ def sim(
     size: Annotated[
         str, typer.Option("--bytes", metavar="SIZE", help="Bytes of an expert.")
     ] = "14G",
-    hot: Annotated[str, typer.Option(metavar="SIZE", help="Hot tier.")] = "64G",
-    warm: Annotated[str, typer.Option(metavar="SIZE", help="Warm memory.")] = "512G",
+    hot: Annotated[str, typer.Option(metavar="SIZE", help="Size of the hot tier.")] = "64G",
+    warm: Annotated[str, typer.Option(metavar="SIZE", help="Size of the warm memory.")] = "512G",
     cold_rate: Annotated[
         str, typer.Option(metavar="SIZE", help="Bytes a second into warm memory.")
     ] = "5G",
     warm_rate: Annotated[
         str,
-        typer.Option(metavar="SIZE", help="Bytes a second from there to the hot tier; 0: mapped."),
+        typer.Option(
+            metavar="SIZE",
+            help="Bytes a second from warm memory to the hot tier; 0: the hot tier maps warm memory.",
+        ),
     ] = "50G",
-    use: Annotated[str, typer.Option(metavar="TIME", help="Time of a generation.")] = "500ms",
+    use: Annotated[
+        str, typer.Option(metavar="TIME", help="Time that a generation takes.")
+    ] = "500ms",
     streams: Annotated[
         str, typer.Option(metavar="LIST", help="Streams of requests: zipf, bursty.")
     ] = "zipf,bursty",
@@ -109,8 +114,8 @@ def sim(
 ) -> None:
     """Simulate hit rates and switch times of experts on given tiers.
 
-    Compares LRU, the same with a router's hints, and with all requests known (oracle). The tiers are
-    those of the store; reads and copies take the time that the rates say.
+    Compares LRU, LRU with a router's hints, and an oracle that knows all requests. The simulation
+    uses the tiers of the store; reads and copies take the time that follows from the given rates.
 
     \b
       fireflyer experts sim

@@ -250,7 +250,7 @@ def rm(
 ) -> None:
     """Remove files; with --recursive also directories and their contents.
 
-    A path that cannot be removed is reported; the others are removed, and the exit code is 1.
+    A path that cannot be removed is reported; other paths are removed, and the exit code is 1.
     """
     from fireflyer.cli.fs import impl_changes
 

@@ -35,7 +35,7 @@ def mount(
 
 
 def umount(directory: str, *, lazy: bool) -> None:
-    """Unmounts. Nothing is asked of the mount, not even a stat: its services may be gone."""
+    """Unmounts without a request to the mount, not even a stat: its services may be gone."""
     path = os.path.abspath(directory)
     if program.mounted_at(path) is None:
         path = program.real(path)

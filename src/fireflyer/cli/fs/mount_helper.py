@@ -1,7 +1,7 @@
 """`mount.fireflyer`, the program that mount(8) runs for the type `fireflyer` of fstab.
 
-mount(8) looks for it in /sbin: see docs/operate/fs3-mount.md. It takes what mount(8) gives,
-`SPEC DIR [-sfnv] [-o OPTIONS]`, and SPEC is the DIR of `fireflyer fs mount --dir`.
+mount(8) looks for this program in /sbin: see docs/operate/fs3-mount.md. The arguments are those that
+mount(8) passes, `SPEC DIR [-sfnv] [-o OPTIONS]`; SPEC is the DIR of `fireflyer fs mount --dir`.
 """
 
 import argparse

@@ -67,7 +67,7 @@ def put(
 ) -> None:
     """Set a value; it is durable when the command returns. Creates a missing store.
 
-    Takes the store over: a program that has it open for writing is refused from then on.
+    Fences off the writer: a program that has the store open for writing gets an error from then on.
 
     \b
       fireflyer kv put /mnt/db greeting hello
@@ -80,7 +80,7 @@ def put(
 
 @kv.command()
 def delete(url: UrlArgument, key: KeyArgument, hexadecimal: HexOption = False) -> None:
-    """Delete a key; a missing one is no error. Takes the store over, as `put` does."""
+    """Delete a key; a missing key is no error. Fences off the writer, as `put` does."""
     from fireflyer.cli.kv import impl
 
     impl.delete(url, key, hexadecimal=hexadecimal)
@@ -89,10 +89,10 @@ def delete(url: UrlArgument, key: KeyArgument, hexadecimal: HexOption = False) -
 @kv.command()
 def scan(
     url: UrlArgument,
-    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only keys that begin so.")] = "",
+    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only keys with this prefix.")] = "",
     start: Annotated[str, typer.Option(metavar="KEY", help="First key.")] = "",
     end: Annotated[str, typer.Option(metavar="KEY", help="Key to stop before.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="Most pairs to print.")] = 1000,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of pairs to print.")] = 1000,
     hexadecimal: HexOption = False,
     keys_only: Annotated[bool, typer.Option("--keys", help="Print no values.")] = False,
     json: JsonOption = False,
@@ -132,8 +132,8 @@ def check(url: UrlArgument, json: JsonOption = False) -> None:
 def compact(url: UrlArgument, json: JsonOption = False) -> None:
     """Merge all tables into one run, and delete what is no longer needed.
 
-    Takes the store over: a program that has it open for writing is refused from then on. That
-    program merges and collects by itself.
+    Fences off the writer: a program that has the store open for writing gets an error from then on.
+    Such a program merges tables and deletes unused objects by itself.
     """
     from fireflyer.cli.kv import impl
 
@@ -142,9 +142,9 @@ def compact(url: UrlArgument, json: JsonOption = False) -> None:
 
 @kv.command()
 def gc(url: UrlArgument, json: JsonOption = False) -> None:
-    """Delete objects that nothing needs. Takes the store over, as `compact` does.
+    """Delete objects that nothing needs. Fences off the writer, as `compact` does.
 
-    Needs room for one manifest of a few KiB; a program that has the store open collects without.
+    Needs a few KiB of free space for a manifest; a program that has the store open needs none.
     """
     from fireflyer.cli.kv import impl
 

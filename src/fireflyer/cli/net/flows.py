@@ -23,7 +23,7 @@ _FAIL = re.compile(r"([^@:]+)(?::(\d{1,3}))?@([^-]+)(?:-(.+))?")
 
 @dataclass(frozen=True)
 class Ask:
-    """Options about the course of flows, as given."""
+    """Options of the simulation of flows, as given."""
 
     size: str | None
     fail: tuple[str, ...]
@@ -37,7 +37,7 @@ def flows(
     preset: str | None, ibnetdiscover: Path | None, kind: str, nodes: int | None, ask: Ask, *,
     html: Path | None, json: bool,
 ) -> None:  # fmt: skip
-    """Prints rates of a traffic, and ends with --bytes. Planes are alike, so one is shown."""
+    """Prints the rates of flows; with --bytes also when they end. Planes are equal: one is shown."""
     if ask.size is None and (ask.fail or ask.cuts or ask.merge):
         raise ConfigError("--fail, --cuts and --merge need --bytes SIZE")
     begin = time.perf_counter()
@@ -111,7 +111,7 @@ def _failure(net: Net, text: str) -> Failure:
 
 
 def _cuts(net: Net, count: int, span_s: float, seed: int) -> Sequence[Failure]:
-    """Draws cables between switches that fail at random times of an undisturbed run, for good."""
+    """Draws cables between switches that fail for good, at random times within a run without faults."""
     random = np.random.default_rng(seed)
     rows, ports = np.nonzero(net.peers >= 0)
     drawn = random.choice(len(rows), min(count, len(rows)), replace=False)

@@ -94,7 +94,9 @@ def run(
     ] = None,
     warmup: Annotated[
         float,
-        typer.Option(min=0, metavar="S", envvar="HAIPROF_WARMUP", help="Begin --time later."),
+        typer.Option(
+            min=0, metavar="S", envvar="HAIPROF_WARMUP", help="Seconds to wait before --time begins."
+        ),
     ] = 0.0,
     recorders: RecordersOption = USUAL,
     interval: IntervalOption = None,
@@ -127,7 +129,12 @@ def trace_script(
     time: TimeOption = 30.0,
     warmup: Annotated[
         float,
-        typer.Option(min=0, metavar="S", envvar="HAIPROF_WARMUP", help="Begin --time later."),
+        typer.Option(
+            min=0,
+            metavar="S",
+            envvar="HAIPROF_WARMUP",
+            help="Seconds to wait before --time begins.",
+        ),
     ] = 0.0,
     steps: Annotated[
         int, typer.Option(min=1, max=100, help="Steps whose operators to record.")
@@ -160,15 +167,17 @@ def attach(
             "--wait", "-w", help="Wait until the task runs; count the time from its first step."
         ),
     ] = False,
-    warmup: Annotated[float, typer.Option(min=0, metavar="S", help="Begin later.")] = 0.0,
+    warmup: Annotated[
+        float, typer.Option(min=0, metavar="S", help="Seconds to wait before the recording.")
+    ] = 0.0,
     timeout: WaitOption = 10.0,
     json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
     """Profile running processes, or all ranks of a task, and print the report.
 
-    The processes run on as they were, also if this program is killed. A task's profile is stored
-    beside its logs. Of a process that was not prepared, only stacks are read, through py-spy.
+    The processes continue unchanged, even if this program is killed. A task's profile is stored
+    beside its logs. For a process that was not prepared, only stacks are read, with py-spy.
 
     \b
       haiprof attach 4711 --time 5 --json

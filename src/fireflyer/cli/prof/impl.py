@@ -30,7 +30,7 @@ from fireflyer.program import plain
 from fireflyer.storage.targets import replace_content
 
 START_TIMEOUT_S = 60.0
-"""Time for a script to become attachable; it takes an interpreter's start."""
+"""Time for a script to become attachable, with the start of its interpreter."""
 
 
 def options(
@@ -75,7 +75,7 @@ def run(
     except ProfileError as error:
         sys.stderr.write(f"fireflyer: {plain(str(error))}\n")
     except KeyboardInterrupt:
-        pass  # the script has its own signal
+        pass  # the terminal also signals the script
     code = child.wait()
     return code if code >= 0 else 128 - code
 

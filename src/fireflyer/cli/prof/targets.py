@@ -28,7 +28,7 @@ def find(names: Sequence[str], home: Path | None, *, wait: bool) -> Targets:
     """Returns the processes of process ids or of one task id.
 
     Raises:
-        ConfigError: a name is neither.
+        ConfigError: a name is neither a process id nor the only task id.
         ProfileError: the task has no running rank on this machine.
     """
     if len(names) == 1 and re.fullmatch(r"t\d+", names[0]):
@@ -73,8 +73,11 @@ def check_local(home: Path | None, what: str) -> None:
 
 
 def await_preparation(pids: Sequence[int]) -> None:
-    """Waits until processes that are starting can be attached to. Returns early if one has ended,
-    or is not prepared in time: an attempt to attach to it then tells."""
+    """Waits until processes that are starting can be attached to.
+
+    Returns early if a process has ended or is not prepared in time; the attempt to attach then
+    reports it.
+    """
     end = time.monotonic() + PREPARE_TIMEOUT_S
     for pid in pids:
         while time.monotonic() < end:

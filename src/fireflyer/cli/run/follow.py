@@ -59,7 +59,7 @@ class Tail:
             yield
 
     def start(self, attempt: int) -> None:
-        """Starts with an attempt, after all output of the earlier attempt is written."""
+        """Starts to copy an attempt, after all output of the earlier attempt is written."""
         self.finish()
         for rank in self._ranks:
             thread = threading.Thread(target=self._copy, args=(rank, attempt), daemon=True)
@@ -67,7 +67,7 @@ class Tail:
             self._threads.append(thread)
 
     def finish(self) -> None:
-        """Waits until all output of the attempt is written; the attempt must be over, or end.
+        """Waits until all output of the attempt is written, so until the attempt ends.
 
         Raises:
             FireflyerError: the output of a rank could not be read.
@@ -175,7 +175,7 @@ def print_log(
 
 
 def _follow_log(client: Client, task: str, rank: int, out: BinaryIO) -> None:
-    """Copies attempt after attempt in this thread: the end of a pipe's reader ends it at once."""
+    """Copies attempt after attempt in this thread, so a closed pipe ends the copy at once."""
     tail = Tail(client, task, [rank], out, mark=False)
     view, seq = client.task_at(task)
     if view.attempt:

@@ -39,11 +39,11 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 def with_job_file(
     launch: Launch, options: Collection[str], env: Sequence[str], labels: Sequence[str]
 ) -> Launch:
-    """Completes a command line by the job file that its script names, if it does.
+    """Completes a command line with its job file, if SCRIPT is one.
 
     Args:
         launch: the command line.
-        options: fields of the job that the command line sets; they count more than the file.
+        options: fields of the job that the command line sets; they override the file.
         env: entries "K=V", or "K" for the value of K in this environment.
         labels: entries "K=V".
 
@@ -134,7 +134,7 @@ def prepare(request: Launch, home: Path | None) -> tuple[TaskSpec, Client]:
 def steer(home: Path | None, verb: str, tasks: list[str], goal: str | None, *, json: bool) -> int:
     """Stops, suspends or resumes tasks; waits for the state `goal` of each if it is given.
 
-    A task that refuses keeps no other from the request; the exit code is 1 then.
+    If the request fails for one task, the other tasks still get it, and the exit code is 1.
     """
     client = Client(home)
     call: dict[str, Any] = {"stop": client.stop, "suspend": client.suspend, "resume": client.resume}

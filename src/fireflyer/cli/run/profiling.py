@@ -1,6 +1,6 @@
 """Implementation of `fireflyer run --prof`: a profile of the task's first attempt, from its first step.
 
-A process of its own attaches to the ranks, so that the profile is made also of a detached task.
+A separate process attaches to the ranks, so a detached task is profiled, too.
 """
 
 import os
@@ -22,7 +22,7 @@ from fireflyer.program import plain
 
 KEYS = ("time", "warmup", "recorders", "trace", "rate")
 ATTACH_TIMEOUT_S = 120
-"""Time for a rank to reach Python code after its start: it may wait for others in native code."""
+"""Time for a rank to reach Python code after its start: native code may wait for other ranks."""
 
 FINISH_TIMEOUT_S = 60.0
 """Time for the profiler to write its files after the end of the task."""

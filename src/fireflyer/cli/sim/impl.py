@@ -24,7 +24,7 @@ from fireflyer.storage.targets import replace_content
 from fireflyer.units import parse_seconds
 
 MOST_POLICIES = 6
-"""Maximum number of policies: a page has this many colours."""
+"""Maximum number of policies, because a page has this many colours."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,7 +40,10 @@ def check_node(
         typer.Option(metavar="DIR", help="Folder for the disk checks; default: temporary files."),
     ] = None,
     memory: Annotated[
-        int, typer.Option(min=0, metavar="MIB", help="Memory to test; 0: 256 MiB, or 3/4 if full.")
+        int,
+        typer.Option(
+            min=0, metavar="MIB", help="Memory to test; 0: 256 MiB, or with --full 3/4 of it."
+        ),
     ] = 0,
     fs3: Annotated[
         str, typer.Option(metavar="ADDRESS", help="File system to check; default: $FIREFLYER_FS.")
@@ -67,14 +70,15 @@ def check_node(
         typer.Option(
             "--round",
             metavar="NAME",
-            help="Round of measurements, in --csv; of several rounds, two must name a node.",
+            help="Name of this round of measurements in --csv; a node is then defective only if two rounds "
+            "agree.",
         ),
     ] = "",
     json: JsonOption = False,
 ) -> None:
     """Check the hardware of this node.
 
-    Each check runs in a process of its own. A check that hangs, crashes or lacks something is "not
+    Each check runs in a process of its own. A check that hangs, crashes or lacks a requirement is "not
     run", with the reason; it never counts as passed. Run it on an idle node: it loads all CPUs.
     Exits with 1 if a check failed.
 

@@ -101,10 +101,10 @@ def windows(
     The first window is left out, because throttles let a burst pass in it.
 
     Args:
-        count: number of windows to return, at least.
+        count: minimum number of windows to return.
         step: returns the amount that it transferred.
         finish: called at the end of each window; its time counts.
-        least: number of steps, at least.
+        least: minimum number of steps.
         most_s: time after which LEAST_WINDOWS windows are enough.
     """
     found: list[float] = []
