@@ -22,6 +22,25 @@ CheckOption = Annotated[
 ]
 
 
+CsvOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Append the samples, for `validate fleet`."),
+]
+NodeNameOption = Annotated[
+    str,
+    typer.Option("--node", metavar="NAME", help="Name of this node in --csv; default: the host's."),
+]
+RoundOption = Annotated[
+    str,
+    typer.Option(
+        "--round",
+        metavar="NAME",
+        help="Name of this round of measurements in --csv; a node is then defective only if two "
+        "rounds agree.",
+    ),
+]
+
+
 @validate.callback(invoke_without_command=True)
 def check_node(
     context: typer.Context,
@@ -55,25 +74,9 @@ def check_node(
     secret_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Secret of the listeners.")
     ] = None,
-    csv: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Append the samples, for `validate fleet`."),
-    ] = None,
-    node_name: Annotated[
-        str,
-        typer.Option(
-            "--node", metavar="NAME", help="Name of this node in --csv; default: the host's."
-        ),
-    ] = "",
-    round_: Annotated[
-        str,
-        typer.Option(
-            "--round",
-            metavar="NAME",
-            help="Name of this round of measurements in --csv; a node is then defective only if two rounds "
-            "agree.",
-        ),
-    ] = "",
+    csv: CsvOption = None,
+    node_name: NodeNameOption = "",
+    round_: RoundOption = "",
     json: JsonOption = False,
 ) -> None:
     """Check the hardware of this node.
