@@ -57,7 +57,7 @@ def show_lines(found: Iterable[T], line: Callable[[T], str], *, json: bool) -> N
             as_json(one)
         else:
             sys.stdout.write(plain(line(one)) + "\n")
-    sys.stdout.flush()
+        sys.stdout.flush()
 
 
 def as_json(value: Any) -> None:
