@@ -61,7 +61,7 @@ def create_token(
 ) -> None:
     """Creates a token and writes it to a new file of mode 0600, or to stdout."""
     if scope not in SCOPES:
-        raise ConfigError(f"--scope must be one of {', '.join(SCOPES)}, not {scope!r}")
+        raise ConfigError(f"invalid --scope {scope!r}: expected one of {', '.join(SCOPES)}")
     asked = TokenRequest(user=user, scope=scope, days=days or None, note=note)
     file = None
     if out is not None:  # first, so that no token is created without a file for it

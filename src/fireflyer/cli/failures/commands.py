@@ -48,7 +48,7 @@ def report(
 ) -> None:
     """Report failures in the form of the paper's Tables VI, VII and VIII.
 
-    Adds the mean time between failures of each class with its interval at 95 %, nodes that fail
+    Adds the mean time between failures of each class with its 95 % interval, nodes that fail
     more often than chance explains, and contradictions between the tables. A file has one of the
     headers xid,count,class or month,CLASS... or date,events or time,node,class,xid.
 

@@ -80,7 +80,7 @@ def _show(result: dict[str, Any]) -> None:
         table(("MONTH", *(name.upper() for name in names)), months)
     if result["table_viii"]:
         _show_days(result["table_viii"])
-    _title("Mean time between failures of the fleet, with its interval at 95 %")
+    _title("Mean time between failures of the fleet, with its 95 % confidence interval")
     heads = ("CLASS", "FAILURES", "DAYS", "MTBF", "FROM", "TO", "BURSTS", "/1000 NODE-DAYS")
     table(heads, [_rate_row(found) for found in result["rates"]])
     if result["lemons"]:

@@ -33,7 +33,7 @@ def embedded(folder: Path, replicas: int | None, targets: int | None) -> None:
         settings = config.embed(folder, replicas, targets)
         _log_as(settings, ALL)
         with _started(settings, folder) as process:
-            # First: `status` shows what set_up waits for.
+            # Before set_up, so that `fs status` can show what set_up waits for.
             discovery.announce(folder, process.manager)
             process.set_up()
             ready = f"the file system in {folder} is ready at {process.manager}"

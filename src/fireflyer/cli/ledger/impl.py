@@ -12,7 +12,7 @@ from fireflyer.program import encodable
 from fireflyer.units import parse_seconds
 
 BAR = 50
-"""Width of a bar in characters, where the terminal has that many."""
+"""Maximum width of a bar in characters."""
 LEAST_BAR = 10
 """Minimum width of a bar."""
 
@@ -129,5 +129,5 @@ def bar(one: Account, width: int = BAR) -> str:
 
 
 def _mark(cause: str) -> str:
-    """Returns the mark of a cause, in ASCII where stdout has no other."""
+    """Returns the mark of a cause; "#" if stdout cannot encode the mark."""
     return MARKS[cause] if encodable(MARKS[cause]) else "#"

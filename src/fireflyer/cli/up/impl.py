@@ -91,7 +91,9 @@ def limit_mib(text: str | None) -> int | None:
         return None
     found = parse_mib(text, "--log-limit")
     if found << 20 < 2 * HEAD_BYTES:
-        raise ConfigError(f"--log-limit must be at least {2 * HEAD_BYTES >> 20}MiB")
+        raise ConfigError(
+            f"invalid --log-limit {text!r}: expected at least {2 * HEAD_BYTES >> 20}MiB"
+        )
     return found
 
 
