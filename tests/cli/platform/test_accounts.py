@@ -66,7 +66,7 @@ def test_a_token_is_printed_once_or_written_to_a_new_file(served: Shell) -> None
     )
     assert not (served.folder / "new").exists()
     assert (
-        "--scope must be one of"
+        "invalid --scope"
         in served.run("token", "create", "ada", "--scope", "x", code=1).stderr
     )
     words = served.run("token", "list").stdout.split()
