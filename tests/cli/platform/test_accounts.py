@@ -65,10 +65,7 @@ def test_a_token_is_printed_once_or_written_to_a_new_file(served: Shell) -> None
         in served.run("token", "create", "bob", "--out", "new", code=1).stderr
     )
     assert not (served.folder / "new").exists()
-    assert (
-        "invalid --scope"
-        in served.run("token", "create", "ada", "--scope", "x", code=1).stderr
-    )
+    assert "invalid --scope" in served.run("token", "create", "ada", "--scope", "x", code=1).stderr
     words = served.run("token", "list").stdout.split()
     assert words.count("ada") == 1
 
