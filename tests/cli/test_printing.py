@@ -58,7 +58,7 @@ def test_events_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_limits_are_shown_with_what_does_not_hold_them(capsys: pytest.CaptureFixture[str]) -> None:
-    unheld = "limits of cores are not held: /x has no controller cpu"
+    unheld = "limits of cores are not enforced: /x has no controller cpu"
     spec = TaskSpec(script="/x/s.py", cwd="/x", memory_mib=2048, cpus=4)
     assert limits_in_words(spec, "") == "2GiB and 4 cores on each node"
     text = limits_in_words(msgspec.structs.replace(spec, cpus=0, memory_mib=1500), unheld)

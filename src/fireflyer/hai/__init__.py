@@ -39,8 +39,8 @@ __all__ = [
     "task",
 ]
 
-# Imported at first access: every process of the platform imports this package, few need these
-# names.
+# Each name is imported at its first access: every process of the platform imports this package, but
+# few use these names.
 _HOME = {
     "Client": "fireflyer.hai.client",
     "Task": "fireflyer.hai.rank",

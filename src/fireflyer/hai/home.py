@@ -5,9 +5,9 @@
     ├── server.lock             locked by the server while it lives; holds its pid
     ├── start.lock              locked by a process that starts a server, until the server answers
     ├── server.json             pid, port and token file of the server
-    ├── database.json           location of its PostgreSQL, once set; then there is no hai.sqlite
-    ├── engine.json             engine of the tasks, once set; later servers use it, too
-    ├── policy                  scheduling policy, once set; later servers use it, too
+    ├── database.json           location of the PostgreSQL database, if set; replaces hai.sqlite
+    ├── engine.json             engine of the tasks, if set; later servers use it, too
+    ├── policy                  scheduling policy, if set; later servers use it, too
     ├── settings.json           other options of the last `up`; later servers use them, too
     ├── token                   bearer token, mode 0600
     ├── server.log              output of a background server
@@ -116,8 +116,8 @@ class Home:
             os.close(descriptor)
 
     def take(self) -> int | None:
-        """Takes the server's lock; returns the descriptor that holds it, None if another server
-        holds it."""
+        """Takes the server's lock; returns the descriptor that holds the lock, None if another
+        server holds it."""
         while True:
             descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -131,15 +131,15 @@ class Home:
         os.pwrite(descriptor, b"%-20d\n" % os.getpid(), 0)
         self.server.unlink(missing_ok=True)
         for file in (self.server, self.token, self.engine, self.policy, self.settings):
-            for partial in self.path.glob(f".{file.name}.*"):  # of a server that was killed
+            for partial in self.path.glob(f".{file.name}.*"):  # left by a killed server
                 partial.unlink(missing_ok=True)
         return descriptor
 
     def owned_by(self, lock: int) -> bool:
-        """Returns whether this descriptor is of the home's lock.
+        """Returns whether this descriptor belongs to the home's lock file.
 
-        False once the folder or the lock was removed or replaced: then another server may own the
-        home, and every file in it.
+        Returns False after the folder or the lock file was removed or replaced, because another
+        server may then own the home and every file in it.
         """
         try:
             return os.path.samestat(os.fstat(lock), os.stat(self.lock))
@@ -172,7 +172,7 @@ class Home:
         """Returns the running server's entry in server.json.
 
         Raises:
-            PeerLost: there is no entry yet, or no longer.
+            PeerLost: the server has not written the entry yet, or has removed it.
             Corrupted: the file is damaged.
         """
         try:
@@ -235,7 +235,7 @@ def locate(home: Path | None = None) -> Home:
     """Returns the home to use: the argument, else $FIREFLYER_HOME, else ~/.local/state/fireflyer.
 
     Raises:
-        ConfigError: its path is not valid UTF-8, or the user has no home directory.
+        ConfigError: the path is not valid UTF-8, or the user has no home directory.
     """
     if home is None:
         named = os.environ.get("FIREFLYER_HOME")
@@ -251,7 +251,8 @@ def locate(home: Path | None = None) -> Home:
 
 
 def profile_folder(directory: str | Path, attempt: int) -> Path:
-    """Returns the folder for a profile of an attempt, beside its logs; `directory`: the task's."""
+    """Returns the folder for a profile of an attempt, beside the attempt's logs. `directory`:
+    folder of the task."""
     return Path(directory) / str(attempt) / "haiprof"
 
 

@@ -1,9 +1,10 @@
 """The goodput ledger: the time of tasks, by cause. A pure function of the event table.
 
-Each moment of a task between its submission and its end, times the nodes that it holds or waits
-for, has exactly one cause. Times are whole microseconds, so the parts add up to the whole exactly.
-The terms (goodput, effective training time ratio) follow Meta's "Revisiting Reliability in
-Large-Scale Machine Learning Research Clusters", HPCA 2025. docs/operate/hai-ledger.md describes the causes.
+Each moment of a task between its submission and its end has exactly one cause. Its weight is the
+number of nodes that the task holds or waits for. Times are integer microseconds, so the parts add
+up to the total exactly. The terms (goodput, effective training time ratio) follow Meta's
+"Revisiting Reliability in Large-Scale Machine Learning Research Clusters", HPCA 2025.
+docs/operate/hai-ledger.md describes the causes.
 """
 
 from bisect import bisect_left, bisect_right
@@ -34,7 +35,7 @@ IDLE = "idle"
 """Time of nodes that no task holds; only a cluster's account has it."""
 
 MOMENT_US = 1_000_000
-"""Minimum wait beside enough free nodes that counts as fragmentation."""
+"""Minimum wait, while enough nodes are free, that counts as fragmentation."""
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,15 +51,15 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Ranks of a node that an elastic attempt continues without."""
+    """Lost ranks of a node, without which an elastic attempt continues."""
 
     node: str
     ranks: int
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A stretch of a task's time. Microseconds since 1970; `held`: names of the nodes, () while the
-    task waits."""
+    """Part of a task's time. Times are microseconds since 1970. `held`: names of the nodes, ()
+    while the task waits."""
 
     begin: int
     end: int
@@ -69,12 +70,12 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """Microseconds times nodes (or GPUs), by cause. The parts add up to the whole exactly."""
+    """Microseconds times nodes (or GPUs), by cause. The parts add up to `whole` exactly."""
 
     whole: int
     parts: dict[str, int]
     held: int
-    """Part of the whole during which the task held its nodes."""
+    """Part of `whole` during which the task held its nodes."""
 
     @property
     def ettr(self) -> float:
@@ -121,14 +122,14 @@ class _Attempt:
         self.broken: int | None = None
         """Time at which the attempt stopped working, if it ends by a fault."""
         self.began = 0
-        """First heartbeat."""
+        """Time of the first heartbeat."""
         self.saved = 0
         self.missing: dict[int, str] = {}
-        """Ranks that the attempt continues without, and their nodes."""
+        """Lost ranks, without which the attempt continues, and their nodes."""
         self.changes: list[tuple[int, tuple[Gap, ...]]] = []
-        """Gaps after each change of the missing ranks, with the time of the change."""
+        """Gaps after each change of `missing`, with the time of the change."""
 
-    def goes_on(self, now: int) -> None:
+    def continues(self, now: int) -> None:
         """Records the gaps from now on."""
         count = Counter(self.missing.values())
         self.changes.append((now, tuple(Gap(node, count[node]) for node in sorted(count))))
@@ -154,7 +155,7 @@ class Reader:
             self._at = until
 
     def _work(self, attempt: _Attempt, until: int, cause: Cause) -> None:
-        """Adds segments for the ranks that were present."""
+        """Adds segments up to `until`, each with the gaps of its time."""
         gaps: tuple[Gap, ...] = ()
         for at, following in attempt.changes:
             self._put(min(at, until), cause, attempt.nodes, gaps)
@@ -198,13 +199,13 @@ class Reader:
                 attempt.stopping = True
             case "rank_exited" if detail.get("lost"):
                 attempt.missing[detail["rank"]] = detail["node"]
-                attempt.goes_on(now)
+                attempt.continues(now)
             case "rank_exited":
                 if detail["code"] != 0 and attempt.broken is None:
                     attempt.broken = now
             case "rank_joined":
                 attempt.missing.pop(detail["rank"], None)
-                attempt.goes_on(now)
+                attempt.continues(now)
             case "observed" if detail.get("what") == "hang":
                 attempt.broken = now - _us(detail["quiet_s"])
             case "progress":
@@ -232,7 +233,8 @@ class Reader:
         self._waits = "queue"
 
     def until(self, moment: float) -> list[Segment]:
-        """Returns the segments up to now or a later moment (wall clock); reading can continue."""
+        """Returns the segments up to `moment`, a wall clock not before the last event. Later events
+        can still be read."""
         if self.over:
             return self.segments
         reader = copy(self)
@@ -241,7 +243,7 @@ class Reader:
         return reader.segments
 
     def finish(self, until: int) -> None:
-        """Closes the segments at `until`, while the task continues. No further event can be
+        """Ends the last segment at `until`, although the task continues. No further event can be
         read."""
         if self.over or self._at is None:
             return
@@ -284,7 +286,7 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     tasks: dict[str, Account]
     total: Account
     cluster: Account
-    """Account of all nodes from `since` on: the causes of held node time, and `idle`."""
+    """Account of all nodes from `since` on: the held node time by cause, and `idle`."""
 
 
 class LedgerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,7 +314,7 @@ def account(
 
     Args:
         shapes: all tasks.
-        events: of all of them, in order for each task.
+        events: events of all these tasks, in order for each task.
         gpus: the cluster's current nodes and their GPUs (0: not known).
         until: wall clock, seconds since 1970; later time is left out.
         since: earlier time is left out; 0: include all time.
@@ -358,7 +360,7 @@ def books(
 
 
 def _validating(segment: Segment) -> Segment:
-    """Returns a segment of a validation task under its cause."""
+    """Returns a segment of a validation task with the cause "validation"."""
     return msgspec.structs.replace(segment, cause="validation") if segment.held else segment
 
 
@@ -399,14 +401,14 @@ def _sum(shape: Shape, cut: list[Segment], scale: Weights) -> Account:
 
 
 def _weight(nodes: tuple[str, ...], shape: Shape, scale: Weights) -> int:
-    """Returns what the task holds of these nodes."""
+    """Returns the number of GPUs (or nodes) that the task holds on these nodes."""
     share = shape.gpus if scale.unit == "GPU" else 0
     sizes = (scale.of.get(node, scale.usual) for node in nodes)
     return sum(min(share, size) if share else size for size in sizes)
 
 
 def _wanted(shape: Shape, scale: Weights) -> int:
-    """Returns what a waiting task asks for."""
+    """Returns the number of GPUs (or nodes) that a waiting task asks for."""
     share = shape.gpus if scale.unit == "GPU" else 0
     return shape.nodes * (share or scale.usual)
 
@@ -420,8 +422,8 @@ def _clip(of_task: Iterable[Segment], begin: int, end: int) -> list[Segment]:
 
 
 def _cluster(cuts: list[_Cut], scale: Weights, begin: int, end: int) -> Account:
-    """Returns the account of all current nodes, and of nodes that tasks held while there were
-    more."""
+    """Returns the account of all current nodes, and of former nodes for the time in which tasks
+    held them."""
     capacity = sum(scale.of.values())
     parts: dict[str, int] = dict.fromkeys((*CAUSES, IDLE), 0)
     changes: Counter[int] = Counter()
@@ -456,14 +458,16 @@ class _Load:
         self._times = sorted(time for time, change in changes.items() if change)
         self._held: list[int] = []
         self._runs: dict[int, tuple[list[int], list[Cause]]] = {}
-        """Runs by number of nodes (or GPUs): thousands of tasks wait for few numbers."""
+        """Cached runs by number of nodes (or GPUs): thousands of tasks wait for only a few
+        different numbers."""
         held = 0
         for time in self._times:
             held += changes[time]
             self._held.append(held)
 
     def split(self, of_task: list[Segment], wanted: int) -> list[Segment]:
-        """Marks waits for `wanted` nodes (or GPUs) while as many are free as fragmentation."""
+        """Gives waits for `wanted` nodes (or GPUs) the cause "fragmentation" while that many are
+        free."""
         result: list[Segment] = []
         for segment in of_task:
             if segment.cause == "queue":
@@ -490,13 +494,15 @@ class _Load:
         return [*found, Segment(last, end, self._cause(high - 1, end - last, wanted))]
 
     def _cause(self, piece: int, length: int, wanted: int) -> Cause:
-        """Returns the cause of a wait within the piece that begins with this change."""
+        """Returns the cause of a wait within a piece; `piece` is the index of the change at its
+        begin."""
         held = self._held[piece] if piece >= 0 else 0
         hindered = self._capacity - held >= wanted and length >= MOMENT_US
         return "fragmentation" if hindered else "queue"
 
     def _runs_of(self, wanted: int) -> tuple[list[int], list[Cause]]:
-        """Returns neighbouring pieces of one cause as runs: their begins, and their causes."""
+        """Returns runs of adjacent pieces with the same cause: the begins of the runs, and their
+        causes."""
         found = self._runs.get(wanted)
         if found is None:
             found = self._runs[wanted] = ([], [])

@@ -2,8 +2,8 @@
 
 `request`, `grant`, `observe` and `decide` take one task and one input. They return the task's new
 value, the history lines to write and the engine calls to make. `planner.py` decides which gang
-starts where, and which tasks make room. The server writes each `Step` in one transaction before it
-makes any of the calls.
+starts on which nodes, and which tasks are preempted. The server writes each `Step` in one
+transaction before it makes any of the calls.
 """
 
 from typing import Any, Literal
@@ -45,18 +45,19 @@ class Task(msgspec.Struct, gc=False, frozen=True, kw_only=True):
     placement: tuple[str, ...] = ()
     """Nodes that the active attempt holds; empty outside ACTIVE."""
     devices: tuple[tuple[int, ...], ...] = ()
-    """Indexes of its GPUs on each of these nodes; empty: whole nodes without GPUs, or the engine
-    chooses."""
+    """Indexes of the task's GPUs on each node of `placement`; empty: whole nodes without GPUs, or
+    the engine chooses."""
     previous: tuple[str, ...] = ()
     """Nodes of the last attempt while the engine keeps warm processes there; a restart prefers
     them."""
     preempted: bool = False
-    """True while the task suspends to make room; it then returns to the queue by itself."""
+    """True while the task suspends because of a preemption; it then returns to the queue by
+    itself."""
     stopping: bool = False
     """True if a stop was requested and the attempt has not ended yet."""
     unsure: bool = False
-    """True if the server died before it recorded that the launch succeeded. A loss is then not
-    charged to the task."""
+    """True if the server died before it recorded that the launch succeeded. A lost attempt is then
+    not charged to the task."""
     started: frozenset[int] = frozenset()
     exited: frozenset[int] = frozenset()
     newcomers: frozenset[tuple[str, int, int]] = frozenset()
@@ -73,12 +74,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Decision of the fault rules on an attempt that ended by a fault; `hai.faults` creates it."""
 
     cause: Literal["script", "node", "network"] = "script"
-    """Cause of the fault: "script" costs one of `max_restarts`, the others one of
-    `max_node_faults`."""
+    """Cause of the fault. A restart after "script" counts against `max_restarts`, after another
+    cause against `max_node_faults`."""
     avoid: frozenset[str] = frozenset()
     """Nodes that the next attempt avoids."""
     stop: str = ""
-    """Reason why no further attempt may start; empty: one may."""
+    """Reason why no further attempt may start; empty: a further attempt may start."""
 
 
 class Launch(msgspec.Struct, frozen=True, tag="Launch"):
@@ -102,18 +103,19 @@ class StopGang(msgspec.Struct, frozen=True, tag="StopGang"):
 
 
 class Preempt(msgspec.Struct, frozen=True, tag="Preempt"):
-    """Have a running task save and leave, to make room; it returns to the queue by itself."""
+    """Preempt a running task: its ranks save and exit, and the task returns to the queue by
+    itself."""
 
     task: str
     attempt: int
     why: str
     """Reason, as text for users."""
     to: str = ""
-    """Node that the plan keeps for the task, on which it restarts at once; empty: none."""
+    """Node on which the plan restarts the task at once; empty: none."""
 
 
 class Release(msgspec.Struct, frozen=True, tag="Release"):
-    """Give back what the engine kept warm after this attempt."""
+    """Release the warm processes that the engine keeps after this attempt."""
 
     task: str
     attempt: int
@@ -138,13 +140,12 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def admit(task: Task, about: dict[str, Any] | None = None) -> Step:
-    """Takes a new task into the queue. The history keeps `about`, for replays of it."""
+    """Puts a new task into the queue. The history keeps `about`, for replays."""
     return Step(task=task, notes=(Note("submitted", about or {}), Note("queued")))
 
 
 def request(task: Task, what: Request) -> Step:
-    """Applies a user's stop, suspend or resume. Repeating a request that is under way changes
-    nothing.
+    """Applies a user's stop, suspend or resume. A repeated request has no effect.
 
     Raises:
         TaskError: the task's state does not allow the request.
@@ -213,11 +214,12 @@ def _resume(task: Task) -> Step:
 
 
 def grant(task: Task, asked: LeaseRequest) -> Step | None:
-    """Moves an attempt to a later generation, held by the part that asks first; None: refused.
+    """Grants the lease of a later generation to the first partition that requests it; None:
+    refused.
 
-    At most one part of a generation continues. A part names the generation it comes from, and only
-    the generation in force can be followed. The part that obtained the generation in force also
-    counts as coming from it, even if it missed the answer.
+    At most one partition of a generation continues. A request states the generation that its
+    partition holds, which must be the current one. A partition that was granted the current
+    generation but missed the answer may request, too: its token shows this.
     """
     if task.state not in ACTIVE or asked.attempt != task.attempt:
         return None
@@ -233,8 +235,8 @@ def grant(task: Task, asked: LeaseRequest) -> Step | None:
 
 
 def observe(task: Task, event: EngineEvent, verdict: Verdict = Verdict()) -> Step:  # noqa: B008
-    """Applies an engine event, and the fault rules' verdict on it. Events of older attempts and
-    repeated events change nothing."""
+    """Applies an engine event and the fault rules' verdict on the event. Events of older attempts
+    and repeated events have no effect."""
     if task.state not in ACTIVE or event.attempt != task.attempt:
         return Step(task=task)
     match event:
@@ -341,7 +343,7 @@ def _charge(task: Task, verdict: Verdict) -> Task | str:
             return ""
         return _replace(task, restarts=task.restarts + 1)
     if task.node_faults >= task.max_node_faults:
-        return f"; the {count(task.max_node_faults, 'fault')} of nodes that it may have are used up"
+        return f"; the limit of {count(task.max_node_faults, 'node fault')} is reached"
     return _replace(task, node_faults=task.node_faults + 1)
 
 
@@ -368,13 +370,13 @@ def decide(task: Task, action: Action) -> Step:
 
 
 def count(number: int, noun: str) -> str:
-    """Returns for example "1 node", "3 nodes"."""
+    """Returns the number with the noun in singular or plural, for example "1 node" or "3 nodes"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _enter(task: Task, state: TaskState, reason: str, *before: Note) -> Step:
-    """Changes the state and writes its note last. Releases what is kept warm if no attempt can
-    follow soon."""
+    """Changes the state and writes its note last. Releases warm processes if no attempt can follow
+    soon."""
     actions: tuple[Action, ...] = ()
     if task.previous and (state in TERMINAL or state == "suspended"):
         actions = (Release(task.id, task.attempt),)

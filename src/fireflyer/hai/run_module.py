@@ -1,5 +1,5 @@
-"""Program of `fireflyer run -m MODULE`: runs a module as `python -m MODULE ARGS` does. Stored tasks hold
-the path of this file.
+"""Program of `fireflyer run -m MODULE`: runs a module as `python -m MODULE ARGS` does. Stored tasks
+contain the path of this file, so it must not move.
 
 python run_module.py MODULE ARGS...        (in the task's working directory)
 """

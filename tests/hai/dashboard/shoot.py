@@ -59,7 +59,7 @@ class Engine(FakeEngine):
             leaf = f"leaf{number // NODES_OF_LEAF + 1}"
             node = Node(
                 name=f"n{number}", gpus=8, memory_mib=512_000, leaf=leaf,
-                unheld="limits of cores are not held: /sys/fs/cgroup has no controller cpu",
+                unheld="limits of cores are not enforced: /sys/fs/cgroup has no controller cpu",
             )  # fmt: skip
             if number == 77:
                 node = Node(name="n77", state="down", reason="not answering", gpus=8, leaf=leaf)

@@ -179,8 +179,8 @@ def test_behind_tls_the_cookie_is_secure(tmp_path: Path) -> None:
     text = answer.headers["set-cookie"]
     assert text.startswith("__Secure-fireflyer-8443=x; ")
     assert "; Secure" in text
-    assert not auth.lets_in("home")
-    assert auth.lets_in("0123456789ab")
+    assert not auth.admits("home")
+    assert auth.admits("0123456789ab")
     store.close()
 
 

@@ -397,7 +397,7 @@ def test_two_users_see_their_own(
         browser.open(f"{root}/tasks")
         assert own in browser.text("#tasks")
     browser.open(f"{root}/tasks/t1")
-    browser.until_text("h1", "Not here")
+    browser.until_text("h1", "Not found")
     Administration(server.client).disable_user("bob")
     browser.open(f"{root}/tasks")
     browser.until_text("label", "Token")

@@ -8,7 +8,7 @@ from fireflyer.hai.controller.logs import LogFile
 from fireflyer.hai.dashboard import tail, text_filters
 from fireflyer.hai.dashboard.charts import cluster_map
 from fireflyer.hai.dashboard.charts.timeline import ATTEMPTS, MOST_BARS, timeline
-from fireflyer.hai.dashboard.event_text import told
+from fireflyer.hai.dashboard.event_text import event_pieces
 from fireflyer.hai.ledger import segments
 from fireflyer.hai.model import Event, NodeView, TaskSpec
 
@@ -238,5 +238,5 @@ def test_what_an_event_says(kind: str, detail: dict[str, object], line: list[obj
     event = Event(
         seq=1, task="t1", attempt=1, kind=kind, detail=detail, monotonic_ns=0, wall=0.0
     )  # fmt: skip
-    assert told(event) == line
-    assert [type(part) for part in told(event)] == [type(part) for part in line]
+    assert event_pieces(event) == line
+    assert [type(part) for part in event_pieces(event)] == [type(part) for part in line]

@@ -100,9 +100,9 @@ def test_every_state_has_a_page(server: Server, visitor: MakeVisitor, spec: Make
     assert 'id="suspend"' not in suspended
     assert 'class="mark m-suspend"' in suspended
     queued = Tags(owner.get("/dashboard/tasks/t4").text).text
-    assert "Why it waits" in queued
+    assert "Why the task waits" in queued
     assert "waits for 1 node; 0 free" in queued
-    assert "It has not started yet." in queued
+    assert "The task has not started yet." in queued
     assert "waits for 1 node; 0 free" in Tags(owner.get("/dashboard/queue").text).text
     overview = Tags(owner.get("/dashboard").text).text
     assert "100 %occupied" in re.sub(r"\s+", " ", overview).replace("> <", "><").replace(
@@ -296,8 +296,10 @@ def test_a_log_of_each_attempt(server: Server, visitor: MakeVisitor, spec: MakeS
         place = f'data-attempt="{attempt}" data-offset="{len(expected)}">\n'
         assert f"{place}{expected}</pre>" in text, query
         assert ("data-pinned" in text) == bool(query)
-    assert "There is no such rank." in owner.get("/dashboard/tasks/t1?rank=2").text
-    assert "There is no such rank." in owner.get("/dashboard/tasks/t1?attempt=9").text
+    assert "The task has no such rank or attempt." in owner.get("/dashboard/tasks/t1?rank=2").text
+    assert (
+        "The task has no such rank or attempt." in owner.get("/dashboard/tasks/t1?attempt=9").text
+    )
 
 
 def test_a_profile_is_linked_and_its_report_runs_nothing(

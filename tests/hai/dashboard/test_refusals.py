@@ -58,9 +58,11 @@ def test_a_refused_sign_in_is_a_line_of_one_of_the_logs(server: Server, tmp_path
     assert [(e.user, e.token, e.address, e.outcome) for e in found] == [
         ("ada", ada.view.id, "127.0.0.1", "Unauthenticated")
     ] * 2
-    lines = [line for line in server.output().splitlines() if "refused" in line]
+    lines = [line for line in server.output().splitlines() if "rejected" in line]
     assert len(lines) == 1  # the others are counted until a minute has passed
-    assert "that were refused: 1, the last from 127.0.0.1: the token is missing" in lines[0]
+    assert (
+        "rejected sign-ins and forms: 1, the last from 127.0.0.1: the token is missing" in lines[0]
+    )
     said = server.output()
     for secret in (ada.token, wrong, unknown):
         assert secret[-20:] not in said
@@ -116,6 +118,6 @@ def test_both_logs_are_bounded(harness: Harness, caplog: pytest.LogCaptureFixtur
     harness.fail("x", 1)
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        f"sign-ins and forms that were refused: {count}, the last from 10.0.0.9: wrong"
+        f"rejected sign-ins and forms: {count}, the last from 10.0.0.9: wrong"
         for count in (1, 11, 2, 1)
     ]

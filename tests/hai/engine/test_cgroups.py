@@ -105,14 +105,17 @@ def test_a_cgroup_with_the_server_alone_is_taken_and_one_with_others_is_not(tmp_
     (tmp_path / mine / "cgroup.controllers").write_text("memory")
     base = find_base(str(tmp_path))
     assert [*base.folders] == ["memory"]
-    assert base.unheld() == f"limits of cores are not held: {tmp_path}/{mine} has no controller cpu"
+    assert (
+        base.unheld()
+        == f"limits of cores are not enforced: {tmp_path}/{mine} has no controller cpu"
+    )
 
 
 def test_a_machine_without_cgroups_holds_nothing_and_says_so(tmp_path: Path) -> None:
     system(tmp_path, "", "", {})
     base = find_base(str(tmp_path))
     assert base.folders == {}
-    assert base.unheld() == "limits of memory and cores are not held: no cgroups are mounted"
+    assert base.unheld() == "limits of memory and cores are not enforced: no cgroups are mounted"
     assert "/proc cannot be read" in find_base(str(tmp_path / "none")).unheld()
 
 

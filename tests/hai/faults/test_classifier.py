@@ -18,7 +18,7 @@ from fireflyer.hai.faults.classifier import (
     loss,
     observed,
     period_s,
-    read_sight,
+    read_attempt,
 )
 from fireflyer.hai.faults.rules import default_rules, merged, parse
 from fireflyer.hai.lifecycle import Note, Task, Verdict
@@ -242,9 +242,10 @@ def told(step: int, steps: tuple[tuple[int, float], ...] = ()) -> heartbeat.Hear
 
 def test_a_gang_that_says_nothing_hangs_and_the_one_behind_is_named() -> None:
     classifier = FaultClassifier(default_rules())
-    sight = AttemptReading((10, 10), {0: told(5), 1: told(4)})
+    reading = AttemptReading((10, 10), {0: told(5), 1: told(4)})
     looks: list[tuple[float, list[Observation]]] = [
-        (now, classifier.look(TASK, SPEC, sight, now, 1e6 + now)) for now in (0.0, 59.0, 60.0, 90.0)
+        (now, classifier.look(TASK, SPEC, reading, now, 1e6 + now))
+        for now in (0.0, 59.0, 60.0, 90.0)
     ]
     assert [bool(found) for _, found in looks] == [False, False, True, False]
     assert looks[2][1] == [Hang(node="n1", wall=1e6 + 60.0, quiet_s=60.0, rank=1)]
@@ -268,21 +269,21 @@ def test_a_longer_log_or_a_beat_is_a_sign_of_life(later: AttemptReading) -> None
 
 def test_a_new_attempt_is_watched_anew() -> None:
     classifier = FaultClassifier(default_rules())
-    sight = AttemptReading((10, 10), {})
-    assert classifier.look(TASK, SPEC, sight, 0.0, 0.0) == []
+    reading = AttemptReading((10, 10), {})
+    assert classifier.look(TASK, SPEC, reading, 0.0, 0.0) == []
     again = msgspec.structs.replace(TASK, attempt=2)
-    assert classifier.look(again, SPEC, sight, 100.0, 0.0) == []
+    assert classifier.look(again, SPEC, reading, 100.0, 0.0) == []
 
 
 def test_stragglers_are_seen_without_a_watchdog_and_shown() -> None:
     classifier = FaultClassifier(default_rules())
     task = msgspec.structs.replace(TASK, nodes=4, world=4, placement=("n0", "n1", "n2", "n3"))
     spec = msgspec.structs.replace(SPEC, nodes=4, watchdog_s=0.0)
-    pulses = {
+    heartbeats = {
         rank: told(20, tuple((step, 3.0 if rank == 2 else 1.0) for step in range(1, 20)))
         for rank in range(4)
     }
-    (found,) = classifier.look(task, spec, AttemptReading((), pulses), 0.0, 5.0)
+    (found,) = classifier.look(task, spec, AttemptReading((), heartbeats), 0.0, 5.0)
     assert found == Straggler(node="n2", wall=5.0, rank=2, factor=3.0, steps=16)
     assert classifier.step_of("t1", 1, 2) == (20, 3.0)
     assert classifier.step_of("t1", 1, 0) == (20, 0.0)
@@ -294,9 +295,9 @@ def test_what_is_read_of_an_attempt(tmp_path: Path) -> None:
     (tmp_path / "x.pulse").write_text("?")
     (tmp_path / "1.pulse").write_text("torn")
     heartbeat.Writer(str(tmp_path / "0.pulse")).step(4, None)
-    sight = read_sight(tmp_path, 2, logs=True)
-    assert (sight.sizes, set(sight.pulses), sight.pulses[0].step) == ((3, -1), {0}, 4)
-    assert read_sight(tmp_path / "nowhere", 2, logs=False) == AttemptReading((), {})
+    reading = read_attempt(tmp_path, 2, logs=True)
+    assert (reading.sizes, set(reading.heartbeats), reading.heartbeats[0].step) == ((3, -1), {0}, 4)
+    assert read_attempt(tmp_path / "nowhere", 2, logs=False) == AttemptReading((), {})
 
 
 def test_how_often_to_look() -> None:
@@ -341,7 +342,7 @@ def test_faults_of_nodes_have_a_budget_of_their_own() -> None:
     assert task.node_faults == 2
     failed = after(again(task), Verdict(cause="node"))
     assert (failed.state, failed.reason) == (
-        "failed", "it ended; the 2 faults of nodes that it may have are used up",
+        "failed", "it ended; the limit of 2 node faults is reached",
     )  # fmt: skip
     task = after(again(task), Verdict())
     assert (task.state, task.restarts) == ("queued", 1)

@@ -1,4 +1,4 @@
-"""Hangs and stragglers, on a clock that the test turns; pulses and what they cost."""
+"""Hangs and stragglers, on a clock that the test turns; heartbeats and what they cost."""
 
 import os
 import random
@@ -97,7 +97,7 @@ def test_equal_ranks_with_noise_have_no_straggler_and_the_slow_one_is_found() ->
         assert found == ([] if slow is None else [slow])
 
 
-# -- pulses ----------------------------------------------------------------------------------------
+# -- heartbeats ----------------------------------------------------------------------------------------
 
 
 def test_what_a_rank_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,9 +236,15 @@ class History:
         evicting = dict(cluster.evicting)
         actions = plan(cluster, self.now)
         reserved = self._reserved()
-        remembered = (cluster.rooms, cluster.ladder, cluster.fresh, cluster.alike, cluster.again)
+        remembered = (
+            cluster.preemption_caches,
+            cluster.victim_index,
+            cluster.fresh,
+            cluster.alike,
+            cluster.again,
+        )
         movers = cluster.movers
-        cluster.rooms, cluster.ladder, cluster.fresh, cluster.movers = (
+        cluster.preemption_caches, cluster.victim_index, cluster.fresh, cluster.movers = (
             {},
             VictimIndex(cluster),
             ALL,
@@ -255,7 +261,13 @@ class History:
         self.counts["narrow plan"] += narrow
         self.counts["narrow find"] += narrow and bool(actions)
         self.counts["cut"] += len(actions) >= planner.BATCH
-        cluster.rooms, cluster.ladder, cluster.fresh, cluster.alike, cluster.again = remembered
+        (
+            cluster.preemption_caches,
+            cluster.victim_index,
+            cluster.fresh,
+            cluster.alike,
+            cluster.again,
+        ) = remembered
         cluster.movers = movers
         for action in actions:
             self.counts[type(action).__name__] += 1

@@ -30,7 +30,7 @@ def test_the_words() -> None:
         ("suspend", "invalid --rehearse 'suspend': expected e.g."),
         ("suspend@60s,", "invalid --rehearse '': expected e.g."),
         ("sleep@60s", "invalid --rehearse 'sleep': expected one of suspend, resume"),
-        ("suspend1@60s", "suspend applies to the whole task"),
+        ("suspend1@60s", "suspend applies to all of the task"),
         ("kill-rank@60s", "the number of the rank is missing, e.g. kill-rank0@60s"),
         ("slow-node@step4", "the number of the node is missing, e.g. slow-node0@step4"),
         ("suspend@60", "instead of '60'"),

@@ -51,7 +51,7 @@ def start(
     return helper
 
 
-def warden_of(helper: subprocess.Popen[bytes]) -> int:
+def watchdog_of(helper: subprocess.Popen[bytes]) -> int:
     with open(f"/proc/{helper.pid}/task/{helper.pid}/children") as file:
         return int(file.read())
 
@@ -66,28 +66,28 @@ def ended(pid: int) -> None:
     os.close(pidfd)
 
 
-@pytest.mark.parametrize("who", ["helper", "warden", "starter", "time", "asked"])
+@pytest.mark.parametrize("who", ["helper", "watchdog", "starter", "time", "asked"])
 def test_nothing_is_left_stopped(target: Target, who: str) -> None:
     helper = start(target, seconds=0.001 if who == "time" else 1000.0)
     assert helper.stdin is not None
-    warden = None
+    watchdog = None
     if who != "time":
         target.wait_stopped()
         assert target.state() == "T"
-        warden = warden_of(helper)
+        watchdog = watchdog_of(helper)
     match who:
         case "helper":
             helper.kill()
-        case "warden":
-            assert warden is not None
-            os.kill(warden, signal.SIGKILL)
+        case "watchdog":
+            assert watchdog is not None
+            os.kill(watchdog, signal.SIGKILL)
         case "starter":
             helper.stdin.close()
         case "asked":
             helper.terminate()
     helper.wait()
-    if warden is not None:
-        ended(warden)
+    if watchdog is not None:
+        ended(watchdog)
     assert target.state() != "T"
     assert target.process.poll() is None
     for pipe in (helper.stdin, helper.stdout):

@@ -54,7 +54,7 @@ def test_tasks_stop_suspend_and_end_without_a_free_byte(
         client.submit(spec("hold"))
         client.wait(f"t{number}", {"running"})
     fill(small_disk)
-    with pytest.raises(NoSpace, match="free some space; running tasks can be stopped"):
+    with pytest.raises(NoSpace, match="free some disk space; running tasks can still be stopped"):
         client.submit(spec("hold"))
     client.suspend("t1")
     client.wait("t1", {"suspended"})
@@ -138,7 +138,7 @@ def test_free_pages_are_made_again_once_half_are_used(tmp_path: Path) -> None:
             connection.exec_driver_sql("CREATE TABLE used (filler BLOB)")
             connection.exec_driver_sql("INSERT INTO used VALUES (?)", (filler,))
         assert reserve.short(database._driver())
-        for _ in range(reserve.LOOK_EVERY):
+        for _ in range(reserve.CHECK_EVERY):
             with database.writing() as connection:
                 connection.exec_driver_sql("UPDATE schema_version SET version = version")
         assert not reserve.short(database._driver())

@@ -224,7 +224,7 @@ def test_jobs_get_the_type_of_gpus_that_they_ask_for() -> None:
 
 def test_a_policy_that_never_starts_a_job_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fireflyer.hai.simulation.replay.plan", lambda cluster, now: [])
-    with pytest.raises(TraceError, match="policy fifo leaves 1 of 1 jobs waiting for ever"):
+    with pytest.raises(TraceError, match="policy fifo leaves 1 of 1 jobs waiting forever"):
         replay(trace_of((0, 5, 1)), Setup(nodes=2, policy="fifo"))
 
 

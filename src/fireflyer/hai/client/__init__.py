@@ -1,9 +1,9 @@
-"""Python client of the platform: submit, watch and control tasks. Standard library and msgspec
-only.
+"""Python client of the platform: submit, watch and control tasks. Imports only the standard library
+and msgspec.
 
-Every call looks up the server through its home, so a `Client` outlives servers. If FIREFLYER_SERVER
-names a server, calls go there, with the token of FIREFLYER_TOKEN_FILE. A `Client` keeps no
-connection; several threads may use it.
+Every call looks up the server of the home, so a `Client` stays valid when a new server replaces the
+old one. If FIREFLYER_SERVER names a server, all calls go to that server, with the token of
+FIREFLYER_TOKEN_FILE. A `Client` keeps no connection; several threads may use it.
 """
 
 import fcntl
@@ -67,11 +67,11 @@ class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
     next_offset: int
     end: bool
-    """True if the attempt is over and nothing follows."""
+    """True if the attempt is over and no byte follows."""
 
 
 class Client:
-    """A user of the server of one home.
+    """Client of the server of one home.
 
     Every method raises PeerLost if no server serves the home or the server goes away, and
     DeadlineExceeded if it does not answer. The server's own errors (TaskError, ConfigError, ...)
@@ -86,7 +86,7 @@ class Client:
     def __init__(self, home: Path | None = None) -> None:
         self.home = locate(home)
         self._remote = remote.from_environment() if home is None else None
-        """The server elsewhere; None: the home's server."""
+        """Server that the environment names; None: the home's server."""
 
     @classmethod
     def connect(
@@ -115,7 +115,7 @@ class Client:
                 client.nodes()
                 return client
         if not start and not client.home.served():
-            raise client._nobody()
+            raise client._no_server()
         client.home.create()
         with client.home.starting():
             if not client.home.served():
@@ -155,7 +155,7 @@ class Client:
             states: only tasks in one of these states.
             labels: only tasks with these labels; an empty value: with any value.
         """
-        chosen = _choice(live, user, states, labels)
+        chosen = _list_query(live, user, states, labels)
         return self._pages("/tasks", chosen, list[TaskView], PER_ANSWER)
 
     def task_lines(
@@ -168,13 +168,13 @@ class Client:
     ) -> list[TaskLine]:
         """Returns the tasks that `tasks` returns, without ranks, arguments and environment: much
         faster for thousands of tasks."""
-        chosen = _choice(live, user, states, labels)
+        chosen = _list_query(live, user, states, labels)
         return self._pages("/task-lines", chosen, list[TaskLine], LINES_PER_ANSWER)
 
     def _pages(
         self, path: str, query: dict[str, Any], kind: type[list[_Listed]], most: int
     ) -> list[_Listed]:
-        """Returns a list of tasks whose answers have at most `most` each."""
+        """Returns a list of tasks, fetched in pages of at most `most` tasks."""
         found: list[_Listed] = []
         more = True
         while more:
@@ -189,8 +189,7 @@ class Client:
         return self._view("POST", _path(id, "stop"))
 
     def suspend(self, id: str) -> TaskView:
-        """Asks the task's ranks to save and leave; the task keeps its place and waits for
-        `resume`."""
+        """Asks the task's ranks to save and exit; the suspended task waits for `resume`."""
         return self._view("POST", _path(id, "suspend"))
 
     def resume(self, id: str) -> TaskView:
@@ -198,38 +197,39 @@ class Client:
         return self._view("POST", _path(id, "resume"))
 
     def why(self, id: str) -> WhyView:
-        """Returns what a task waits for, and the earliest time at which it can start."""
+        """Returns the reason why a task waits, and the earliest time at which it can start."""
         data, _ = self._ask("GET", _path(id, "why"))
         return msgspec.json.decode(data, type=WhyView)
 
     def drain(
         self, node: str, reason: str, until: float | None = None, *, evict: bool = False
     ) -> None:
-        """Keeps new tasks off the node until `undrain`, or until a wall clock time. With `evict` the
-        tasks on the node save, leave, and continue elsewhere."""
+        """Drains a node, so that no new task starts there until `undrain` or until a wall clock
+        time. With `evict` the tasks on the node save, exit and continue on other nodes."""
         body = msgspec.json.encode(DrainRequest(reason=reason, until=until, evict=evict))
         self._ask("POST", f"/nodes/{quote(node, safe='')}/drain", body=body)
 
     def undrain(self, node: str) -> None:
-        """Makes the node available again."""
+        """Makes a drained node available again."""
         self._ask("POST", f"/nodes/{quote(node, safe='')}/undrain")
 
     def validate(self, node: str) -> None:
-        """Asks for a validation of a node as soon as it is idle."""
+        """Requests a validation of a node as soon as the node is idle."""
         self._ask("POST", f"/nodes/{quote(node, safe='')}/validate")
 
     def validations(self, node: str) -> list[Entry]:
-        """Returns the newest validations of a node, and the faults and returns between them."""
+        """Returns the newest entries of a node's validation journal: validations, faults, and
+        returns to service."""
         data, _ = self._ask("GET", f"/nodes/{quote(node, safe='')}/validations")
         return list(msgspec.json.decode(data, type=NodeHistory).entries)
 
     def windows(self) -> list[WindowView]:
-        """Returns maintenance windows and reservations that are not over, by when they begin."""
+        """Returns maintenance windows and reservations that are not over, sorted by begin."""
         data, _ = self._ask("GET", "/windows")
         return msgspec.json.decode(data, type=list[WindowView])
 
     def add_window(self, window: WindowView) -> WindowView:
-        """Takes nodes out for some time; returns the window with its id."""
+        """Adds a maintenance window or a reservation; returns the window with its id."""
         data, _ = self._ask("POST", "/windows", body=msgspec.json.encode(window))
         return msgspec.json.decode(data, type=WindowView)
 
@@ -238,8 +238,8 @@ class Client:
         self._ask("DELETE", f"/windows/{quote(id, safe='')}")
 
     def lease(self, id: str, asked: LeaseRequest) -> bool:
-        """Returns whether the part of the task that asks may go on; ranks call
-        `fireflyer.hai.lease`."""
+        """Requests the lease of an attempt for one partition of its ranks; returns whether the
+        lease was granted. Ranks call `fireflyer.hai.lease` instead."""
         data, _ = self._ask("POST", _path(id, "lease"), body=msgspec.json.encode(asked))
         return msgspec.json.decode(data, type=dict[str, bool])["granted"]
 
@@ -311,7 +311,7 @@ class Client:
             The task at the time of the return, which may already be in a later state.
 
         Raises:
-            TaskError: the task is over and can never be in any of them.
+            TaskError: the task is over and can never enter any of `states`.
             DeadlineExceeded: after `timeout_s`.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -371,8 +371,8 @@ class Client:
 
         Args:
             scope: "cluster", "node:n0", "user:ada", "task:t7" or "rank:t7/0".
-            seconds: length of time.
-            until: wall clock of its end; None: now.
+            seconds: length of the time span.
+            until: wall clock at the end of the time span; None: now.
         """
         query: dict[str, Any] = {"scope": scope, "seconds": seconds}
         if until is not None:
@@ -386,9 +386,9 @@ class Client:
         return msgspec.json.decode(data, type=list[NodeView])
 
     def dashboard_link(self) -> str:
-        """Returns the dashboard's address with a code that signs in one browser as this client's
-        user, once, within a minute. The link is a secret until then, because anyone with it can
-        sign in."""
+        """Returns a link to the dashboard with a code that signs in one browser as this client's
+        user. The code is valid for one minute and for one use. Until then the link is a secret:
+        anyone who has the link can sign in."""
         data, _ = self._ask("POST", "/sign-in-codes")
         code = msgspec.json.decode(data, type=SignInCode).code
         if self._remote is not None and self._remote.url:
@@ -400,7 +400,7 @@ class Client:
     def server(self) -> ServerFile:
         """Returns the server's process id and port."""
         if not self.home.served():
-            raise self._nobody()
+            raise self._no_server()
         return self.home.read_server()
 
     def shutdown(self, *, keep: bool = False) -> None:
@@ -416,7 +416,7 @@ class Client:
         try:
             process = os.pidfd_open(self.server().pid)
         except ProcessLookupError:
-            raise self._nobody() from None
+            raise self._no_server() from None
         try:
             self._ask("POST", "/shutdown", {"keep": int(keep)})
             select.select([process], [], [])
@@ -431,7 +431,7 @@ class Client:
         *,
         body: bytes | None = None,
     ) -> bytes:
-        """Returns the answer to a request that has no method of its own here."""
+        """Sends a request for which `Client` has no method; returns the body of the response."""
         return self._ask(method, path, query, body=body)[0]
 
     # -- one request -------------------------------------------------------------------------------
@@ -495,17 +495,17 @@ class Client:
             "start it again with `fireflyer up`"
         )
 
-    def _nobody(self) -> PeerLost:
+    def _no_server(self) -> PeerLost:
         return PeerLost(f"no server serves {self.home.path}; start one with `fireflyer up`")
 
 
-def _choice(
+def _list_query(
     live: bool,
     user: str | None,
     states: Collection[TaskState],
     labels: Mapping[str, str] | None,
 ) -> dict[str, Any]:
-    """Returns the query of a list of tasks."""
+    """Returns the query parameters for a list of tasks."""
     named = [f"{name}={value}" for name, value in (labels or {}).items()]
     query: dict[str, Any] = {"live": int(live), "state": list(states), "label": named}
     if user is not None:
@@ -577,7 +577,7 @@ def _start_server(home: Home, nodes: int | None) -> None:
         if answer:
             raise _error_of(answer, 500)
         raise PeerLost(f"the server died while it started; see {home.log}")
-    process.returncode = 0  # detached: it outlives this process, which never waits for it
+    process.returncode = 0  # detached: the server outlives this process, which never waits for it
 
 
 def _read_line(descriptor: int, timeout_s: float) -> bytes | None:

@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 
 class Administration:
-    """Operations of an admin; with a smaller scope: `whoami`, own tokens, own quotas.
+    """Administration of accounts. An admin may call all methods. A user with a smaller scope may
+    call `whoami`, `quotas` and the methods for tokens, each for that user's own data.
 
     Every method raises PermissionDenied if the token's scope is too small, and otherwise the errors
     of `Client`.
@@ -78,7 +79,7 @@ class Administration:
         return self._ask("GET", "/quotas", list[Quota])
 
     def set_quota(self, quota: Quota) -> Quota:
-        """Sets a quota; with neither gpus nor nodes removes it."""
+        """Sets a quota; a quota without gpus and nodes is removed."""
         return self._ask("POST", "/quotas", Quota, quota)
 
     def audit(self, after: int = 0) -> list[AuditEntry]:
@@ -93,5 +94,5 @@ class Administration:
 
 
 def _part(text: str) -> str:
-    """Quotes one part of a path; an empty part or dots would name another path."""
+    """Quotes one part of a path, so that an empty part or dots cannot name another path."""
     return quote(text, safe="").replace(".", "%2E") or "%00"

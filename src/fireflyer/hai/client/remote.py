@@ -1,4 +1,4 @@
-"""A server on another machine, as the environment names it.
+"""Server on another machine, as named by the environment.
 
 FIREFLYER_SERVER      https://HOST:PORT; http:// only for this machine: requests send a token
 FIREFLYER_TOKEN_FILE  file with the token; only its owner may be able to read or write it

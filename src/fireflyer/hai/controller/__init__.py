@@ -1,1 +1,1 @@
-"""The controller: the only writer of tasks, and what it consists of."""
+"""The controller, which is the only writer of tasks, and its parts."""

@@ -89,27 +89,27 @@ class Controller:
         self.workspaces = Workspaces(home, self._live_specs)
         self.dispatch = Dispatch(policy, Marks(store.database))
         self.dispatch.set_quotas(store.quotas())
-        self._look_at_nodes()
+        self._refresh_nodes()
         self._tasks: dict[str, Task] = {}
-        self.submissions = SubmissionQueue(store, self.workspaces, self.dispatch, self._taken)
+        self.submissions = SubmissionQueue(store, self.workspaces, self.dispatch, self._committed)
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._failed: asyncio.Future[None] | None = None
         self._news = asyncio.Event()
-        self._told = 0
+        self._changes = 0
         self.logs = Logs(home, store, self._writing)
         self.meters = Metrics()
         self.meters.gauges = self._gauges
         self._draining = False
         self._closing = False
         tables = (load(home.path), store, engine, self._tasks)
-        self.faults = FaultMonitor(*tables, self._directory, self._call, self._tell, self.drain)
+        self.faults = FaultMonitor(*tables, self._directory, self._call, self._notify, self.drain)
         where = (home.path, home.tasks)
         self.validation = ValidationMonitor(*where, self, self.dispatch.nodes, store.row)
         self.faults.suspected = self.validation.suspected
         samples = Samples(store.database)
         self.recorder = Recorder(self.dispatch.cluster, self._tasks, self._directory, samples)
         self.meters.latest = lambda: self.recorder.latest.get("cluster", {})
-        self._look_again: asyncio.TimerHandle | None = None
+        self._replan_timer: asyncio.TimerHandle | None = None
         self._views = Views(home, store, self._tasks, self.dispatch, self.faults.classifier)
         self.writing, self.lines = self._views.writing, self._views.lines
 
@@ -119,7 +119,7 @@ class Controller:
         """Recovers an earlier server's tasks, calls `ready`, serves until cancelled or failed."""
         self._failed = asyncio.get_running_loop().create_future()
         self.workspaces.store.open()
-        self._take_up()
+        self._recover_tasks()
         ready()
         reader = asyncio.create_task(self._read_engine())
         watcher = asyncio.create_task(self.faults.watch())
@@ -138,9 +138,9 @@ class Controller:
     async def close(self) -> None:
         """Wakes every waiting request and closes the engine; attempts keep running."""
         self._closing = True
-        if self._look_again is not None:
-            self._look_again.cancel()
-        self._tell()
+        if self._replan_timer is not None:
+            self._replan_timer.cancel()
+        self._notify()
         self.logs.end()
         for call in list(self._calls.values()):
             await asyncio.wait({call})
@@ -148,17 +148,18 @@ class Controller:
         self.logs.close()
 
     async def abandon(self) -> None:
-        """Ends all processes of all tasks without writing: the home is gone, or cannot be written."""
+        """Ends all processes of all tasks without writing to disk, because the home is gone or
+        cannot be written."""
         tasks = list(self._tasks)
         self._tasks.clear()  # events find no task from now on
         await asyncio.gather(*(self._engine.release(id, self._home.tasks / id) for id in tasks))
 
-    def _take_up(self) -> None:
+    def _recover_tasks(self) -> None:
         histories = self._store.of_live(RECALLED)
         for task, spec in self._store.load():
             if task.state not in TERMINAL:
                 self._tasks[task.id] = task
-                self.dispatch.take_up(task, spec, histories.get(task.id, []))
+                self.dispatch.recover(task, spec, histories.get(task.id, []))
             if task.placement:
                 gang = self._gang(task.id, task.attempt, task.placement, task.devices)
                 self._call(task.id, partial(self._engine.recover, gang))
@@ -199,7 +200,7 @@ class Controller:
         return self.faults.observed(found)
 
     async def submit(self, spec: TaskSpec) -> TaskView:
-        """Submits a task of no user, as `submissions` does."""
+        """Submits a task without a user; see `SubmissionQueue.submit`."""
         return self.submitted(await self.submissions.submit(spec, "", None))
 
     def submitted(self, row: Row) -> TaskView:
@@ -209,7 +210,7 @@ class Controller:
             return self.view(row.task)
         return self._views.task(row)
 
-    def _taken(self, tasks: Sequence[tuple[Fresh, Row]]) -> None:
+    def _committed(self, tasks: Sequence[tuple[Fresh, Row]]) -> None:
         for fresh, row in tasks:
             order = int(row.task[1:])
             task = msgspec.structs.replace(fresh.step.task, id=row.task, order=order)
@@ -217,7 +218,7 @@ class Controller:
             self.meters.step(task, fresh.step.notes, fresh.when.wall)
             self.dispatch.submit(task, fresh.spec)
         self._schedule()
-        self._tell()
+        self._notify()
 
     def request(self, name: str, what: lifecycle.Request) -> TaskView:
         """Stops, suspends or resumes a task.
@@ -235,7 +236,8 @@ class Controller:
         return self.view(name)
 
     def lease(self, name: str, asked: LeaseRequest) -> bool:
-        """Returns whether the asking partition may continue the attempt; a grant is on disk.
+        """Returns whether the requesting partition may continue the attempt; a granted lease is on
+        disk on return.
 
         Raises:
             TaskError: no such task.
@@ -247,7 +249,7 @@ class Controller:
         step = lifecycle.grant(task, asked)
         if step is None:
             _log.info(
-                "%s attempt %d: refused generation %d to %s, which come from %d",
+                "%s attempt %d: refused the lease of generation %d for %s, whose generation is %d",
                 *(name, asked.attempt, asked.lease.generation, asked.lease.members, asked.held),
             )
             return False
@@ -293,7 +295,8 @@ class Controller:
     async def events(
         self, after: int, name: str | None, wait_s: float, user: str | None = None
     ) -> list[Event]:
-        """Returns events above `after`, of one task or user if named; waits up to `wait_s`.
+        """Returns events with a seq above `after`, only of one task or user if given. Waits up to
+        `wait_s` for the first event.
 
         Raises:
             TaskError: no such task.
@@ -311,8 +314,8 @@ class Controller:
 
     async def news(self, known: int, wait_s: float) -> int:
         """Returns the number of changes so far; waits up to `wait_s` until it exceeds `known`."""
-        await self._wait(lambda: self._told > known or self._closing, wait_s)
-        return self._told
+        await self._wait(lambda: self._changes > known or self._closing, wait_s)
+        return self._changes
 
     async def log(
         self, name: str, rank: int, offset: int, attempt: int | None, wait_s: float
@@ -344,16 +347,16 @@ class Controller:
     # -- transitions -------------------------------------------------------------------------------
 
     def _apply(self, step: Step, when: Moment) -> None:
-        """Writes a step and applies its effects; then plans, because nodes may be free now."""
+        """Writes a step and applies its effects, then plans, because nodes may be free now."""
         before = self._tasks.get(step.task.id)
         self._commit(step, when)
         if before is not None:
             self.dispatch.follow(before, step.task)
         self._schedule()
-        self._tell()
+        self._notify()
 
     def _commit(self, step: Step, when: Moment) -> None:
-        """Writes a step and does all that follows from it but the update of the cluster."""
+        """Writes a step and applies its effects, except for the update of the planner's cluster."""
         self._store.write(step, when)
         task = step.task
         before = self._tasks.get(task.id)
@@ -388,16 +391,17 @@ class Controller:
                 self._commit(step, now())
                 self.dispatch.apply(action)
             wait_s = self.dispatch.wait_s()
-        if self._look_again is not None:
-            self._look_again.cancel()
-            self._look_again = None
+        if self._replan_timer is not None:
+            self._replan_timer.cancel()
+            self._replan_timer = None
         if wait_s is not None:
             later = min(wait_s, LONGEST_SLEEP_S)
-            self._look_again = asyncio.get_running_loop().call_later(later, self.replan)
+            self._replan_timer = asyncio.get_running_loop().call_later(later, self.replan)
 
     def drain(self, node: str, mark: Mark, *, evict: bool = False) -> None:
-        """Starts no new task on a node; the mark is on disk on return. Passes a drain without an
-        end to the engine, too. With `evict` the plan that follows preempts the tasks on the node.
+        """Drains a node, so that no new task starts there; the mark is on disk on return. A drain
+        without an end time is also passed to the engine. With `evict` the next plan preempts the
+        tasks on the node.
 
         Raises:
             TaskError: no such node.
@@ -427,14 +431,14 @@ class Controller:
         self.replan()
 
     async def undrain_engine(self, node: str) -> None:
-        """Makes the engine use a node again that the engine has drained.
+        """Makes the engine use a node that the engine had drained.
 
         Raises:
-            TaskError: the engine does not allow it.
+            TaskError: the engine does not allow the change.
         """
         if any(found.name == node and found.state == "drained" for found in self._engine.nodes()):
             await self._engine.undrain(node)
-            self._look_at_nodes()
+            self._refresh_nodes()
             self.replan()
 
     def read_quotas(self) -> None:
@@ -445,11 +449,11 @@ class Controller:
     def replan(self) -> None:
         """Plans again because nodes, windows, quotas or the time have changed."""
         self._schedule()
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Wakes all requests that wait for a change."""
-        self._told += 1
+        self._changes += 1
         self._news.set()
         self._news = asyncio.Event()
 
@@ -458,13 +462,13 @@ class Controller:
     async def _read_engine(self) -> None:
         async for event in self._engine.events():
             if isinstance(event, NodesChanged):
-                self._look_at_nodes()
+                self._refresh_nodes()
                 self._schedule()
-                self._tell()
+                self._notify()
             else:
                 self._observe(event)
 
-    def _look_at_nodes(self) -> None:
+    def _refresh_nodes(self) -> None:
         self.dispatch.set_nodes(self._engine.nodes())
 
     def _observe(self, event: EngineEvent) -> None:
@@ -472,7 +476,7 @@ class Controller:
         if task is None:
             return
         if isinstance(event, NodeObserved):
-            self.faults.heard(event)
+            self.faults.node_observed(event)
             return
         verdict = Verdict()
         notes: tuple[Note, ...] = ()
@@ -487,7 +491,7 @@ class Controller:
         act()
 
     def _call(self, name: str, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs an engine call after the earlier calls of the same task."""
+        """Queues an engine call behind the earlier calls of the same task."""
         before = self._calls.get(name)
 
         async def run() -> None:
@@ -498,9 +502,9 @@ class Controller:
 
         task = asyncio.create_task(run())
         self._calls[name] = task
-        task.add_done_callback(lambda done: self._called(name, done))
+        task.add_done_callback(lambda done: self._call_done(name, done))
 
-    def _called(self, name: str, done: asyncio.Task[None]) -> None:
+    def _call_done(self, name: str, done: asyncio.Task[None]) -> None:
         if self._calls.get(name) is done:
             del self._calls[name]
         error = None if done.cancelled() else done.exception()
@@ -541,7 +545,7 @@ class Controller:
         self._store.launched(action.task, action.attempt)
 
     async def _prepared(self, action: Launch, gang: Gang) -> bool:
-        """Prepares the attempt; returns False if the attempt must not start any more."""
+        """Prepares the attempt; returns False if the attempt must no longer start."""
         row = self._store.row(action.task)
 
         async def prepare() -> None:

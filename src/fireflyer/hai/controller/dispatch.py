@@ -1,9 +1,10 @@
 """Keeps the planner's cluster in step with the tasks: the adapter between `lifecycle.py` and
 `planner.py`.
 
-The controller passes each task's new value. `Dispatch` turns it into events of the cluster and
-requests plans. It persists node marks (drained, and why) and windows beyond the server's life.
-Times are wall-clock seconds; they stand still while the wall clock is set back.
+The controller passes each task's new value. `Dispatch` turns the value into events of the cluster
+and requests plans. Node marks (such as drained, with the reason) and windows are stored in the
+database, so they outlive the server. Times are wall-clock seconds that never decrease: if the wall
+clock is set back, they stand still.
 """
 
 import time
@@ -41,7 +42,8 @@ from fireflyer.hai.scheduling.usable import large_enough
 from fireflyer.units import format_mib
 
 RECALLED = ("submitted", "queued", "starting", "running", "suspending", "gang_ended")
-"""Kinds of events from which the costs and the service of a recovered task are restored."""
+"""Kinds of events from which the costs and the attained service of a recovered task are
+restored."""
 
 _FREE = {"ready": "free"}
 
@@ -111,7 +113,7 @@ class Dispatch:
             self.cluster.set_node(node)
 
     def mark(self, name: str, mark: Mark | None) -> None:
-        """Drains a node, suspects it, or removes its mark; the change is on disk on return.
+        """Marks a node as drained or suspect, or removes its mark; the change is on disk on return.
 
         Raises:
             NoSuchNode: no such node.
@@ -125,7 +127,8 @@ class Dispatch:
         self._set(name, mark)
 
     def unheld(self) -> str:
-        """Returns in words which limits of tasks are not held, and why; "" if all are."""
+        """Returns a text that says which limits of tasks are not enforced, and why; "" if all
+        are."""
         return next((node.unheld for node in self._engine.values() if node.unheld), "")
 
     def nodes(self) -> list[NodeView]:
@@ -194,7 +197,7 @@ class Dispatch:
     # -- quotas ------------------------------------------------------------------------------------
 
     def set_quotas(self, rows: Iterable[Limit]) -> None:
-        """Replaces all limits with these."""
+        """Replaces all limits with the limits of `rows`."""
         wanted = limits(rows)
         cluster = self.cluster
         for user, level, group in {**cluster.quotas, **wanted}:
@@ -216,7 +219,7 @@ class Dispatch:
 
     # -- tasks -------------------------------------------------------------------------------------
 
-    def take_up(self, task: Task, spec: TaskSpec, events: list[Event]) -> None:
+    def recover(self, task: Task, spec: TaskSpec, events: list[Event]) -> None:
         """Adopts an unfinished task of an earlier server, with its history."""
         if task.state in TERMINAL:
             return
@@ -313,8 +316,8 @@ class Dispatch:
         )  # fmt: skip
 
     def waits(self) -> Callable[[str], str]:
-        """Returns a function that explains in words why a queued task does not run yet; it holds
-        until the next event or plan."""
+        """Returns a function that explains as text why a queued task does not run yet. The function
+        is valid until the next event or plan."""
         texts = why.Texts(self.cluster, self.now())
 
         def reason(task: str) -> str:
@@ -328,7 +331,7 @@ class Dispatch:
         """Rejects a task that the nodes can never hold or the user's quota never allows.
 
         Raises:
-            TaskError: the task requests more than that.
+            TaskError: the task requests more than the nodes or the quota allow.
         """
         count = len(self._engine)
         if spec.nodes > count:
@@ -356,14 +359,14 @@ class Dispatch:
             raise TaskError(f"{why.behind_quota(self.cluster, job)}; ask for less")
 
     def _most_memory(self, spec: TaskSpec) -> str:
-        """Names the most memory that a node has, for a task that asks for more."""
+        """Returns a hint with the largest memory of a node, for a task that asks for more."""
         sizes = [node.memory_mib for node in self.cluster.nodes.values()]
-        if not all(sizes) or spec.memory_mib <= max(sizes):  # 0: the memory is not known
+        if not all(sizes) or spec.memory_mib <= max(sizes):  # 0: not known
             return ""
         return f". Its nodes have at most {format_mib(max(sizes))} of memory"
 
     def _known_types(self, spec: TaskSpec) -> str:
-        """Names the types that the server has, for a task that asks for another one."""
+        """Returns a hint with the GPU types of the nodes, for a task that asks for another type."""
         known = {node.gpu_type for node in self.cluster.nodes.values() if node.gpu_type}
         if not spec.gpu_type or any(matches(spec.gpu_type, kind) for kind in known):
             return ""

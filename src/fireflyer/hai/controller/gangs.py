@@ -13,8 +13,7 @@ def gang_of(
     row: Row, secret: str, paths: Paths, directory: Path, nodes: tuple[str, ...],
     devices: tuple[tuple[int, ...], ...],
 ) -> Gang:  # fmt: skip
-    """Returns the gang of the attempt whose folder is given; the folder's name is the attempt's
-    number."""
+    """Returns the gang of the attempt in `directory`; the folder's name is the attempt's number."""
     spec = row.spec
     inherited = {k: v for k, v in os.environ.items() if k not in RESERVED}
     return Gang(

@@ -21,8 +21,8 @@ class Growing:
 
     def __init__(self) -> None:
         self.times = 0
-        """Number of growth notifications. Data read from the file stays current while this is
-        unchanged."""
+        """Number of growth notifications. Data read from the file stays current until the number
+        changes."""
         self.watchers = 0
         self._news = asyncio.Event()
 
@@ -88,7 +88,7 @@ class DirectoryWatch:
             growing.grown()
 
     def wake_all(self) -> None:
-        """Wakes all waiters, as if every file had grown, for news that is not in the files."""
+        """Wakes all waiters, as if every file had grown, after a change outside the files."""
         for files in self._files.values():
             for growing in files.values():
                 growing.grown()

@@ -57,15 +57,15 @@ class LogQuota:
         return sum(trim(path, TIGHT_BYTES) for path in self._folder.glob("*/*/*.log"))
 
     def look(self, attempts: Iterable[Path]) -> int:
-        """Cuts the logs of these attempts, and once more the logs of attempts that have ended
-        since. Returns the bytes freed."""
+        """Cuts the logs of these attempts, and once more the logs of attempts that have ended since
+        the last call. Returns the bytes freed."""
         grow = set(attempts)
         limit = min(self._limit, TIGHT_BYTES) if nearly_full(self._folder) else self._limit
-        given = 0
+        freed = 0
         for attempt in grow | self._grew:
-            given += sum(trim(path, limit) for path in attempt.glob("*.log"))
+            freed += sum(trim(path, limit) for path in attempt.glob("*.log"))
         self._grew = grow
-        return given
+        return freed
 
     async def keep(self, attempts: Callable[[], list[Path]]) -> None:
         """Calls `look` every LOOK_S seconds until cancelled.
@@ -74,9 +74,9 @@ class LogQuota:
             attempts: returns the folders of attempts whose ranks may write.
         """
         while True:
-            given = await asyncio.to_thread(self.look, attempts())
-            if given:
-                _log.info("freed %d MiB from the middle of long logs", given >> 20)
+            freed = await asyncio.to_thread(self.look, attempts())
+            if freed:
+                _log.info("freed %d MiB from the middle of long logs", freed >> 20)
             await asyncio.sleep(LOOK_S)
 
 
@@ -89,7 +89,8 @@ def nearly_full(folder: Path) -> bool:
 
 def trim(path: Path, limit: int) -> int:
     """Frees the middle of a log that takes more than `limit` bytes; the rest takes at most `limit`.
-    Returns the bytes freed: 0 also if the file is gone or its file system has no holes."""
+    Returns the bytes freed: 0 also if the file is gone or its file system does not support
+    holes."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -133,7 +134,7 @@ def read_at(path: Path, offset: int, most: int) -> tuple[int, bytes]:
             begin, end = _piece(descriptor, offset)
             data = os.pread(descriptor, min(most, end - begin), begin)
             after, still = _piece(descriptor, offset)
-            if after == begin and still >= begin + len(data):  # else a hole was made meanwhile
+            if after == begin and still >= begin + len(data):  # else another thread punched a hole
                 return begin, data
     finally:
         os.close(descriptor)
@@ -153,4 +154,4 @@ def _piece(descriptor: int, offset: int) -> tuple[int, int]:
 
 def gap(length: int) -> bytes:
     """Returns the text shown in place of a hole."""
-    return b"\n[%d bytes of this log were given up to save room]\n" % length
+    return b"\n[%d bytes of this log were deleted to free disk space]\n" % length

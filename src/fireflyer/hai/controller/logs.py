@@ -18,14 +18,14 @@ from fireflyer.hai.home import Home
 from fireflyer.hai.lifecycle import count
 
 MAX_WAIT_S = 60.0
-"""Maximum seconds that one request waits for news."""
+"""Maximum seconds that one request waits for new data."""
 
 BYTES_PER_ANSWER = 1 << 20
 BYTES_PER_MESSAGE = 1 << 16
 """Maximum bytes of a log in one message of a stream."""
 
 IDLE_S = 15.0
-"""Interval in seconds of keep-alive messages on a stream without news."""
+"""Interval in seconds of keep-alive messages on a stream without new data."""
 
 
 class LogPiece(msgspec.Struct, frozen=True):
@@ -36,20 +36,21 @@ class LogPiece(msgspec.Struct, frozen=True):
     next: int
     """Offset to continue from."""
     end: bool
-    """True if the attempt is over and nothing follows."""
+    """True if the attempt is over and no byte follows."""
 
 
 READINGS = 8
-"""Maximum number of cached readings of a log before its cache is dropped."""
+"""Maximum number of cached reads of a log before its cache is dropped."""
 
 
 class _Readings:
-    """Readings of a followed log since its last growth."""
+    """Cached reads of a followed log since its last growth."""
 
     def __init__(self, times: int) -> None:
         self.times = times
         self.found: dict[tuple[int, bool], tuple[str, int]] = {}
-        """Whole characters and their length in bytes, by offset and whether no byte follows."""
+        """Decoded text and its length in bytes. The key is the offset and whether the text ends the
+        log."""
 
 
 class LogFile(msgspec.Struct, frozen=True):
@@ -65,7 +66,7 @@ class Logs:
 
     Args:
         home: home of the tasks.
-        store: knows the tasks.
+        store: store of the tasks.
         writing: returns whether processes of a task's attempt may still write.
     """
 
@@ -119,10 +120,9 @@ class Logs:
                         await growing.wait(seen)
 
     async def follow(self, file: LogFile, offset: int) -> AsyncIterator[tuple[str, int] | None]:
-        """Yields text from `offset` in whole characters, each piece with the offset after it.
-
-        Ends when the attempt is over or the server shuts down. Yields None after every IDLE_S
-        without news. Invalid UTF-8 becomes U+FFFD.
+        """Yields text from `offset` in complete characters, each piece with the offset after the
+        piece. Ends when the attempt is over or the server shuts down. Yields None after every
+        IDLE_S without new text. Invalid UTF-8 becomes U+FFFD.
         """
         file.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._watch.watching(file.path) as growing, self._following():
@@ -143,10 +143,10 @@ class Logs:
                     await growing.wait(seen)
 
     def _text_at(self, growing: Growing, path: Path, offset: int, *, last: bool) -> tuple[str, int]:
-        """Returns whole characters from `offset` and their length in bytes. Most followers of a log
-        read at its end and wake together. The first one reads and decodes, the others reuse its
-        reading until the log grows. Bytes written meanwhile are announced by a later event, so no
-        follower misses them."""
+        """Returns complete characters from `offset` and their length in bytes. Most followers of a
+        log read at its end and wake together. The first follower reads and decodes; the others
+        reuse the cached text until the log grows. A later event announces bytes that are written
+        meanwhile, so no follower misses them."""
         readings = self._readings.get(growing)
         if readings is None or readings.times != growing.times or len(readings.found) > READINGS:
             readings = self._readings[growing] = _Readings(growing.times)
@@ -183,7 +183,7 @@ class Logs:
         self._watch.wake(self._home.tasks / name / str(attempt))
 
     def wake_all(self) -> None:
-        """Wakes all followers: writes of other machines cause no event in this kernel."""
+        """Wakes all followers, because writes by other machines cause no event in this kernel."""
         self._watch.wake_all()
 
     def end(self) -> None:
@@ -196,7 +196,7 @@ class Logs:
 
 
 def _whole(data: bytes, *, last: bool) -> tuple[str, int]:
-    """Decodes whole characters; returns the text and its length in bytes. `last`: no byte
+    """Decodes complete characters; returns the text and its length in bytes. `last`: no byte
     follows."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(data, final=last and len(data) < BYTES_PER_MESSAGE)

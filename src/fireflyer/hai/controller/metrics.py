@@ -22,16 +22,16 @@ _REQUESTS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 USED = (
     ("units_held", "held", "GPUs that tasks hold (a node without GPUs counts 1)"),
-    ("units_usable", "capacity", "GPUs of nodes that may be used (likewise)"),
-    ("working_ratio", "useful", "Share of what tasks hold that belongs to running tasks"),
+    ("units_usable", "capacity", "GPUs of usable nodes (a node without GPUs counts 1)"),
+    ("working_ratio", "useful", "Share of the held GPUs that running tasks hold"),
     ("cpu_cores_used", "cpu", "CPU cores that ranks used in the last minute"),
     ("memory_bytes", "memory", "Resident memory of ranks, mean of the last minute"),
     ("read_bytes_per_second", "read", "Bytes that ranks read from storage"),
     ("written_bytes_per_second", "written", "Bytes that ranks wrote to storage"),
-    ("gpu_load_ratio", "gpu", "Load of the GPUs that tasks hold, where it is sampled"),
-    ("gpu_memory_bytes", "gpu_memory", "Memory used on these GPUs"),
+    ("gpu_load_ratio", "gpu", "Load of the GPUs that tasks hold, where the load is sampled"),
+    ("gpu_memory_bytes", "gpu_memory", "Memory used on the GPUs that tasks hold"),
 )
-"""Gauges of the last minute: name, metric of a series, text."""
+"""Gauges of the last minute: name, metric of a series, help text."""
 
 
 class Gauges:
@@ -53,14 +53,23 @@ class Metrics:
         self._registry = CollectorRegistry()
         put: Any = {"registry": self._registry, "namespace": "fireflyer", "subsystem": "hai"}
         self._notes = Counter("events", "Events written", ["kind"], **put)
-        self._wait_s = Histogram("wait_seconds", "Queued to starting", buckets=_WAITS, **put)
+        self._wait_s = Histogram(
+            "wait_seconds", "Time from queued to starting", buckets=_WAITS, **put
+        )
         self._suspend_s = Histogram(
-            "suspend_seconds", "Request to nodes free", buckets=_SUSPENDS, **put
+            "suspend_seconds",
+            "Time from the suspend request until the nodes are free",
+            buckets=_SUSPENDS,
+            **put,
         )
         self._restarts = Counter("restarts", "Attempts started again", ["cause"], **put)
         self.plan_s = Histogram("plan_seconds", "Time of one plan", buckets=_PLANS, **put)
         self.request_s = Histogram(
-            "request_seconds", "Answers that end", ["route", "status"], buckets=_REQUESTS, **put
+            "request_seconds",
+            "Time to the start of a response",
+            ["route", "status"],
+            buckets=_REQUESTS,
+            **put,
         )
         self.followers = {"log": 0, "events": 0, "changes": 0}
         """Open streams by kind."""
@@ -112,7 +121,7 @@ class _Now(Collector):
         gauges = self._meters.gauges()
         nodes = gauges.nodes
         families: list[tuple[str, str, str, dict[str, int]]] = [
-            ("queue_length", "Tasks that wait", "priority", gauges.queued),
+            ("queue_length", "Queued tasks", "priority", gauges.queued),
             ("tasks", "Tasks that are not over", "state", gauges.tasks),
             ("nodes", "Nodes", "state", nodes),
             ("followers", "Open streams", "kind", self._meters.followers),
@@ -129,5 +138,5 @@ class _Now(Collector):
         there = nodes.get("busy", 0) + nodes.get("free", 0)
         share = nodes.get("busy", 0) / there if there else 0.0
         yield GaugeMetricFamily(
-            "fireflyer_hai_occupancy", "Usable nodes that hold a task", value=share
+            "fireflyer_hai_occupancy", "Share of the usable nodes that hold a task", value=share
         )

@@ -1,9 +1,9 @@
 """Validation tasks: each waits for one node, outside the queue.
 
-Such a task starts when its node is idle: a drained node at once, any other node only while no job
-is queued, so that it never takes a place for which another task waits. It neither reserves a node
-nor makes other tasks leave. While it runs it counts as any other task of low priority, and makes
-room like one.
+A validation task starts when its node is idle. On a node that is not drained it also waits until no
+job is queued, so that it takes no node from a queued task. A validation task neither reserves a
+node nor preempts other tasks. While it runs, it can be preempted like any other task of low
+priority.
 """
 
 from fireflyer.hai.lifecycle import Launch
@@ -20,7 +20,7 @@ class PinnedJobs:
         self._waiting: dict[str, Job] = {}
 
     def add(self, job: Job, node: str, now: float) -> None:
-        """Adds a job that waits for a node, or, as recovered, already holds it."""
+        """Adds a job that waits for a node, or a recovered job that already holds the node."""
         self.nodes[job.id] = node
         job.level = job.priority
         if job.phase == "queued":
@@ -29,11 +29,11 @@ class PinnedJobs:
         self._cluster.adopt(job, now)
 
     def wait(self, task: str) -> None:
-        """Makes a job wait again: its attempt ended without an end of the task."""
+        """Makes a job wait again after an attempt that did not end its task."""
         self._waiting[task] = self._cluster.jobs[task]
 
     def pause(self, task: str) -> None:
-        """Makes a job wait no more: it was suspended."""
+        """Removes a suspended job from the waiting jobs."""
         self._waiting.pop(task, None)
 
     def forget(self, task: str) -> None:

@@ -1,7 +1,8 @@
 """Records once a minute what tasks, nodes, users and the cluster use; for charts and metrics.
 
 The figures come from the queue (what is held), from the supervisors' files (`sampling/usage.py`)
-and from the heartbeats of ranks. Nothing depends on them: a figure that is missing is left out.
+and from the heartbeats of ranks. No decision depends on the figures, so a missing figure is left
+out.
 """
 
 import asyncio
@@ -26,7 +27,8 @@ RANKS = 64
 """Maximum number of a task's ranks that have a series of their own."""
 
 SUMS = ("cpu", "memory", "read", "written", "gpu_memory")
-"""Metrics of a task that add up over its nodes, and of a user or the cluster over its tasks."""
+"""Metrics that are summed: over a task's nodes, over a user's tasks and over the cluster's
+tasks."""
 
 _log = get_logger("hai")
 
@@ -34,7 +36,7 @@ Values = dict[str, float]
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """Files of one attempt, as read at one moment."""
+    """Content of the files of one attempt at one moment."""
 
     usage: dict[str, Usage]
     """Totals by node."""
@@ -68,7 +70,7 @@ class Recorder:
         """Values of the last minute, by scope."""
 
     async def watch(self) -> None:
-        """Records at each full minute, for ever."""
+        """Records at each full minute until cancelled."""
         while True:
             now = time.time()
             await asyncio.sleep(LEVELS[0] - now % LEVELS[0])
@@ -97,7 +99,7 @@ class Recorder:
         self._samples.add(math.ceil(now / LEVELS[0]) * LEVELS[0] - LEVELS[0], points)
 
     def _held(self) -> dict[str, Values]:
-        """Returns what the cluster, its nodes and its users hold."""
+        """Returns the capacity that the cluster, its nodes and its users hold."""
         cluster = self._cluster
         found: dict[str, Values] = defaultdict(dict)
         whole = found["cluster"]
@@ -133,7 +135,7 @@ class Recorder:
     def _add_task(
         self, found: dict[str, Values], task: str, seen: Seen, before: Seen | None, passed: float
     ) -> None:
-        """Adds what an attempt has used since it was last read."""
+        """Adds the use of the hardware by an attempt since its last read."""
         job = self._cluster.jobs.get(task)
         if job is None or f"task:{task}" not in found:
             return
@@ -175,10 +177,10 @@ def read_attempt(directory: Path, task: Task) -> Seen:
 
 
 def between(usage: Usage, before: Usage | None) -> tuple[Values, dict[int, Values], float | None]:
-    """Returns what a part of an attempt used between two reads: in all, by rank, and the load of its
-    GPUs (None: not sampled)."""
+    """Returns the use of a node by an attempt between two reads: the totals, the use by rank, and
+    the load of the GPUs (None: not sampled)."""
     if before is not None and (before.samples > usage.samples or before.seconds > usage.seconds):
-        before = None  # another supervisor has begun anew
+        before = None  # a new supervisor counts from zero
     seconds = usage.seconds - (before.seconds if before is not None else 0.0)
     samples = usage.samples - (before.samples if before is not None else 0)
     known = {} if before is None else {rank.rank: rank for rank in before.ranks}
@@ -233,7 +235,7 @@ def progress(
 
 
 def add(values: Values, more: Values) -> None:
-    """Adds the metrics that add up."""
+    """Adds the metrics of SUMS in `more` to `values`."""
     for name in SUMS:
         if name in more:
             values[name] = values.get(name, 0.0) + more[name]

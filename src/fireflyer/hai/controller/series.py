@@ -36,8 +36,9 @@ def check_scope(controller: Controller, scope: str, who: Identity) -> None:
 
 
 def select(samples: Samples, scope: str, seconds: float, until: float) -> SeriesView:
-    """Returns the series of a scope over the last `seconds` before `until`, from the finest level
-    fit for such a time that still has points of it; without any, from the finest one."""
+    """Returns the series of a scope over the last `seconds` before `until`. Uses the finest
+    suitable level that still has points of that time. If no level has points, uses the finest
+    suitable level."""
     fit = [level for level in LEVELS if level >= choose_level(seconds)]
     for level in (*fit, fit[0]):
         begin, points = samples.read(scope, level, until - seconds, until)
@@ -53,7 +54,8 @@ def select(samples: Samples, scope: str, seconds: float, until: float) -> Series
 
 
 def _complete(samples: Samples, scope: str, level: int, begin: int, points: list[Point]) -> None:
-    """Fills the newest two intervals, which may not have ended, from the minutes so far."""
+    """Fills the newest two intervals, which may not have ended, with the means of their minutes so
+    far."""
     for at in range(max(0, len(points) - 2), len(points)):
         if level > LEVELS[0] and points[at] is EMPTY:
             since = begin + at * level

@@ -4,7 +4,7 @@ Tasks that arrive while the loop is busy with earlier ones share one transaction
 one plan. Each request is answered after its commit.
 
     submit      queues the task, with a future
-    write       once a turn of the loop: checks, one transaction, `taken`, the answers
+    write       once a turn of the loop: checks, one transaction, `committed`, the answers
 
 Check and transaction are one step of the loop, so nothing that was checked changes in between. If a
 transaction fails, none of its tasks is accepted: each request gets the error, and memory stays as
@@ -32,7 +32,7 @@ Line = dict[str, Any]
 """Row of the audit log without its object."""
 
 GROUP = 256
-"""Maximum number of tasks in one transaction, so that the loop gets to other work."""
+"""Maximum number of tasks in one transaction; a larger one would delay the loop's other work."""
 
 
 class _Arrival(msgspec.Struct):
@@ -47,9 +47,9 @@ class SubmissionQueue:
 
     Args:
         store: store that the tasks are written to.
-        workspaces: checks that a task's workspace and environment are here.
+        workspaces: checks that a task's workspace and environment are stored.
         dispatch: checks what the nodes and the user's quota can hold.
-        taken: called with the tasks of one transaction once they are on disk.
+        committed: called with the tasks of one transaction once they are on disk.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class SubmissionQueue:
         store: Store,
         workspaces: Workspaces,
         dispatch: Dispatch,
-        taken: Callable[[Sequence[tuple[Fresh, Row]]], None],
+        committed: Callable[[Sequence[tuple[Fresh, Row]]], None],
     ) -> None:
         self._store = store
         self._workspaces = workspaces
         self._dispatch = dispatch
-        self._taken = taken
+        self._committed = committed
         self._arrived: list[_Arrival] = []
         self.closed = False
         """True if every task is rejected because the server is shutting down."""
@@ -72,8 +72,8 @@ class SubmissionQueue:
 
         Raises:
             ConfigError: a field of the spec is invalid.
-            TaskError: the task requests more than there is or the user's quota ever allows, or the
-                server is shutting down.
+            TaskError: the task requests more than the nodes or the user's quota can ever provide,
+                or the server is shutting down.
             NoSpace: the disk is nearly full.
             StorageError: the task cannot be written.
         """
@@ -98,7 +98,7 @@ class SubmissionQueue:
             return
         try:
             rows = self._store.add([fresh for _, fresh in admitted])
-            self._taken([(fresh, row) for (_, fresh), row in zip(admitted, rows, strict=True)])
+            self._committed([(fresh, row) for (_, fresh), row in zip(admitted, rows, strict=True)])
         except Exception as error:  # noqa: BLE001  # each request gets every error
             for arrival, _ in admitted:
                 _refuse(arrival, error)

@@ -36,7 +36,7 @@ class Views:
         store: tasks on disk.
         tasks: the controller's live tasks; the controller keeps them current.
         dispatch: explains what queued tasks wait for.
-        classifier: knows the last step of each rank.
+        classifier: tells the last step of each rank.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ def _accepted(
     labels: Callable[[Listed], Mapping[str, str]],
     limit: int,
 ) -> list[Listed]:
-    """Returns at most `limit` tasks after `after` that the query and the listing's labels choose."""
+    """Returns at most `limit` tasks after `after` that match the query and the listing's labels."""
     found: list[Listed] = []
     more = True
     while more and len(found) < limit:
@@ -181,8 +181,8 @@ def _accepted(
 
 
 def limits_in_words(spec: TaskSpec, unheld: str) -> str:
-    """Returns the limits of a task in words; "" if it has none. `unheld`: the limits that are not
-    held, and why."""
+    """Returns the limits of a task as text; "" if the task has no limits. `unheld`: text about the
+    limits that are not enforced."""
     asked = [format_mib(spec.memory_mib)] if spec.memory_mib else []
     asked += [f"{spec.cpus} core{'s' if spec.cpus > 1 else ''}"] if spec.cpus else []
     if not asked:

@@ -49,11 +49,11 @@ def build(
     app.add_exception_handler(errors.FireflyerError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
-    looks = PageQueries(controller, store)
+    queries = PageQueries(controller, store)
     refusals = RefusalLog(trail, accounts)
     _sign_in_routes(app, accounts, sessions, trail, refusals, throttle)
     _static_routes(app)
-    page_routes(app, looks, accounts, store, trail)
+    page_routes(app, queries, accounts, store, trail)
     acting_routes(app, controller, trail, refusals)
     live_routes(app, controller, sessions, trail)
     app.add_middleware(Timed, meters=controller.meters)
@@ -114,7 +114,7 @@ def _identify(text: str, request: Request, accounts: Accounts, sessions: Session
     address = request.client.host if request.client is not None else ""
     if text.startswith("hai_"):
         return accounts.identify(text, address)
-    who = sessions.redeem(text, request.state.auth.lets_in)
+    who = sessions.redeem(text, request.state.auth.admits)
     if who is None:
         raise Unauthenticated(
             "invalid token or code: a code works once, within a minute; the code of the home's own user "

@@ -36,9 +36,9 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Headers of every response; a route may set a policy of its own. Not `no-referrer`: with it
-browsers send `Origin: null` with a form, and the check of a form's origin would have nothing to
-compare."""
+"""Headers of every response; a route may set a policy of its own. The referrer policy is not
+`no-referrer`, because browsers would then send `Origin: null` with a form, and the check of the
+form's origin would fail."""
 
 _NEXT = re.compile(
     rf"{ROOT}(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*(?:\?[A-Za-z0-9._~*%&=-]*)?", re.ASCII
@@ -46,18 +46,18 @@ _NEXT = re.compile(
 
 
 _AGAIN = '<!doctype html><title>Fireflyer</title><meta http-equiv="refresh" content="0;url={0}">\n'
-"""Page for a link from another site: the browser withholds the cookie until a page of this server
-asks."""
+"""Page for a link from another site. The browser withholds the cookie until a page of this server
+sends the request."""
 
 
 class AuthMiddleware:
     """Routes requests under /dashboard to the pages, all others to the API.
 
     Args:
-        api: the API behind its gate.
+        api: the API with its authentication.
         pages: the pages; `request.state` has `who`, `csrf`, `secret` of the session, and `auth`.
         sessions: sessions of this server.
-        home: True to admit the home's own user: on loopback.
+        home: True on a loopback listener, which also admits the home's own user.
         secure: True if browsers connect with TLS.
     """
 
@@ -105,7 +105,7 @@ class AuthMiddleware:
 
     # -- what the pages ask for --------------------------------------------------------------------
 
-    def lets_in(self, token: str) -> bool:
+    def admits(self, token: str) -> bool:
         """Returns whether this listener admits a session of this token."""
         return self._home or token != HOME_TOKEN
 
@@ -148,8 +148,8 @@ def _headed(send: Send) -> Send:
 
 
 def _port(scope: Scope) -> str:
-    """Returns a suffix of the cookie's name. Cookies ignore ports: without it, two servers of a
-    machine would take each other's."""
+    """Returns a suffix of the cookie's name. Browsers ignore ports when they send cookies, so
+    without the suffix two servers of a machine would receive each other's cookies."""
     server = scope.get("server")
     return f"-{server[1]}" if server and server[1] else ""
 

@@ -6,9 +6,9 @@ from fireflyer.hai.model import Event
 from fireflyer.hai.model.validations import Ended, Entry, Returned, Started, Suspected
 
 
-def told(event: Event) -> list[str | float]:
+def event_pieces(event: Event) -> list[str | float]:
     """Returns the pieces of one line, in order: text, and moments (wall clock), which a page
-    converts to its reader's time zone. Empty if the event's kind says all."""
+    converts to its reader's time zone. Empty if the event's kind needs no further text."""
     detail = event.detail
     match event.kind:
         case "progress":
@@ -38,7 +38,7 @@ def told(event: Event) -> list[str | float]:
     return _line("", detail.get("reason"))
 
 
-def happened(entry: Entry) -> str:
+def entry_text(entry: Entry) -> str:
     """Returns one line about an entry of the journal of validations."""
     match entry:
         case Suspected():
@@ -58,7 +58,7 @@ def happened(entry: Entry) -> str:
 
 
 def _progress(detail: dict[str, Any]) -> list[str | float]:
-    """Formats progress. A step of -1 or a save at 0 means that there is none."""
+    """Formats progress. A step of -1 means no step; a save time of 0 means no save."""
     step, saved_step = detail.get("step", -1), detail.get("saved_step", -1)
     found: list[str | float] = [
         "first heartbeat ", float(detail["first"]), ", last ", float(detail.get("last", 0.0)),

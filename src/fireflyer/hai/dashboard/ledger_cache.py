@@ -34,7 +34,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     users: dict[str, Account]
     """Account of each user's tasks; the largest first."""
     made: float
-    """Wall clock when the sums were made."""
+    """Wall clock at which the sums were computed."""
 
 
 class LedgerCache:
@@ -81,7 +81,7 @@ class LedgerCache:
             begin = time.time() - LONGEST_S
             first = self._browsing.first_since(begin)
             for number in self._browsing.live(begin):
-                self._take_up(number, first - 1)
+                self._read_earlier(number, first - 1)
                 await asyncio.sleep(0)
             self._seq = first - 1
         while True:
@@ -99,7 +99,7 @@ class LedgerCache:
             self._seq = last
             await asyncio.sleep(0)
 
-    def _take_up(self, number: int, until: int) -> None:
+    def _read_earlier(self, number: int, until: int) -> None:
         """Reads the earlier history of an unfinished task that is older than the window."""
         self._readers[f"t{number}"] = self._earlier(f"t{number}", until)
         self._learn({f"t{number}"})
@@ -122,7 +122,7 @@ class LedgerCache:
             self._users[task] = line.user
 
     def _forget(self, wall: float) -> None:
-        """Forgets tasks that were over before this moment."""
+        """Drops tasks that were over before this moment."""
         for task, reader in list(self._readers.items()):
             if reader.over and (not reader.segments or reader.segments[-1].end < wall * 1e6):
                 del self._readers[task], self._shapes[task], self._users[task]

@@ -1,5 +1,4 @@
-"""Queries of the pages, to the controller and the database. A user sees own tasks; another's is
-`*`.
+"""Queries of the pages to the controller and the database. Another user's task appears as `*`.
 
 All queries run on the server's loop. Results that grow with the cluster are counted, paged, or read
 in pieces, between which the loop serves other requests.
@@ -40,7 +39,7 @@ USE_WINDOWS = {
 
 PER_PAGE = 50
 QUEUED_PER_PAGE = 25
-"""Entries of the queue on a page. Each is explained, which examines every node."""
+"""Entries of the queue on a page. The explanation of each entry examines every node."""
 
 NODES_PER_PAGE = 100
 RANKS = 64
@@ -56,7 +55,7 @@ _PRIORITIES = {level: name for name, level in PRIORITIES.items()}
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """Place in the queue."""
+    """Entry of the queue."""
 
     place: int
     task: str
@@ -120,7 +119,7 @@ class PageQueries:
         self._controller = controller
         self._cluster = controller.dispatch.cluster
         self._browsing = HistoryQueries(store.database)
-        self._books = LedgerCache(self._browsing)
+        self._ledger_cache = LedgerCache(self._browsing)
         self._health: tuple[int, Health] | None = None
         self._samples = Samples(store.database)
 
@@ -160,7 +159,7 @@ class PageQueries:
         self, scope: str, window: str, who: Identity, only: Sequence[str] = ()
     ) -> list[use_charts.Drawn]:
         """Returns the charts of a scope ("cluster", "node:n0", "user:ada", "task:t7", "rank:t7/0")
-        over a key of USE_WINDOWS; with titles in `only` these alone.
+        over a key of USE_WINDOWS. If `only` has titles, returns only those charts.
 
         Raises:
             ConfigError: the text is not a scope, or names another user.
@@ -186,11 +185,12 @@ class PageQueries:
     async def ledger(self, window: str) -> Ledger | None:
         """Returns the ledger of a key of WINDOWS; None while the history is being read."""
         gpus = {node.name: node.gpus for node in self._cluster.nodes.values()}
-        return await self._books.ledger(WINDOWS[window], gpus)
+        return await self._ledger_cache.ledger(WINDOWS[window], gpus)
 
     def faults(self, who: Identity, limit: int, node: str | None = None) -> list[Fault]:
-        """Returns the newest observations, newest first: of the reader's tasks; for an operator, of
-        all tasks. With a node: only its observations, including passed checks."""
+        """Returns the newest observations, newest first: of all tasks for an operator, else of the
+        user's own tasks. If a node is given, returns only its observations, including passed
+        checks."""
         found: list[Fault] = []
         action = ""
         most = 10 * limit if node is None else 1000
@@ -218,7 +218,8 @@ class PageQueries:
         return list(self._cluster.nodes)
 
     async def health(self) -> Health:
-        """Returns the newest results of all nodes, judged in a thread; kept until the next one."""
+        """Returns the evaluation of the newest results of all nodes. A thread computes the
+        evaluation, which is cached until the next result."""
         monitor = self._controller.validation
         if self._health is None or self._health[0] != monitor.entries:
             entries = monitor.entries
@@ -262,7 +263,8 @@ class PageQueries:
         return self._browsing.page(states=states, user=wanted, before=before, limit=limit)
 
     async def queue(self, who: Identity, first: int, limit: int) -> tuple[list[Waiting], int]:
-        """Returns places of the queue from `first` (0: the head), and the number of all places."""
+        """Returns entries of the queue from `first` (0: the head), and the number of all
+        entries."""
         jobs = self._cluster.in_order()
         shown = jobs[first : first + limit]
         mine = [job.id for job in shown if who.only in (None, job.user)]

@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from fireflyer.charts.axes import number
 from fireflyer.charts.page import environment, style_sheet
 from fireflyer.hai.dashboard import text_filters
-from fireflyer.hai.dashboard.event_text import happened, told
+from fireflyer.hai.dashboard.event_text import entry_text, event_pieces
 from fireflyer.hai.model.identity import Identity
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def templates() -> "Environment":
     made = environment(PACKAGE)
     for call in (
         text_filters.short, text_filters.span, text_filters.ago, text_filters.stamp,
-        text_filters.clock, text_filters.percent, text_filters.hours, text_filters.title, told,
-        happened,
+        text_filters.clock, text_filters.percent, text_filters.hours, text_filters.title, event_pieces,
+        entry_text,
     ):  # fmt: skip
         made.filters[call.__name__] = call
     made.filters["figure"] = number

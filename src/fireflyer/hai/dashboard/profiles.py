@@ -12,7 +12,7 @@ from fireflyer.hai.model import TaskView
 
 REPORT, TRACE = "report.html", "trace.json"
 MOST_ATTEMPTS = 20
-"""Newest attempts whose profiles a page looks for."""
+"""Number of newest attempts whose profiles a page shows."""
 
 REPORT_POLICY = (
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; "
@@ -57,7 +57,8 @@ def _path(view: TaskView, attempt: int, name: str) -> Path:
 
 
 def _is_file(path: Path) -> bool:
-    """Returns whether it is a file in a folder, not a link that a task has put there."""
+    """Returns whether the path is a regular file in a folder. A symbolic link, which a task may
+    have created, is neither."""
     with suppress(OSError):
         folder, file = path.parent.lstat().st_mode, path.lstat().st_mode
         return stat.S_ISDIR(folder) and stat.S_ISREG(file)

@@ -1,5 +1,5 @@
-"""Sessions of signed-in browsers, and one-time codes that sign one browser in. They live only in
-the memory of one server: a new server asks every user to sign in again.
+"""Sessions of signed-in browsers, and one-time codes that sign one browser in. One server keeps
+them in memory only: a new server asks every user to sign in again.
 
 Only the SHA-256 of a cookie or code is kept. A session is valid as long as its token. Revoking the
 token, its expiry and disabling the user end the session before the next response, on open streams
@@ -34,7 +34,7 @@ class Session(msgspec.Struct, kw_only=True):
 
     who: Identity
     csrf: str
-    """Token that its forms carry."""
+    """Token in each form of the session, against cross-site request forgery."""
     begun: float
     seen: float
 
@@ -58,9 +58,9 @@ class Sessions:
         self._sessions: dict[str, Session] = {}
         self._codes: dict[str, _Code] = {}
 
-    def taken(self, who: Identity) -> bool:
+    def valid(self, who: Identity) -> bool:
         """Returns whether this identity's token is still valid."""
-        return who.token == HOME_TOKEN or self._accounts.taken(who.token)
+        return who.token == HOME_TOKEN or self._accounts.valid(who.token)
 
     # -- codes -------------------------------------------------------------------------------------
 
@@ -75,16 +75,16 @@ class Sessions:
         self._codes[hash_secret(text)] = _Code(who, now + CODE_S)
         return text
 
-    def redeem(self, text: str, lets_in: Callable[[str], bool]) -> Identity | None:
+    def redeem(self, text: str, admits: Callable[[str], bool]) -> Identity | None:
         """Returns the identity of a code and invalidates the code. Returns None if the code is
         unknown, used or too old. Also returns None if this listener does not admit the code's
         token; the code then stays valid."""
         key = hash_secret(text)
         code = self._codes.get(key)
-        if code is None or not lets_in(code.who.token):
+        if code is None or not admits(code.who.token):
             return None
         del self._codes[key]
-        return code.who if code.until > self._clock() and self.taken(code.who) else None
+        return code.who if code.until > self._clock() and self.valid(code.who) else None
 
     # -- sessions ----------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class Sessions:
         return session
 
     def holds(self, secret: str) -> bool:
-        """Returns whether the session is valid; does not extend it."""
+        """Returns whether the session is valid, without extending the session."""
         session = self._sessions.get(hash_secret(secret))
         return session is not None and self._good(session, self._clock())
 
@@ -125,4 +125,4 @@ class Sessions:
     def _good(self, session: Session, now: float) -> bool:
         if now - session.seen > IDLE_S or now - session.begun > LONGEST_S:
             return False
-        return self.taken(session.who)
+        return self.valid(session.who)

@@ -1,4 +1,4 @@
-"""The end of a rank's log, as a page shows it before it streams."""
+"""The end of a rank's log, which a page shows before the log is streamed."""
 
 import os
 
@@ -20,12 +20,12 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
     """Byte offset after the text."""
     size: int
     cut: bool
-    """True if there is more before the text."""
+    """True if the log has bytes before the text."""
 
 
 def read(file: LogFile, rank: int) -> Tail:
-    """Returns the last lines of at most BYTES: whole characters, and whole lines if one begins
-    there."""
+    """Returns the last at most BYTES of a log, without incomplete characters. Begins at the start
+    of a line if a line starts there."""
     data, size = b"", 0
     try:
         descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)

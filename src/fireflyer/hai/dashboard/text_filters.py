@@ -17,8 +17,8 @@ TEXT = 300
 _ANSI = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[PX^_][^\x1b\n]*(?:\x1b\\)?|[ -/]*[0-~]?)"
 )
-"""Terminal escape sequences. A newline ends an unterminated one, which would hide all that
-follows."""
+"""Terminal escape sequences. A newline ends an unterminated sequence, which would otherwise hide
+all text that follows."""
 
 _CONTROLS = dict.fromkeys(
     [*range(9), 11, 12, *range(14, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
@@ -52,7 +52,7 @@ def span(seconds: float) -> str:
 
 
 def ago(wall: float, now: float) -> str:
-    """Formats the distance of a moment from `now`."""
+    """Formats the time between a moment and `now`."""
     return f"in {span(wall - now)}" if wall > now + 1 else f"{span(now - wall)} ago"
 
 

@@ -27,8 +27,8 @@ class AuditLog:
     @contextmanager
     def change(self, who: Identity, action: str, object: str) -> Iterator[None]:
         """Wraps a change. Its audit line joins the transaction of the change's first write. If the
-        change wrote nothing or was refused, the line is written alone. Nothing may be awaited
-        inside."""
+        change wrote no row or was refused, the line is written alone. The wrapped code must not
+        await."""
         row = _line(who, action, object)
         with self._database.along(schema.audit, row) as written:
             try:
@@ -44,7 +44,7 @@ class AuditLog:
     @contextmanager
     def refusals(self, who: Identity, action: str) -> Iterator[dict[str, Any]]:
         """Wraps a change that writes the yielded line itself, with the object. If the change is
-        refused, this writes the line. Other tasks of the loop may run inside."""
+        refused, this context manager writes the line. The wrapped code may await."""
         line = _line(who, action, "")
         try:
             yield line
@@ -56,7 +56,7 @@ class AuditLog:
 
     def _flush(self) -> None:
         with self._database.writing():
-            """The pending line is written with any transaction, also an empty one."""
+            """Any transaction, also an empty one, writes the pending line."""
 
     def entries(self, after: int, limit: int) -> list[AuditEntry]:
         """Returns at most `limit` lines with a seq above `after`, oldest first."""

@@ -1,5 +1,5 @@
-"""One connection to the platform's database, SQLite or PostgreSQL. Opens it, migrates it to the
-newest version, and runs transactions whose errors are translated.
+"""One connection to the platform's database, SQLite or PostgreSQL. Opens the database, migrates it
+to the newest version, and runs transactions whose errors are translated.
 
     SQLite       a file in the home, mode 0600; write-ahead log, every commit synced; `reserve.py`
                  keeps space for a full disk. The home's lock keeps other servers away.
@@ -35,15 +35,15 @@ class PostgreSQL(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     """postgresql://USER@HOST:PORT/NAME, without a password."""
     password_file: str = ""
-    """File with the password in its first line; empty: as libpq finds one (PGPASSFILE, ~/.pgpass,
-    none)."""
+    """File with the password in its first line; empty: libpq finds the password (PGPASSFILE,
+    ~/.pgpass)."""
 
 
 def parse_url(text: str) -> sa.URL:
     """Returns the URL of a PostgreSQL database.
 
     Raises:
-        ConfigError: the text is not such a URL, or carries a password.
+        ConfigError: the text is not such a URL, or contains a password.
     """
     try:
         url = sa.make_url(text)
@@ -69,7 +69,7 @@ class Database:
             longer.
 
     Raises:
-        Corrupted: the file is not a database, or holds something else.
+        Corrupted: the file is not a database, or is a database of another program.
         StorageError: the database cannot be opened, or a newer Fireflyer wrote it.
         Unavailable: PostgreSQL does not answer.
         ConfigError: the URL cannot be used, or PostgreSQL refuses the user.
@@ -78,10 +78,10 @@ class Database:
     def __init__(self, where: Path | PostgreSQL, lease_s: float = 10.0) -> None:
         self.where = where
         self.fence: Callable[[sa.Connection], None] = lambda _connection: None
-        """Called first in every write; raises if this server must not write any more."""
+        """Called first in every write; raises if this server must no longer write."""
         self.alive: Callable[[], None] = lambda: None
-        """Called before every transaction, also a read; raises if this server must not act any
-        more."""
+        """Called before every transaction, also a read; raises if this server must no longer
+        act."""
         self.lost: Callable[[Exception], None] = lambda _error: None
         """Called once the connection is lost."""
         self._pending: dict[str, Any] | None = None
@@ -99,7 +99,7 @@ class Database:
             self._migrate()
             if isinstance(where, Path):
                 driver = self._driver()
-                # Only now: a foreign file is left as it is.
+                # Not earlier: a database of another program must stay unchanged.
                 driver.execute("PRAGMA journal_mode=WAL")
                 reserve.hold(driver)
         except BaseException:
@@ -112,7 +112,7 @@ class Database:
         return driver
 
     def check_space(self) -> None:
-        """Keeps new tasks from the space that is held ready for the end of others.
+        """Rejects a new task if it would use disk space that running tasks need to end.
 
         Raises:
             NoSpace: the disk of a SQLite database is nearly full.
@@ -122,8 +122,8 @@ class Database:
         left = _left(self.name)
         if left < reserve.NEW_TASK_BYTES:
             raise NoSpace(
-                f"the disk of {self.name} has {left} bytes left, too few for a new task: free some "
-                "space; running tasks can be stopped without"
+                f"the disk of {self.name} has {left} bytes left, too few for a new task: free some disk "
+                "space; running tasks can still be stopped"
             )
 
     @property
@@ -161,12 +161,12 @@ class Database:
         self._pending = None
         if not self.shared:
             self._writes += 1
-            if self._writes % reserve.LOOK_EVERY == 0 and reserve.short(self._driver()):
+            if self._writes % reserve.CHECK_EVERY == 0 and reserve.short(self._driver()):
                 reserve.hold(self._driver())
 
     @contextmanager
     def along(self, table: sa.Table, row: dict[str, Any]) -> Iterator[Callable[[], bool]]:
-        """Adds this row to the next write. Yields a function that tells whether the row was
+        """Adds this row to the next write. Yields a function that returns whether the row was
         written."""
         self._pending_table, self._pending = table, row
         try:
@@ -197,7 +197,7 @@ class Database:
                 return NoSpace(f"{self.name} is out of space: {text}")
             if state.startswith("28") or "authentication failed" in text or "no password" in text:
                 return ConfigError(f"{self.name} rejected this user: {text}")
-            if isinstance(error, sa.exc.DataError):  # sound connection, wrong data
+            if isinstance(error, sa.exc.DataError):  # the connection is usable; the data is wrong
                 return ConfigError(f"{self.name} rejected a value: {text}")
             if error.connection_invalidated or state[:2] in ("", "08", "57", "25"):
                 return Unavailable(
@@ -244,7 +244,7 @@ class Database:
 
 
 def _left(path: str) -> int:
-    """Returns the bytes left on the disk of a file."""
+    """Returns the free bytes on the disk of a file."""
     found = os.statvfs(os.path.dirname(path))
     return found.f_bavail * found.f_frsize
 
@@ -262,7 +262,7 @@ def _open_sqlite(path: Path) -> sa.Engine:
 
 
 def _configure_sqlite(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # transactions are begun below, also around CREATE TABLE
+    connection.isolation_level = None  # `_begin_sqlite` begins transactions, also for DDL
     cursor = connection.cursor()
     for pragma in ("synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
         cursor.execute(f"PRAGMA {pragma}")

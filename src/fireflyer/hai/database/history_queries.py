@@ -1,4 +1,5 @@
-"""Queries of pages on the history: a page of tasks, counts, and events for the ledger.
+"""Queries of the dashboard's pages on the history: tasks by page, counts, and events for the
+ledger.
 
 Each query is bounded by its limit or walks an index. Only its database's thread uses it.
 """
@@ -16,7 +17,8 @@ from fireflyer.hai.database.store import LISTED, chosen_rows, event_of
 from fireflyer.hai.model import TERMINAL, Event, TaskState
 
 SILENT = ("rank_started", "leased", "acted")
-"""Kinds of events that the ledger ignores; each rank of each attempt has one."""
+"""Kinds of events that the ledger ignores; most of them occur once for each rank of each
+attempt."""
 
 
 class Brief(msgspec.Struct, gc=False, frozen=True, kw_only=True):
@@ -94,7 +96,7 @@ class HistoryQueries:
             return [_line(*row) for row in connection.execute(query)]
 
     def some(self, tasks: Sequence[str]) -> dict[str, TaskSummary]:
-        """Returns these tasks; unknown ids are left out."""
+        """Returns the tasks with these ids; unknown ids are left out."""
         numbers = [int(task[1:]) for task in tasks]
         query = sa.select(*LISTED).where(_task.c.id.in_(numbers))
         with self._database.reading() as connection:
@@ -119,8 +121,8 @@ class HistoryQueries:
     # -- events ------------------------------------------------------------------------------------
 
     def first_since(self, wall: float) -> int:
-        """Returns the seq of the first event at or after a moment. It bisects, because the clock
-        hardly ever goes back."""
+        """Returns the seq of the first event at or after a moment. Bisects the events, because the
+        wall clock is almost never set back."""
         with self._database.reading() as connection:
             last = connection.execute(sa.select(sa.func.max(_event.c.seq))).scalar_one() or 0
 

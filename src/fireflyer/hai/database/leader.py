@@ -1,12 +1,13 @@
-"""Leader election: a lease in PostgreSQL lets one server lead. (On SQLite the home's lock does.)
+"""Leader election: a lease in PostgreSQL lets one server lead. (With SQLite the home's lock does.)
 
     take     if the lease has expired by the database's clock: term + 1, holder, a new expiry
     renew    every third of the lease, on a separate connection, from a separate thread
     fence    first in each write: the term is still ours, FOR KEY SHARE until the commit. A takeover
              changes the key, so it waits for that commit; later writes of the old term fail
     end      if a server was stopped amid a write, its lease expires while its transaction is open.
-             The next server ends that session, known by the term in its name. The database's limit
-             for idle transactions misses a client that stops between statements of a pipeline
+             The next server ends that session, which it finds by the term in the session's name.
+             The database's limit for idle transactions misses a client that stops between
+             statements of a pipeline
     alive    before each transaction and each engine call: by our own clock the lease, counted from
              before the renewal was sent, has not expired
 
@@ -58,7 +59,7 @@ class Leader:
 
     Args:
         database: of PostgreSQL, open.
-        lease_s: time that other servers wait for a silent leader.
+        lease_s: time that other servers wait for a leader that does not renew its lease.
     """
 
     def __init__(self, database: Database, lease_s: float = LEASE_S) -> None:
@@ -74,8 +75,8 @@ class Leader:
         self._threads: list[threading.Thread] = []
 
     def take(self) -> str | None:
-        """Tries once to take the lease. Returns None if this server now leads; it then renews the
-        lease. Otherwise returns the leader's name, for messages."""
+        """Tries once to take the lease. Returns None if this server now leads; two threads then
+        renew and watch the lease. Otherwise returns the leader's name, for messages."""
         asked = time.monotonic()
         with self._database.another_connection() as connection:
             connection.execute(sa.text("SET lock_timeout = '2s'"))
@@ -101,7 +102,7 @@ class Leader:
 
     def release(self) -> None:
         """Lets the next server lead at once; does nothing if the lease is lost. REQUIRES: this
-        server acts no more."""
+        server no longer acts."""
         leads = self._left() > 0
         self._ending.set()
         if not leads:
@@ -115,12 +116,12 @@ class Leader:
             _log.warning("could not release the lease: %s", error)
 
     def alive(self) -> None:
-        """Raises Stale if this server must not act any more."""
+        """Raises Stale if this server must no longer act."""
         if self._left() <= 0:
             raise self._stale()
 
     def _left(self) -> float:
-        """Returns the seconds for which certainly no other server leads."""
+        """Returns the seconds for which no other server can lead."""
         return 0.0 if self._over else self._until - time.monotonic()
 
     def _stale(self) -> Stale:

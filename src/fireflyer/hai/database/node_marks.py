@@ -1,4 +1,4 @@
-"""Drained and suspect nodes with the reasons, and windows, in the task database."""
+"""Marks of drained and suspect nodes, and windows, in the task database."""
 
 from typing import Literal
 
@@ -12,12 +12,13 @@ from fireflyer.hai.model.windows import Window
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that is not to be used, or only if nothing else is free."""
+    """Mark of a node. A drained node accepts no new task; a suspect node only if no other is
+    free."""
 
     health: Literal["drained", "suspect"]
     reason: str
     until: float | None = None
-    """Wall clock; None: until it is removed."""
+    """Wall clock at which the mark ends; None: the mark stays until it is removed."""
 
 
 class Marks:

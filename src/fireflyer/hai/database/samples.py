@@ -32,7 +32,7 @@ class Samples:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._last: dict[int, int] = {}
-        """Interval of the last point, by level; empty until the first one."""
+        """Interval of the last point, by level; empty until the first point."""
 
     def add(self, when: float, points: Mapping[str, Point]) -> None:
         """Adds the points of one minute, by scope. When an interval of a coarser
@@ -50,8 +50,8 @@ class Samples:
                 self._drop(when)
 
     def _unfinished(self, lower: int, level: int, when: float) -> list[int]:
-        """Returns the ended intervals in the two newest chunks of the lower level: an earlier server
-        may have died in one."""
+        """Returns the ended intervals in the two newest chunks of the lower level, because an
+        earlier server may have died before it stored their means."""
         query = sa.select(_sample.c.begin).where(_sample.c.level == lower).distinct()
         query = query.order_by(_sample.c.begin.desc()).limit(2)
         with self._database.reading() as connection:
@@ -98,8 +98,8 @@ class Samples:
                 connection.execute(_sample.delete().where(old))
 
     def read(self, scope: str, level: int, since: float, until: float) -> tuple[int, list[Point]]:
-        """Returns the points of a scope at a level, and the time of the first, in seconds since
-        1970. Points that are missing are EMPTY."""
+        """Returns the time of the first point, in seconds since 1970, and the points of a scope at
+        a level. Missing points are EMPTY."""
         first = int(since // level) * level
         count = max(0, int(until // level) - first // level + 1)
         found = [EMPTY] * count

@@ -14,7 +14,7 @@ number."""
 metadata = sa.MetaData()
 
 _Big = sa.BigInteger().with_variant(sa.Integer, "sqlite")
-"""64 bits; SQLite numbers rows by itself only if the type is called INTEGER."""
+"""Type of 64 bits. SQLite assigns row numbers only if the type is called INTEGER."""
 
 schema_version = sa.Table(
     "schema_version",
@@ -40,8 +40,8 @@ task = sa.Table(
     sa.Index("task_by_user", "user", "id"),
     sqlite_autoincrement=True,
 )
-"""`warm`: the engine may keep something warm for the task, so a release is owed. `user`: the
-submitter; empty: the home's owner, before tasks had users."""
+"""`warm`: the engine may keep warm processes for the task, so `release` must still be called.
+`user`: the submitter; empty: the home's owner, in rows from before tasks had users."""
 
 attempt = sa.Table(
     "attempt",
@@ -57,7 +57,8 @@ attempt = sa.Table(
 returned. `outcome` is null while the attempt is active."""
 
 FAULTS = sa.text("kind IN ('observed', 'acted')")
-"""Events about faults: few among many. A query with this very condition uses the index of them."""
+"""Condition of the events about faults. A query that uses exactly this condition uses their
+index."""
 
 event = sa.Table(
     "event",
@@ -119,7 +120,8 @@ quota = sa.Table(
     sa.Column("gpus", sa.Integer),
     sa.Column("nodes", sa.Integer),
 )
-"""An empty key column covers each value without a row of its own; a null number means no limit."""
+"""An empty key column applies to each value without a row of its own; a null number means no
+limit."""
 
 node_mark = sa.Table(
     "node_mark",
@@ -172,6 +174,6 @@ leader = sa.Table(
     sa.Column("holder", sa.Text, nullable=False),
     sa.Column("expires", sa.Double, nullable=False),
 )
-"""One row. `term` is the key. A takeover changes it and so conflicts with the FOR KEY SHARE that
-every transaction of the leader holds; a renewal does not. `expires`: seconds since 1970 by the
-database's clock."""
+"""One row. `term` is the key. A takeover changes the key, so it conflicts with the FOR KEY SHARE
+lock that every transaction of the leader holds; a renewal does not. `expires`: seconds since 1970
+by the database's clock."""

@@ -68,16 +68,16 @@ class Row(msgspec.Struct, gc=False, frozen=True, kw_only=True):
 
 
 class Fresh(msgspec.Struct, frozen=True, kw_only=True):
-    """A task to be written for the first time."""
+    """A new task, not yet in the database."""
 
     spec: TaskSpec
     secret: str
     step: Step
-    """First step of the task; the task in it has no id yet."""
+    """First step of the task; its `task` has no id yet."""
     when: Moment
     user: str = ""
     line: dict[str, Any] | None = None
-    """Audit row to write with the task, without its object; None: no row."""
+    """Audit row to write with the task; the store sets its object. None: no row."""
 
 
 class Store:
@@ -88,7 +88,7 @@ class Store:
             own, created with mode 0600 when missing.
 
     Raises:
-        Corrupted: the file is not a database, or holds something else.
+        Corrupted: the file is not a database, or is a database of another program.
         StorageError: the database cannot be opened, or a newer Fireflyer wrote it.
     """
 
@@ -126,7 +126,8 @@ class Store:
         ]  # fmt: skip
 
     def write(self, step: Step, when: Moment) -> None:
-        """Writes one transition: the task's row, its attempt's row and its events, or nothing."""
+        """Writes one transition in one transaction: the task's row, its attempt's row and its
+        events."""
         task = step.task
         number = _number(task.id)
         with self.database.writing() as connection:
@@ -163,7 +164,8 @@ class Store:
             connection.execute(_attempt.update().where(at).values(launched=True))
 
     def released(self, task: str, attempt: int) -> None:
-        """Records that nothing is kept warm, unless a newer attempt was started since."""
+        """Records that the engine keeps no warm processes, unless a newer attempt has started
+        since."""
         at = (_task.c.id == _number(task)) & (_task.c.attempt == attempt)
         with self.database.writing() as connection:
             connection.execute(_task.update().where(at).values(warm=False))
@@ -171,8 +173,7 @@ class Store:
     # -- reading -----------------------------------------------------------------------------------
 
     def load(self) -> list[tuple[Task, TaskSpec]]:
-        """Returns the scheduler's view of the tasks that are not over, or that are owed a
-        release."""
+        """Returns the scheduler's view of the tasks that are not over or must still be released."""
         wanted = _task.c.state.not_in(TERMINAL) | _task.c.warm
         with self.database.reading() as connection:
             rows = connection.execute(sa.select(_task).where(wanted).order_by(_task.c.id)).all()
@@ -222,8 +223,8 @@ class Store:
         return task, spec
 
     def _faults(self, connection: sa.Connection, task: int) -> tuple[int, tuple[str, ...]]:
-        """Returns the number of attempts ended by node and network faults, and the nodes that the
-        task avoids."""
+        """Returns the number of a task's attempts that node and network faults ended, and the nodes
+        that the task avoids."""
         at = (_event.c.task == task) & (_event.c.kind == "acted")
         query = sa.select(_event.c.detail).where(at)
         details = [msgspec.json.decode(d) for d in connection.execute(query).scalars()]
@@ -309,8 +310,8 @@ class Store:
             return self._last_lease(connection, _number(task), attempt)
 
     def faults(self, task: str) -> tuple[int, tuple[str, ...]]:
-        """Returns the number of a task's attempts ended by node and network faults, and the nodes
-        that it avoids."""
+        """Returns the number of a task's attempts that node and network faults ended, and the nodes
+        that the task avoids."""
         with self.database.reading() as connection:
             return self._faults(connection, _number(task))
 
@@ -331,7 +332,7 @@ class Store:
 
     def last_on(self, node: str) -> tuple[str, int] | None:
         """Returns the newest task that had a node, and the number of its last attempt there; None:
-        no task had it."""
+        no task had the node."""
         at = _attempt.c.nodes.contains(_dump(node), autoescape=True)
         query = sa.select(_attempt.c.task, _attempt.c.number).where(at)
         query = query.order_by(_attempt.c.task.desc(), _attempt.c.number.desc()).limit(1)

@@ -1,5 +1,5 @@
-"""Migration of a database to the newest version. Imported only if needed: Alembic takes time to
-load."""
+"""Migration of a database to the newest version. This module is imported only if needed, because
+Alembic takes time to load."""
 
 from pathlib import Path
 
@@ -15,8 +15,8 @@ def migrate(connection: sa.Connection, version: int, known_to_alembic: bool) -> 
 
     Args:
         connection: to the database; a transaction has begun.
-        version: of its tables; 0: there are none.
-        known_to_alembic: whether it has Alembic's own table. Version 1 was made without it.
+        version: version of the database's tables; 0: it has no tables.
+        known_to_alembic: whether the database has Alembic's own table, which version 1 lacked.
     """
     config = Config()
     config.set_main_option(

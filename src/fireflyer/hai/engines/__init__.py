@@ -1,1 +1,1 @@
-"""Engines: `local` runs gangs on this machine, `slurm` on the nodes of a partition."""
+"""Engines: `local` runs gangs on this machine, `slurm` runs them on the nodes of a partition."""

@@ -22,8 +22,9 @@ class Now(msgspec.Struct, frozen=True):
 
 
 def decide(answers: Iterable[Frozen]) -> int:
-    """Returns the call number from which `suspend_requested()` is true on all ranks: the number in
-    force on some node, else the first number that no rank was answered."""
+    """Returns the number of the first call of `suspend_requested()` that returns true on all ranks.
+    If a node has applied such a number, returns that number; else the first call number that no
+    rank has reached."""
     answers = list(answers)
     in_force = {answer.decision for answer in answers} - {0}
     if in_force:
@@ -33,7 +34,7 @@ def decide(answers: Iterable[Frozen]) -> int:
 
 
 class GangState:
-    """State of a gang: takes records, losses and the end of the launch; `take` returns the
+    """State of a gang. The inputs are records, losses and the end of the launch; `take` returns the
     events."""
 
     def __init__(self, gang: Gang) -> None:
@@ -41,13 +42,13 @@ class GangState:
         self.open: set[str] = set()
         self.parts: dict[str, PartEnded] = {}
         self.aborting = False
-        """True if the open parts must be aborted, and parts that open later, too."""
+        """True if all open parts must be aborted, also parts that open later."""
         self.leaving = False
-        """True if a suspend or stop was requested: no newcomers are started any more."""
+        """True if a suspend or stop was requested, so that no more newcomers are started."""
         self.ended: GangEnded | None = None
         self._members = Membership(gang)
         self._sealed = False
-        self._never_began: tuple[Outcome, str] | None = None
+        self._never_started: tuple[Outcome, str] | None = None
         self._refused = ""
         self._lost: dict[str, str] = {}
         self._blamed: list[str] = []
@@ -60,8 +61,8 @@ class GangState:
         if node not in self.parts and node not in self._lost:
             self.open.add(node)
 
-    def unasked(self, node: str) -> None:
-        """Records that the node will not be asked to start its part after all."""
+    def not_opened(self, node: str) -> None:
+        """Withdraws `opened`: the node will not be asked to start its part."""
         self.open.discard(node)
 
     def reopened(self, node: str) -> None:
@@ -75,20 +76,20 @@ class GangState:
         self._refused = reason
         self.aborting = True
 
-    def never_begins(self, outcome: Outcome, reason: str) -> None:
-        """Sets the outcome of a gang that ends once it is sealed. REQUIRES: no part was or will be
-        opened."""
-        self._never_began = (outcome, reason)
+    def never_starts(self, outcome: Outcome, reason: str) -> None:
+        """Sets the outcome of a gang without parts, which ends when `sealed` is called. REQUIRES:
+        no part was or will be opened."""
+        self._never_started = (outcome, reason)
 
     def sealed(self, now: Now) -> None:
-        """Records that the launch is over: it opens no further part."""
+        """Records that the launch is over, so that no further part opens."""
         self._sealed = True
-        self._look_for_the_end()
+        self._abort_if_deserted()
         if not self.open:
             self._end(self._last or now)
 
     def record(self, record: Record, node: str) -> None:
-        """Applies a record of the node's journal; a record that was seen before has no effect."""
+        """Applies a record of the node's journal; a repeated record has no effect."""
         if record.seq <= self._seq.get(node, 0) or self.ended is not None:
             return
         self._seq[node] = record.seq
@@ -103,7 +104,7 @@ class GangState:
             self._events.append(event)
         if node in self.parts:  # newcomers opened the part again
             self.reopened(node)
-        self._look_for_the_end()
+        self._abort_if_deserted()
 
     def _part_ended(self, node: str, event: PartEnded) -> None:
         if event.cause != "vacant":
@@ -115,31 +116,31 @@ class GangState:
             self.open.discard(node)
         if event.failed_ns:
             self.aborting = True
-        self._look_for_the_end()
+        self._abort_if_deserted()
         self._end(Now(event.monotonic_ns, event.wall))
 
     def lost(
         self, node: str, why: str, now: Now, *, joinable: bool = False, innocent: bool = False
     ) -> None:
-        """Records that the node's supervisor is gone, nothing of the part is left, and no record
-        tells how the part ended.
+        """Records the loss of a node's part: its supervisor and ranks are gone, and no record tells
+        how the part ended.
 
         Args:
             joinable: the ranks of an elastic gang accept newcomers.
-            innocent: the node is not at fault, as far as is known.
+            innocent: no fault of the node is known.
         """
-        goes_on = joinable and self.gang.elastic and self._members.began(node)
+        continues = joinable and self.gang.elastic and self._members.began(node)
         if (node in self.parts or node in self._lost) and not self._members.expected(node):
             return
         self._lost[node] = why
         if not innocent:
             self._blamed.append(node)
         self.open.discard(node)
-        stays = goes_on and not (self.aborting or self.leaving)
-        self._events += self._members.lost(node, now.monotonic_ns, now.wall, goes_on=stays)
-        if not goes_on:
+        survives = continues and not (self.aborting or self.leaving)
+        self._events += self._members.lost(node, now.monotonic_ns, now.wall, continues=survives)
+        if not continues:
             self.aborting = True
-        self._look_for_the_end()
+        self._abort_if_deserted()
         self._end(now)
 
     def withdraw(self, node: str, now: Now) -> None:
@@ -154,7 +155,7 @@ class GangState:
         closed = {node for node, part in self.parts.items() if part.cause != "vacant"}
         return self._members.newcomers(closed)
 
-    def _look_for_the_end(self) -> None:
+    def _abort_if_deserted(self) -> None:
         """Aborts the gang if no member is left, because only a member admits the waiting
         newcomers."""
         if self._sealed and self.gang.elastic and self._members.deserted():
@@ -185,8 +186,8 @@ class GangState:
         self._events.append(self.ended)
 
     def _outcome(self) -> tuple[Outcome, str]:
-        if self._never_began is not None:
-            return self._never_began
+        if self._never_started is not None:
+            return self._never_started
         parts = list(self.parts.values())
         failures = sorted((p for p in parts if p.failed_ns), key=lambda p: p.failed_ns)
         reason = failures[0].reason if failures else "; ".join(p.reason for p in parts if p.reason)

@@ -1,8 +1,8 @@
-"""GPUs of this machine: read through NVML, or named by `fireflyer up --gpus`; and their division
+"""GPUs of this machine, read through NVML or given by `fireflyer up --gpus`, and their division
 among the virtual nodes of the local engine.
 
-NVML needs the driver, not CUDA. Without a driver there are no GPUs. `CUDA_VISIBLE_DEVICES` of the
-server limits what it gives to tasks.
+NVML needs the driver, not CUDA. Without a driver the machine has no GPUs. `CUDA_VISIBLE_DEVICES` of
+the server limits the GPUs that tasks can get.
 """
 
 import os
@@ -29,7 +29,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = ""
     """Type, e.g. "a100-pcie-40gb"; empty: not known."""
     index: int | None = None
-    """Index in NVML; None: the device was named by hand and is not sampled."""
+    """Index in NVML; None: the device was given by an option and is not sampled."""
 
 
 def kind_of(product: str) -> str:
@@ -96,8 +96,8 @@ def read(nvml: Any, environment: Mapping[str, str]) -> tuple[Device, ...]:
 
 
 def _visible(text: str, names: Mapping[str, int], count: int) -> list[int]:
-    """Returns the indexes in a value of CUDA_VISIBLE_DEVICES; like CUDA, up to the first unknown
-    one."""
+    """Returns the indexes in a value of CUDA_VISIBLE_DEVICES. Stops at the first unknown device, as
+    CUDA does."""
     found: list[int] = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         if item.isascii() and item.isdecimal():
@@ -115,12 +115,14 @@ def _text(value: bytes | str) -> str:
 
 
 def default_nodes(devices: Sequence[Device], without: int) -> int:
-    """Returns the usual number of virtual nodes: one per type of GPU; `without` GPUs as given."""
+    """Returns the default number of virtual nodes: one per type of GPU, or `without` if there are
+    no GPUs."""
     return len({device.kind for device in devices}) or without
 
 
 def divide(devices: Sequence[Device], nodes: int) -> list[tuple[Device, ...]]:
-    """Divides devices among virtual nodes: each gets neighbours of one type, as evenly as possible.
+    """Divides devices among virtual nodes as evenly as possible: each node gets adjacent devices of
+    one type.
 
     Raises:
         ConfigError: there are more types than nodes.

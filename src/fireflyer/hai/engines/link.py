@@ -1,8 +1,8 @@
-"""The engine's connection to the supervisor of one task on one node; starts one if there is none.
+"""The engine's connection to the supervisor of one task on one node, and the start of a supervisor.
 
 The engine binds and listens. The supervisor inherits the listening socket, so an early connection
-waits in its backlog. Only guard and supervisor hold that socket: a connection that is refused, or
-closed unanswered, proves that nothing of the task is left on the node.
+waits in its backlog. Only guard and supervisor hold that socket. A connection that is refused, or
+closed without an answer, therefore proves that no process of the task is left on the node.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ Answer = TypeVar("Answer", Launched, Attached, Frozen)
 
 @contextlib.contextmanager
 def _address(directory: Path, node: str) -> Iterator[str]:
-    """Yields a short path of the node's socket: an address holds 108 bytes, a path may be
-    longer."""
+    """Yields a short path of the node's socket, because a socket address holds at most 108 bytes
+    and a path may be longer."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{descriptor}/{node}.sock"
@@ -51,7 +51,7 @@ def connect(directory: Path, node: str) -> socket.socket | None:
     """Returns a connection, or None if no process listens.
 
     Raises:
-        OSError: if that cannot be known.
+        OSError: the state of the socket is unknown.
     """
     stream = socket.socket(socket.AF_UNIX)
     stream.setblocking(False)
@@ -68,12 +68,12 @@ def connect(directory: Path, node: str) -> socket.socket | None:
 
 
 @contextlib.contextmanager
-def birth(directory: Path, node: str) -> Iterator[tuple[int, int, int]]:
-    """Yields the descriptors that guard and supervisor inherit: /dev/null, the log and a listening
-    socket.
+def open_descriptors(directory: Path, node: str) -> Iterator[tuple[int, int, int]]:
+    """Opens and yields the descriptors that guard and supervisor inherit: /dev/null, the log and a
+    listening socket.
 
     Raises:
-        OSError: if the socket or the log cannot be created.
+        OSError: the socket or the log cannot be created.
     """
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -95,15 +95,15 @@ def spawn(task: str, directory: Path, node: str) -> int:
     """Starts guard and supervisor in a session of their own; returns the guard's pid.
 
     Raises:
-        OSError: if they cannot be started.
+        OSError: the guard cannot be started.
     """
-    with birth(directory, node) as (null, log, listener):
+    with open_descriptors(directory, node) as (null, log, listener):
         return os.posix_spawn(
             sys.executable,
             [sys.executable, "-P", "-m", "fireflyer.hai.supervisor", task, node],
             {**os.environ, "FIREFLYER_TASK": task},
-            # Descriptors 0 to 2 are open in every server, so no source is one of them; 3 is
-            # overwritten last.
+            # Descriptors 0 to 2 are open in every server, so no source has one of these numbers; 3
+            # is overwritten last.
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, null, 0),
                 (os.POSIX_SPAWN_DUP2, log, 1),
@@ -115,8 +115,8 @@ def spawn(task: str, directory: Path, node: str) -> int:
 
 
 class Link:
-    """Connection that passes records to `on_record`. Calls `on_gone` once, when nothing of the task
-    is left on the node."""
+    """Connection that passes records to `on_record`. Calls `on_gone` once, when no process of the
+    task is left on the node."""
 
     def __init__(
         self,
@@ -152,8 +152,8 @@ class Link:
             self._writer.write(data)
 
     async def ask(self, request: Request, attempt: int, kind: type[Answer]) -> Answer | None:
-        """Returns the answer of this kind about the attempt; None if the connection ends before
-        it."""
+        """Sends a request and returns the answer of this kind about the attempt; None if the
+        connection ends before the answer."""
         if self.gone.is_set():
             return None
         future: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
@@ -163,8 +163,8 @@ class Link:
         return answer if isinstance(answer, kind) else None
 
     async def leave(self) -> None:
-        """Ends the supervisor and all its processes; returns when nothing is left, or this link is
-        closed."""
+        """Ends the supervisor and all its processes; returns when no process is left, or this link
+        is closed."""
         self.send(Leave())
         await asyncio.wait({self._reader})
 
@@ -193,16 +193,16 @@ class Link:
                 writer.close()
                 with contextlib.suppress(OSError):
                     await writer.wait_closed()
-            stream = await self._again()
+            stream = await self._reconnect()
             if stream is not None and self.attempt:
                 self.send(Attach(attempt=self.attempt))
         self.gone.set()
         self._answer_waiting_with_none()
         self._on_gone()
 
-    async def _again(self) -> socket.socket | None:
-        """Returns a new connection after one that ended; None: nothing is left on the node, or the
-        task's folder is gone, and with it the way to what is left."""
+    async def _reconnect(self) -> socket.socket | None:
+        """Reconnects after the connection ended. Returns None if no process is left on the node, or
+        if the task's folder is gone and its processes cannot be reached."""
         with contextlib.suppress(FileNotFoundError):
             return connect(self.directory, self.node)
         return None

@@ -1,8 +1,8 @@
 """The `local` engine: runs gangs as supervised processes of this machine, on N virtual nodes.
 
-The engine holds nothing that an attempt needs: supervisors and ranks live on when the engine's
-process dies. `recover` restores an attempt from their sockets and journals. docs/guide/hai.md draws the
-process tree.
+An attempt does not depend on the engine's process: supervisors and ranks keep running when the
+engine dies. `recover` restores an attempt from the supervisors' sockets and journals.
+docs/guide/hai.md draws the process tree.
 """
 
 import asyncio
@@ -60,8 +60,7 @@ def make_folders(gang: Gang) -> None:
 
 
 async def decided(gang: Gang) -> Gang:
-    """Returns the gang with its start chosen by the script's imports, if the start was left
-    open."""
+    """Returns the gang with a definite start method; "auto" is decided by the script's imports."""
     if gang.start != "auto":
         return gang
     start = await asyncio.to_thread(start_of, gang.script, gang.directory.parent)
@@ -69,14 +68,14 @@ async def decided(gang: Gang) -> Gang:
 
 
 class _Run:
-    """Gang, as far as this engine has followed it."""
+    """Attempt that this engine follows."""
 
     def __init__(self, gang: Gang) -> None:
         self.gang = gang
         self.state = GangState(gang)
         self.lock = asyncio.Lock()
-        """Held by launch, suspend, stop and the reopening of a part: a stop sees all parts opened,
-        or none."""
+        """Held by launch, suspend, stop and the reopening of a part, so that a stop finds either
+        all parts opened or none."""
         self.aborted: set[str] = set()
         self.done = asyncio.Event()
 
@@ -93,11 +92,11 @@ class LocalEngine:
         base: cgroups.Base | None = None,
     ) -> None:
         """Creates `nodes` virtual nodes "n0", "n1", ..., each with all memory of the machine and a
-        share of its `devices`; fork servers import `preload` before they fork. `base`: where the
-        cgroups of tasks are made; None: nowhere.
+        share of its `devices`; fork servers import `preload` before they fork. `base`: folder of
+        the tasks' cgroups; None: tasks have no cgroups.
 
         Raises:
-            ValueError: if there is no node.
+            ValueError: `nodes` is less than 1.
             ConfigError: the devices are of more types than there are nodes.
         """
         if nodes < 1:
@@ -113,7 +112,7 @@ class LocalEngine:
             for i, share in enumerate(shares)
         ]  # fmt: skip
         self._devices = {f"n{i}": share for i, share in enumerate(shares)} if devices else {}
-        """GPUs by node; empty: the machine has none, or their number is not known."""
+        """GPUs by node; empty: the machine has no GPUs, or their number is not known."""
         self._preload = preload
         self._zygotes = Zygotes(preload)
         self._links: dict[tuple[str, str], Link] = {}
@@ -162,7 +161,7 @@ class LocalEngine:
     # -- launch and recovery -----------------------------------------------------------------------
 
     async def prepare(self, gang: Gang) -> None:
-        """Prepares a zygote if the gang's fork servers come from one."""
+        """Prepares a zygote if a zygote forks the gang's fork servers."""
         gang = await decided(gang)
         if gang.start == "fork" and self._preload:
             await self._zygotes.prepare(gang)
@@ -205,8 +204,8 @@ class LocalEngine:
                     link.send(launch)
                     continue
                 launched = await link.ask(launch, gang.attempt, Launched)
-            except ValueError:  # too long for a frame: nothing was sent
-                run.state.unasked(node)
+            except ValueError:  # the request is too long for a frame, so it was not sent
+                run.state.not_opened(node)
                 raise
             if launched is None:
                 raise ConnectionResetError(f"the supervisor on {node} ended; see its log")
@@ -239,7 +238,7 @@ class LocalEngine:
         )
 
     def _limits(self, gang: Gang, node: str) -> cgroups.Limits:
-        """Returns the limits of the ranks of a node, with the cgroup that holds them."""
+        """Returns the limits of the ranks of a node, with the cgroup that enforces them."""
         mark = hashlib.sha256(str(gang.directory).encode()).hexdigest()[:8]
         name = f"{cgroups.PREFIX}{mark}-{gang.task}-{gang.attempt}-{node}"
         asked = {"memory": gang.memory_mib, "cpu": gang.cpus}
@@ -249,7 +248,7 @@ class LocalEngine:
         )
 
     def _own(self, gang: Gang, index: int) -> list[Device] | None:
-        """Returns the GPUs of the ranks of a node; None: the machine has none that are known."""
+        """Returns the GPUs of the ranks of a node; None: no GPUs of the machine are known."""
         share = self._devices.get(gang.nodes[index])
         if share is None:
             return None
@@ -257,7 +256,7 @@ class LocalEngine:
         return [share[device] for device in own if device < len(share)]
 
     def _visible(self, gang: Gang, index: int) -> tuple[str, ...] | None:
-        """Returns the GPUs that the ranks of a node see; None: all that the server sees."""
+        """Returns the GPUs that the ranks of a node see; None: all GPUs that the server sees."""
         own = self._own(gang, index)
         return None if own is None else tuple(device.name for device in own)
 
@@ -279,7 +278,7 @@ class LocalEngine:
                 if answer is None:
                     self._sweep(run, node)
                 if answer is None or not answer.known:
-                    self._settle(run, node, f"{node} has no processes of the attempt")
+                    self._determine_end(run, node, f"{node} has no processes of the attempt")
             graces = [a.grace_s for a in answers if a is not None and a.grace_s is not None]
             run.state.leaving |= bool(graces)
             run.state.sealed(_now())
@@ -294,7 +293,7 @@ class LocalEngine:
         part = self._part(gang, gang.nodes.index(node), 0)
         link.send(Enlist(part=part, newcomers=newcomers))
 
-    async def _open_again(self, run: _Run, node: str, newcomers: tuple[Newcomer, ...]) -> None:
+    async def _reopen(self, run: _Run, node: str, newcomers: tuple[Newcomer, ...]) -> None:
         """Starts newcomers on a node whose supervisor is gone."""
         async with run.lock:
             state = run.state
@@ -347,7 +346,7 @@ class LocalEngine:
                     link.send(Decide(attempt=attempt, number=number))
 
     async def _freeze(self, run: _Run, freeze: Freeze) -> dict[str, Frozen]:
-        """Returns the answers of all nodes that are not lost meanwhile."""
+        """Returns the answers of all nodes, except for nodes that are lost meanwhile."""
         answers: dict[str, Frozen] = {}
         while links := [link for link in self._open_links(run) if link.node not in answers]:
             asked = (link.ask(freeze, freeze.attempt, Frozen) for link in links)
@@ -394,9 +393,10 @@ class LocalEngine:
 
     async def _link(self, gang: Gang, node: str) -> Link | None:
         """Returns a link to the task's supervisor on the node. Starts a supervisor if there is
-        none; returns None if it died at once."""
+        none; returns None if the supervisor died at once."""
         link = self._find(gang, node)
-        # An earlier server's supervisor may be exiting; only an answer proves that it stays.
+        # A supervisor of an earlier server may be exiting; only an answer proves that it keeps
+        # running.
         while link is not None and not link.gone.is_set():
             answer = await link.ask(Attach(attempt=gang.attempt), gang.attempt, Attached)
             if answer is not None and not link.gone.is_set():
@@ -453,21 +453,20 @@ class LocalEngine:
 
     def _node_died(self, run: _Run, node: str) -> None:
         self._sweep(run, node)
-        self._settle(run, node, f"the supervisor of {node} died")
+        self._determine_end(run, node, f"the supervisor of {node} died")
 
     def _sweep(self, run: _Run, node: str) -> None:
         """Kills processes of the task that are left on the node, and removes their cgroup. REQUIRES:
-        neither guard nor supervisor is left. If both were killed in one instant, processes that ranks
-        had detached survive, and ranks may still be dying."""
+        neither guard nor supervisor is left. If both were killed at the same time, processes that
+        ranks had detached survive, and ranks may still be dying."""
         folder = str(run.gang.directory.parent)
         left = orphans.end({"FIREFLYER_TASK_DIR": folder, "FIREFLYER_NODE": node})
         if left:
             _log.warning("%s on %s: the kernel does not end %s", run.gang.task, node, left)
         cgroups.remove(cgroups.note_path(run.gang.directory, node))
 
-    def _settle(self, run: _Run, node: str, why: str, *, innocent: bool = False) -> None:
-        """Settles a part of which nothing is left: its journal tells how it ended, or it was
-        lost."""
+    def _determine_end(self, run: _Run, node: str, why: str, *, innocent: bool = False) -> None:
+        """Determines how a part without processes ended: from its journal, else as lost."""
         try:
             for record in read_journal(journal_path(run.gang.directory, node)):
                 self._record(run, node, record)
@@ -478,7 +477,7 @@ class LocalEngine:
         self._follow(run)
 
     def _follow(self, run: _Run) -> None:
-        """Carries out what the state asks for: events, newcomers, aborts."""
+        """Emits the state's events, starts its newcomers and sends its aborts."""
         for event in run.state.take():
             self._events.put_nowait(event)
         for node, newcomers in run.state.newcomers().items():
@@ -486,7 +485,7 @@ class LocalEngine:
             if link is not None and not link.gone.is_set():
                 self._enlist(run, link, newcomers)
             else:
-                opening = asyncio.create_task(self._open_again(run, node, newcomers))
+                opening = asyncio.create_task(self._reopen(run, node, newcomers))
                 self._openings.add(opening)
                 opening.add_done_callback(self._openings.discard)
         if run.state.aborting:

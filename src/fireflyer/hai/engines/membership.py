@@ -1,6 +1,6 @@
 """Members of an elastic gang, newcomers, and the gang's outcome. No I/O, no clock.
 
-A rank of the gang is a place that one process after the other may take: its incarnations.
+Processes take the place of a rank one after the other: the incarnations of the rank.
 
     expected ──RankStarted──> running (a newcomer: not a member) ──RankJoined──> running (a member)
         ^            └─────────────────── RankExited ───────────────────┘
@@ -26,7 +26,7 @@ class _Place(msgspec.Struct):
     incarnation: int = 0
     """Last incarnation that was requested or seen."""
     expected: bool = False
-    """True if the incarnation was requested and nothing is known of it yet."""
+    """True if the incarnation was requested and no event of it has been seen."""
     running: bool = False
     member: bool = False
     exit: RankExited | None = None
@@ -44,11 +44,11 @@ class Membership:
         }
         self._seen: set[tuple[str, int, int]] = set()
         self._losses: list[RankExited] = []
-        """Exits of members other than with status 0."""
+        """Exits of members with a status other than 0."""
 
     def observe(self, event: RankStarted | RankJoined | RankExited) -> bool:
-        """Records an event. Returns whether it is new: two sources may report an event of a lost
-        node."""
+        """Records an event. Returns whether the event is new, because two sources may report an
+        event of a lost node."""
         key = (type(event).__name__, event.rank, event.incarnation)
         if key in self._seen:
             return False
@@ -70,13 +70,13 @@ class Membership:
         return True
 
     def lost(
-        self, node: str, monotonic_ns: int, wall: float, *, goes_on: bool = False
+        self, node: str, monotonic_ns: int, wall: float, *, continues: bool = False
     ) -> list[RankExited]:
-        """Records that all ranks that run on the node or are expected there are gone; elastic gangs
-        only. Returns the events to report.
+        """Records that all running and expected ranks of the node are gone; elastic gangs only.
+        Returns the events to report.
 
         Args:
-            goes_on: the gang continues without these ranks.
+            continues: the gang continues without these ranks.
         """
         told: list[RankExited] = []
         for rank, place in self._places.items():
@@ -87,7 +87,7 @@ class Membership:
                     rank=rank,
                     incarnation=place.incarnation,
                     joined=place.member,
-                    lost=place.member and goes_on,
+                    lost=place.member and continues,
                     node=node,
                     code=None,
                     signal=None,
@@ -100,34 +100,34 @@ class Membership:
         return told
 
     def expected(self, node: str) -> bool:
-        """Returns whether the node has yet to report on a newcomer that it was, or is, asked to
-        start."""
+        """Returns whether a newcomer was requested on the node, or is about to be, and has not been
+        reported yet."""
         return any(place.expected for place in self._places.values() if place.node == node)
 
     def withdraw(self, node: str) -> None:
-        """Cancels the requested newcomers of a node that nothing is known of yet."""
+        """Cancels the requested newcomers of a node that have not been reported yet."""
         for place in self._places.values():
             if place.node == node and place.expected:
                 place.expected = False
 
     def began(self, node: str) -> bool:
-        """Returns whether every rank of the node was started once: newcomers only take used
-        places."""
+        """Returns whether every rank of the node has started at least once; a newcomer only takes
+        the place of an earlier process."""
         places = (place for place in self._places.values() if place.node == node)
         return all(place.running or place.exit for place in places)
 
     def known(self) -> bool:
-        """Returns whether every rank was started once."""
+        """Returns whether every rank has started at least once."""
         return all(map(self.began, self._gang.nodes))
 
     def deserted(self) -> bool:
-        """Returns whether only newcomers are left, which no member can admit."""
+        """Returns whether only newcomers are left, so that no member can admit them."""
         places = self._places.values()
         left = any(place.running or place.expected for place in places)
         return left and self.known() and not any(place.member for place in places)
 
     def newcomers(self, closed: set[str]) -> dict[str, tuple[Newcomer, ...]]:
-        """Returns the newcomers for places of lost ranks, by node, without `closed` nodes. Marks
+        """Returns newcomers for the places of lost ranks, by node, except on `closed` nodes. Marks
         the newcomers as expected."""
         places = self._places.values()
         if not (self._gang.elastic and any(place.member for place in places)) or self._ending():
@@ -146,7 +146,7 @@ class Membership:
         return any(event is not None and event.code == 0 for event in exits)
 
     def outcome(self, causes: set[Cause], *, told: bool) -> tuple[Outcome, str]:
-        """Returns the outcome and the reason of a gang that has ended and whose ranks were all
+        """Returns the outcome and the reason of a gang that has ended. REQUIRES: all its ranks have
         started."""
         if "stopped" in causes:
             return "stopped", ""

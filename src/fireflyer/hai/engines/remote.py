@@ -25,7 +25,7 @@ async def reach(where: Announcement, secret: str) -> socket.socket:
     Raises:
         ConnectionRefusedError: no process listens there.
         ProtocolMismatch: another service listens there.
-        OSError, TimeoutError: the supervisor's state is unknown.
+        OSError, TimeoutError: the supervisor may be running or not.
     """
     loop = asyncio.get_running_loop()
     handshake = Handshake("client", Secret(secret.encode()), ROLE)
@@ -52,8 +52,8 @@ async def reach(where: Announcement, secret: str) -> socket.socket:
 
 
 class RemoteLink(Link):
-    """Link over TCP. Reconnects until the node no longer has this supervisor, or until
-    `give_up`."""
+    """Link over TCP. Reconnects until the node no longer has this supervisor, or until `give_up` is
+    called."""
 
     def __init__(
         self,
@@ -67,18 +67,18 @@ class RemoteLink(Link):
     ) -> None:
         self.where = where
         self._secret = secret
-        self._hopeless = asyncio.Event()
+        self._given_up = asyncio.Event()
         super().__init__(stream, directory, node, on_record, on_gone)
 
     def give_up(self) -> None:
-        """Ends the link like a refused connection, because nothing of the task is left on the
+        """Ends the link like a refused connection, because no process of the task is left on the
         node."""
-        self._hopeless.set()
+        self._given_up.set()
         if self._writer is not None:
             self._writer.transport.abort()
 
-    async def _again(self) -> socket.socket | None:
-        while not self._hopeless.is_set():
+    async def _reconnect(self) -> socket.socket | None:
+        while not self._given_up.is_set():
             try:
                 return await reach(self.where, self._secret)
             except (ConnectionRefusedError, ProtocolMismatch):
@@ -86,5 +86,5 @@ class RemoteLink(Link):
             except (OSError, WireError):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_S):
-                        await self._hopeless.wait()
+                        await self._given_up.wait()
         return None

@@ -1,5 +1,5 @@
-"""The engine's side of its zygotes (`hai.forkserver.zygote`): one per environment of tasks with fork
-servers."""
+"""The engine's zygotes (`hai.forkserver.zygote`): one for each environment of tasks that start by
+fork."""
 
 import asyncio
 import contextlib
@@ -10,14 +10,14 @@ import sys
 
 import msgspec
 
-from fireflyer.hai.engines.link import birth
+from fireflyer.hai.engines.link import open_descriptors
 from fireflyer.hai.model.engine import Gang
 from fireflyer.hai.processes import kill
 from fireflyer.hai.supervisor.messages import PRESENT, TITLE_ROOM, Tree
 from fireflyer.log import get_logger
 
 KEPT = 2
-"""Maximum number of zygotes of an engine: each holds what torch takes, some 300 MB."""
+"""Maximum number of zygotes of an engine: each uses about 300 MB, because it has torch imported."""
 
 _log = get_logger("hai")
 
@@ -31,7 +31,7 @@ class _Zygote:
         """Starts the process.
 
         Raises:
-            OSError: if no further process can be created.
+            OSError: no further process can be created.
         """
         self.gone = False
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -43,11 +43,11 @@ class _Zygote:
                 file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)], setsid=True,
             )  # fmt: skip
         self._asking = asyncio.Lock()
-        self.warm = asyncio.create_task(self._hear())
+        self.warm = asyncio.create_task(self._receive())
         """Task that receives the zygote's first message; send no request before it is done."""
 
-    async def _hear(self) -> bytes:
-        """Returns the next message; empty if there will be none."""
+    async def _receive(self) -> bytes:
+        """Returns the next message; empty if the zygote has exited."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):
             if word := await loop.sock_recv(self.socket, 64):
@@ -56,13 +56,13 @@ class _Zygote:
         return b""
 
     async def ask(self, message: bytes, descriptors: tuple[int, ...] = ()) -> bool:
-        """Sends a request; returns whether the zygote has carried it out."""
+        """Sends a request; returns whether the zygote has carried out the request."""
         async with self._asking:
             try:
                 if self.gone:
                     return False
                 socket.send_fds(self.socket, [message], descriptors)
-                return bool(await self._hear())
+                return bool(await self._receive())
             except OSError as error:  # the zygote has exited, or the message is too long
                 _log.debug("zygote %d: %s", self.pid, error)
                 return False
@@ -71,7 +71,7 @@ class _Zygote:
                 raise
 
     def close(self) -> None:
-        """Ends and reaps the zygote; the process trees that it started stay."""
+        """Ends and reaps the zygote; the processes that it started keep running."""
         if not self.gone:
             self.gone = True
             self.socket.close()
@@ -91,17 +91,17 @@ class Zygotes:
         self._living: dict[_Key, _Zygote] = {}
 
     async def prepare(self, gang: Gang) -> None:
-        """Returns once a zygote for the gang's environment is ready, or none can be had. To import
-        everything takes seconds."""
-        for _ in range(2):  # the first one exits if it is out of date
+        """Returns once a zygote for the gang's environment is ready, or cannot be started. The
+        imports take seconds."""
+        for _ in range(2):  # a zygote with outdated imports exits instead of answering
             zygote = self._find(gang)
             await asyncio.wait({zygote.warm})
             if await zygote.ask(PRESENT):
                 return
 
     async def grow(self, gang: Gang, node: str) -> bool:
-        """Starts guard, supervisor and fork server for a part of the gang; False: no zygote
-        could."""
+        """Starts guard, supervisor and fork server for a part of the gang; returns False if no
+        zygote could do so."""
         zygote = self._living.get(_key(gang))
         if zygote is None or not zygote.warm.done():
             return False
@@ -117,11 +117,11 @@ class Zygotes:
                 "FIREFLYER_NODE": node,
             },
         )
-        with birth(directory, node) as descriptors:
+        with open_descriptors(directory, node) as descriptors:
             return await zygote.ask(msgspec.msgpack.encode(tree), descriptors)
 
     def _find(self, gang: Gang) -> _Zygote:
-        """Returns a living zygote for the gang; it may still be importing."""
+        """Returns a living zygote for the gang, which may still be importing modules."""
         key = _key(gang)
         zygote = self._living.pop(key, None)
         if zygote is None or zygote.gone:
@@ -133,7 +133,7 @@ class Zygotes:
         return zygote
 
     async def close(self) -> None:
-        """Ends all zygotes; the processes that they started stay."""
+        """Ends all zygotes; the processes that they started keep running."""
         for zygote in self._living.values():
             zygote.warm.cancel()
             with contextlib.suppress(asyncio.CancelledError):

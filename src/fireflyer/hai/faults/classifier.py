@@ -23,16 +23,16 @@ from fireflyer.hai.model.engine import GangEnded, RankExited
 from fireflyer.hai.model.observations import Exit, Hang, Loss, Observation, Seen, Silence, Straggler
 
 EXPLAINS_S = 300.0
-"""Time for which an observation that ended nothing explains the end of its attempt."""
+"""Time for which an observation that did not end its attempt still explains the attempt's end."""
 
 REMEMBERED = 5000
 """Maximum number of past observations that rules can count."""
 
 LOOK_S = 2.0
-"""Interval between two reads of logs and pulses."""
+"""Interval between two reads of logs and heartbeats."""
 
 TAIL_BYTES = 8192
-"""Size of the end of a log that is searched for the end of its rank."""
+"""Bytes at the end of a log that are searched for the reason of the rank's end."""
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,16 +50,16 @@ class AttemptReading(msgspec.Struct, frozen=True):
 
     sizes: tuple[int, ...]
     """Sizes of the logs, by rank; empty without a watchdog."""
-    pulses: dict[int, heartbeat.Heartbeat]
+    heartbeats: dict[int, heartbeat.Heartbeat]
 
 
 class _Watch:
     """Detectors of one attempt."""
 
     def __init__(self, now: float) -> None:
-        self.quiet = HangDetector(now)
-        self.pace = StragglerDetector()
-        self.pulses: dict[int, heartbeat.Heartbeat] = {}
+        self.hang = HangDetector(now)
+        self.stragglers = StragglerDetector()
+        self.heartbeats: dict[int, heartbeat.Heartbeat] = {}
 
 
 class FaultClassifier:
@@ -87,7 +87,7 @@ class FaultClassifier:
         self._acts.append(act)
 
     def knows(self, task: str, attempt: int, found: Observation) -> bool:
-        """Returns whether exactly this was observed before."""
+        """Returns whether an equal observation was made before."""
         return Seen(task=task, attempt=attempt, observation=found) in self._seen
 
     # -- one observation ---------------------------------------------------------------------------
@@ -107,10 +107,10 @@ class FaultClassifier:
         """Returns the cause of an attempt's end, and the history lines that record it.
 
         Args:
-            task: as it was before the end.
+            task: state of the task before the end.
             event: the end.
-            history: the rank_ events of the attempt.
-            directory: of the attempt.
+            history: events of the attempt's ranks.
+            directory: folder of the attempt.
         """
         if task.state not in ACTIVE or event.attempt != task.attempt:
             return Verdict(), ()
@@ -142,7 +142,7 @@ class FaultClassifier:
     # -- looking -----------------------------------------------------------------------------------
 
     def look(
-        self, task: Task, spec: TaskSpec, sight: AttemptReading, monotonic: float, wall: float
+        self, task: Task, spec: TaskSpec, reading: AttemptReading, monotonic: float, wall: float
     ) -> list[Observation]:
         """Returns the observations that follow from the data just read from a running attempt."""
         watch = self._watches.get((task.id, task.attempt))
@@ -150,20 +150,24 @@ class FaultClassifier:
             for key in [key for key in self._watches if key[0] == task.id]:
                 del self._watches[key]
             watch = self._watches[task.id, task.attempt] = _Watch(monotonic)
-        watch.pulses = watch.pulses | sight.pulses
+        watch.heartbeats = watch.heartbeats | reading.heartbeats
         found: list[Observation] = []
-        for rank, factor in watch.pace.feed({r: dict(p.steps) for r, p in watch.pulses.items()}):
+        for rank, factor in watch.stragglers.feed(
+            {r: dict(p.steps) for r, p in watch.heartbeats.items()}
+        ):
             node = task.placement[rank // spec.ranks_per_node]
             found.append(
-                Straggler(node=node, wall=wall, rank=rank, factor=factor, steps=watch.pace.in_a_row)
+                Straggler(
+                    node=node, wall=wall, rank=rank, factor=factor, steps=watch.stragglers.in_a_row
+                )
             )
         if spec.watchdog_s > 0:
-            signs = (sight.sizes, {r: (p.last, p.step) for r, p in sight.pulses.items()})
-            quiet = watch.quiet.feed(signs, monotonic, spec.watchdog_s)
-            if quiet is not None:
-                last = behind(sight.pulses, task.world)
+            activity = (reading.sizes, {r: (p.last, p.step) for r, p in reading.heartbeats.items()})
+            hang = watch.hang.feed(activity, monotonic, spec.watchdog_s)
+            if hang is not None:
+                last = behind(reading.heartbeats, task.world)
                 node = "" if last is None else task.placement[last // spec.ranks_per_node]
-                found.append(Hang(node=node, wall=wall, quiet_s=round(quiet, 1), rank=last))
+                found.append(Hang(node=node, wall=wall, quiet_s=round(hang, 1), rank=last))
         return found
 
     def step_of(self, task: str, attempt: int, rank: int) -> tuple[int | None, float]:
@@ -172,21 +176,22 @@ class FaultClassifier:
         watch = self._watches.get((task, attempt))
         if watch is None:
             return None, 0.0
-        told = watch.pulses.get(rank)
+        told = watch.heartbeats.get(rank)
         step = None if told is None or told.step < 0 else told.step
-        return step, round(watch.pace.now.get(rank, 0.0), 2)
+        return step, round(watch.stragglers.now.get(rank, 0.0), 2)
 
 
 def period_s(specs: Iterable[TaskSpec]) -> float:
-    """Returns the time until the next read: a quarter of the shortest watchdog, at most LOOK_S."""
+    """Returns the time until the next read: a quarter of the shortest watchdog timeout, at most
+    LOOK_S."""
     watchdogs = [spec.watchdog_s / 4 for spec in specs if spec.watchdog_s > 0]
     return max(0.1, min([LOOK_S, *watchdogs]))
 
 
-def read_sight(directory: Path, world: int, *, logs: bool) -> AttemptReading:
-    """Reads pulses and, with `logs`, the sizes of the logs of an attempt."""
+def read_attempt(directory: Path, world: int, *, logs: bool) -> AttemptReading:
+    """Reads the heartbeats and, with `logs`, the sizes of the logs of an attempt."""
     sizes = tuple(_size(directory / f"{rank}.log") for rank in range(world)) if logs else ()
-    return AttemptReading(sizes, _pulses(directory))
+    return AttemptReading(sizes, _heartbeats(directory))
 
 
 def _size(path: Path) -> int:
@@ -196,7 +201,7 @@ def _size(path: Path) -> int:
         return -1
 
 
-def _pulses(directory: Path) -> dict[int, heartbeat.Heartbeat]:
+def _heartbeats(directory: Path) -> dict[int, heartbeat.Heartbeat]:
     try:
         names = [entry.name for entry in os.scandir(directory) if entry.name.endswith(".pulse")]
     except OSError:
@@ -233,14 +238,14 @@ def _verdict(acts: list[Act], notes: tuple[Note, ...]) -> tuple[Verdict, tuple[N
 
 def _progress(directory: Path) -> tuple[Note, ...]:
     """Returns a history line with the progress that the ranks report."""
-    pulses = _pulses(directory).values()
-    if not pulses:
+    heartbeats = _heartbeats(directory).values()
+    if not heartbeats:
         return ()
-    newest = max(pulses, key=lambda found: found.saved)
+    newest = max(heartbeats, key=lambda found: found.saved)
     detail = {
-        "first": max(found.first for found in pulses),
-        "last": max(found.last for found in pulses),
-        "step": max(found.step for found in pulses),
+        "first": max(found.first for found in heartbeats),
+        "last": max(found.last for found in heartbeats),
+        "step": max(found.step for found in heartbeats),
         "saved": newest.saved,
         "saved_step": newest.saved_step,
     }
@@ -250,8 +255,8 @@ def _progress(directory: Path) -> tuple[Note, ...]:
 def _causes(
     event: GangEnded, history: list[Event], directory: Path, *, ended: bool
 ) -> list[Observation]:
-    """Returns the observations that the end itself shows. `ended`: the platform ended the attempt,
-    so the exits of its ranks carry no information."""
+    """Returns the observations that follow from the end itself. `ended`: the platform ended the
+    attempt, so the exits of its ranks carry no information."""
     if event.outcome == "lost":
         nodes = event.lost or ("",)
         return [Silence(node=node, wall=event.wall, reason=event.reason) for node in nodes]
@@ -281,8 +286,8 @@ def _causes(
 
 
 def loss(event: RankExited, directory: Path) -> Loss:
-    """Builds the observation of a loss. REQUIRES: an elastic attempt, in this directory, continues
-    without the rank."""
+    """Builds the observation of a lost rank. REQUIRES: `directory` is the folder of an elastic
+    attempt that continues without the rank."""
     return Loss(
         node=event.node,
         wall=event.wall,

@@ -1,8 +1,8 @@
-"""Detection of hung gangs and slow ranks. Pure: fed with the data read and the time.
+"""Detection of hung gangs and slow ranks. Pure: the caller passes the data and the time.
 
 In synchronous training all ranks wait for the slowest, so their steps take equally long by the
-clock. A rank that reports `busy_s` shows its own work, so its slowness can be told from that of
-others.
+clock. A rank that reports `busy_s` shows the time of its own work, so a slow rank can be told from
+ranks that wait.
 """
 
 from collections.abc import Mapping
@@ -17,41 +17,41 @@ IN_A_ROW = 16
 """Number of consecutive slow steps of a straggler."""
 
 SHORTEST_S = 1e-3
-"""Steps shorter than this are not judged: their times are noise."""
+"""Steps shorter than this are ignored: their times are noise."""
 
 
 class HangDetector:
-    """Time since a gang last showed activity. A hang is reported once, until there is activity
+    """Detector of a gang without activity. A hang is reported once, until the gang shows activity
     again."""
 
     def __init__(self, now: float) -> None:
-        self._signs: object = None
+        self._activity: object = None
         self._since = now
-        self._told = False
+        self._reported = False
 
-    def feed(self, signs: object, now: float, limit_s: float) -> float | None:
-        """Returns the seconds of quiet once they have reached the limit, else None.
+    def feed(self, activity: object, now: float, limit_s: float) -> float | None:
+        """Returns the seconds without activity once they have reached the limit, else None.
 
         Args:
-            signs: any value that compares unequal after activity, e.g. the sizes of the logs.
+            activity: any value that compares unequal after activity, e.g. the sizes of the logs.
             now: seconds on a clock that only grows.
-            limit_s: quiet for this long is a hang.
+            limit_s: seconds without activity that count as a hang.
         """
-        if signs != self._signs:
-            self._signs, self._since, self._told = signs, now, False
+        if activity != self._activity:
+            self._activity, self._since, self._reported = activity, now, False
         quiet = now - self._since
-        if quiet < limit_s or self._told:
+        if quiet < limit_s or self._reported:
             return None
-        self._told = True
+        self._reported = True
         return quiet
 
 
-def behind(pulses: Mapping[int, Heartbeat], world: int) -> int | None:
-    """Returns the only rank that is steps behind all others: the hung rank. None: no such rank, or
-    not known."""
-    if len(pulses) < max(world, 2):
+def behind(heartbeats: Mapping[int, Heartbeat], world: int) -> int | None:
+    """Returns the only rank that is steps behind all others: the hung rank. None: no single rank is
+    behind, or the steps are not known."""
+    if len(heartbeats) < max(world, 2):
         return None
-    steps = {rank: pulse.step for rank, pulse in pulses.items()}
+    steps = {rank: beat.step for rank, beat in heartbeats.items()}
     lowest = min(steps.values())
     last = [rank for rank, step in steps.items() if step == lowest]
     return last[0] if len(last) == 1 else None
@@ -63,9 +63,9 @@ class StragglerDetector:
     def __init__(self, factor: float = FACTOR, in_a_row: int = IN_A_ROW) -> None:
         self._factor = factor
         self.in_a_row = in_a_row
-        self._judged = -1
+        self._compared = -1
         self._slow: dict[int, list[float]] = {}
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self.now: dict[int, float] = {}
         """Slow ranks in the last steps: rank, factor."""
 
@@ -73,26 +73,26 @@ class StragglerDetector:
         """Returns new stragglers, with the factor by which they are slower.
 
         Args:
-            steps: each rank's last steps and the seconds of each. Steps are judged in order, each
-                once, as soon as all ranks have reported them; missing steps are left out.
+            steps: each rank's last steps and the seconds of each. Each step is compared once, in
+                order, as soon as all ranks have reported it; missing steps are left out.
         """
         if len(steps) < 3:  # with two ranks, the slow one cannot be determined
             return []
         common = set.intersection(*(set(of_rank) for of_rank in steps.values()))
         for step in sorted(common):
-            if step > self._judged:
-                self._judged = step
-                self._judge({rank: of_rank[step] for rank, of_rank in steps.items()})
+            if step > self._compared:
+                self._compared = step
+                self._compare({rank: of_rank[step] for rank, of_rank in steps.items()})
         self.now = {
             rank: sum(factors[-self.in_a_row :]) / self.in_a_row
             for rank, factors in self._slow.items()
             if len(factors) >= self.in_a_row
         }
-        fresh = [(rank, factor) for rank, factor in self.now.items() if rank not in self._told]
-        self._told |= {rank for rank, _ in fresh}
+        fresh = [(rank, factor) for rank, factor in self.now.items() if rank not in self._reported]
+        self._reported |= {rank for rank, _ in fresh}
         return fresh
 
-    def _judge(self, took: Mapping[int, float]) -> None:
+    def _compare(self, took: Mapping[int, float]) -> None:
         middle = median(took.values())
         if middle < SHORTEST_S:
             return
@@ -102,4 +102,4 @@ class StragglerDetector:
                 del self._slow[rank][: -self.in_a_row]
             else:
                 self._slow.pop(rank, None)
-                self._told.discard(rank)
+                self._reported.discard(rank)

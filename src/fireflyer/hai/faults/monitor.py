@@ -1,6 +1,6 @@
-"""Shell: records observations with the rules' decisions, and carries the decisions out.
+"""Fault monitor: records observations with the rules' decisions, and carries the decisions out.
 
-Each controller has one, on its loop. Only the controller changes a task's state.
+Each controller has one fault monitor, on its loop. Only the controller changes a task's state.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class FaultMonitor:
         tasks: Mapping[str, Task],
         directory: Callable[[str, int], Path],
         call: Callable[[str, Callable[[], Coroutine[Any, Any, None]]], None],
-        tell: Callable[[], None],
+        notify: Callable[[], None],
         drain: Callable[[str, Mark], None],
     ) -> None:
         """
@@ -47,7 +47,7 @@ class FaultMonitor:
             tasks: the controller's current tasks.
             directory: returns the directory of an attempt of a task.
             call: queues an engine call behind the earlier ones of a task.
-            tell: wakes the waiters for news.
+            notify: wakes the requests that wait for a change.
             drain: marks a node; raises NoSuchNode for an unknown node.
         """
         self.classifier = classifier.FaultClassifier(
@@ -58,7 +58,7 @@ class FaultMonitor:
         self._tasks = tasks
         self._directory = directory
         self._call = call
-        self._tell = tell
+        self._notify = notify
         self._drain = drain
         self.suspected: Callable[[str, Observation | None, str], None] = lambda *_: None
         """Called with the node, the observation (None: the end of an attempt) and the action, for
@@ -90,9 +90,9 @@ class FaultMonitor:
         notes = (classifier.observed(found), classifier.acted(decision, found.node))
         return notes, partial(self._act, event.task, event.attempt, found, decision)
 
-    def heard(self, event: NodeObserved) -> None:
-        """Handles an observation from a supervisor's kernel log. A repetition, heard by a later
-        server, has no effect."""
+    def node_observed(self, event: NodeObserved) -> None:
+        """Handles an observation that a supervisor read from the kernel log. A later server may
+        receive the same observation again; a repetition has no effect."""
         if not self.classifier.knows(event.task, event.attempt, event.observation):
             self.notice(event.task, event.attempt, event.observation)
 
@@ -111,8 +111,8 @@ class FaultMonitor:
         return self.notice(name, attempt, found)
 
     def notice(self, name: str, attempt: int, found: Observation) -> Decision:
-        """Decides about an observation, records both, and carries out the decision. Name "": the
-        node had no task."""
+        """Decides about an observation, records observation and decision, and carries out the
+        decision. `name` "": the node had no task."""
         decision = self.classifier.observed(name, attempt, found)
         if name:
             notes = (classifier.observed(found), classifier.acted(decision, found.node))
@@ -130,10 +130,10 @@ class FaultMonitor:
         ends = decision.end or decision.action == "stop task"
         if ends and task is not None and task.placement and task.attempt == attempt:
             self._call(name, partial(self._engine.fail, name, attempt, found.text()))
-        self._tell()
+        self._notify()
 
     def drain(self, node: str, reason: str) -> None:
-        """Keeps new tasks off the node from now on."""
+        """Drains a node, so that no new task starts there."""
         _log.warning("draining %s: %s", node, reason)
         try:
             self._drain(node, Mark(health="drained", reason=reason))
@@ -141,7 +141,7 @@ class FaultMonitor:
             _log.warning("could not drain %s: %s", node, error)
 
     async def watch(self) -> None:
-        """Reads the logs and pulses of running attempts, for ever."""
+        """Reads the logs and heartbeats of running attempts until cancelled."""
         while True:
             running = [task for task in self._tasks.values() if task.state == "running"]
             specs = {task.id: self._store.row(task.id).spec for task in running}
@@ -154,9 +154,9 @@ class FaultMonitor:
         world = spec.nodes * spec.ranks_per_node
         logs = spec.watchdog_s > 0
         directory = self._directory(name, attempt)
-        sight = await asyncio.to_thread(classifier.read_sight, directory, world, logs=logs)
+        reading = await asyncio.to_thread(classifier.read_attempt, directory, world, logs=logs)
         task = self._tasks.get(name)
         if task is None or task.state != "running" or task.attempt != attempt:
             return
-        for found in self.classifier.look(task, spec, sight, time.monotonic(), time.time()):
+        for found in self.classifier.look(task, spec, reading, time.monotonic(), time.time()):
             self.notice(name, attempt, found)

@@ -1,4 +1,4 @@
-"""Fault rules: the action for each observation. Pure except for reading the files.
+"""Fault rules: the action for each observation. Pure, except that `load` reads the files.
 
 The first rule that matches decides. An operator's file `faults.toml` in the home has rules of the
 same form. A rule with the name of a default rule replaces it; the others come before all defaults.
@@ -48,7 +48,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Kind of observation."""
     action: ActionName
     cause: Cause = "script"
-    """Cause of the fault; it determines which budget a restart costs."""
+    """Cause of the fault; the cause determines which budget a restart is charged to."""
     why: str = ""
     source: str = ""
     """Public source of the rule, so that readers can check it."""
@@ -59,13 +59,13 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     states: tuple[str, ...] = ()
     """States, empty: any. Of `network`: up, down, error; of `memory`: corrected, uncorrected; of
     `validator`: passed, failed; of `hang`: one (a rank is behind all others), all; of `loss`: rank,
-    node (the rank was lost with its node); of `oom`: limit (one that a task has), node."""
+    node (the rank was lost with its node); of `oom`: limit (of the task's memory), node."""
     at_least: int = 1
-    """Number of such observations from which the rule matches: of the node, or in a row of the task
-    for `exit`."""
+    """Number of matching observations from which the rule applies: all of the same node; for
+    `exit`, consecutive exits of the same task."""
     within_s: float = 0.0
-    """Time span in which they must occur; for `exit`: the longest that each of the attempts ran. 0:
-    any."""
+    """Time span in which these observations must occur; for `exit`, the maximum duration of each
+    attempt. 0: any."""
     end: bool = False
     """True if the rule ends an attempt that still runs. Otherwise the action applies when the
     attempt ends by itself."""
@@ -76,7 +76,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     action: ActionName
     rule: str
-    """Name of the rule; "" if no rule matches, and nothing is done."""
+    """Name of the rule; "" if no rule matches, so that no action is taken."""
     cause: Cause = "script"
     why: str = ""
     end: bool = False
@@ -97,13 +97,13 @@ NOTHING = Decision(action="note", rule="")
 def decide(
     rules: Sequence[Rule], observation: Observation, history: Sequence[Seen], task: str = ""
 ) -> Decision:
-    """Decides what to do about an observation.
+    """Returns the decision about an observation.
 
     Args:
         rules: the table, in order.
         observation: the current one.
-        history: earlier observations, oldest first; without this one.
-        task: the task that is observed, for rules that count in a row.
+        history: earlier observations, oldest first, without the current one.
+        task: the observed task, for rules that count consecutive exits.
     """
     for rule in rules:
         if _fits(rule, observation) and _count(rule, observation, history, task) >= rule.at_least:
@@ -123,7 +123,8 @@ def _fits(rule: Rule, observation: Observation) -> bool:
                 return False
             if rule.codes and observation.code not in rule.codes:
                 return False
-            # a rule that counts in a row is about a script that ends itself in the same way
+            # a rule that counts consecutive exits is about a script that ends itself in the same
+            # way
             return rule.at_least == 1 or observation.code is not None
         case Loss():
             state = "node" if observation.with_node else "rank"
@@ -158,7 +159,7 @@ def _count(rule: Rule, observation: Observation, history: Sequence[Seen], task: 
 
 def _in_a_row(rule: Rule, last: Exit, history: Sequence[Seen], task: str) -> int:
     """Returns how many of the task's last attempts ended with the same code at the same place, each
-    soon."""
+    within the rule's time span."""
     count = 0
     mine = [seen.observation for seen in history if seen.task == task]
     for past in [last, *reversed([past for past in mine if isinstance(past, Exit)])]:
@@ -170,16 +171,16 @@ def _in_a_row(rule: Rule, last: Exit, history: Sequence[Seen], task: str) -> int
 
 
 def gravest(decisions: Iterable[Decision]) -> Decision:
-    """Returns the decision with the most severe action; the first of equals. NOTHING if there is
-    none."""
+    """Returns the decision with the most severe action; among equals, the first. Returns NOTHING if
+    there are no decisions."""
     return max(decisions, key=lambda decision: ACTIONS.index(decision.action), default=NOTHING)
 
 
-# -- the files -------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 def default_rules() -> tuple[Rule, ...]:
-    """Returns the table of the package."""
+    """Returns the default rules, which the package contains."""
     file = resources.files("fireflyer.hai.faults") / "default.toml"
     return parse(file.read_text(encoding="utf-8"), "the default table")
 
@@ -202,7 +203,8 @@ def load(home: Path) -> tuple[Rule, ...]:
 
 
 def merged(own: Sequence[Rule], defaults: Sequence[Rule]) -> tuple[Rule, ...]:
-    """Replaces defaults by `own` rules of the same name; other own rules come first."""
+    """Replaces default rules by `own` rules of the same name; the remaining own rules come
+    first."""
     by_name = {rule.name: rule for rule in own}
     known = {rule.name for rule in defaults}
     first = tuple(rule for rule in own if rule.name not in known)

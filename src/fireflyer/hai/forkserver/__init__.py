@@ -1,13 +1,12 @@
-"""The fork server: a process with the costly modules imported, from which ranks are forked in
-milliseconds.
+"""The fork server: a process that has imported the slow modules and forks ranks in milliseconds.
 
     python -P -m fireflyer.hai.forkserver FD MODULE... TITLE_ROOM   (FD: socket to the supervisor)
 
 Forking is safe because this process has exactly one thread (checked before every fork). It never
 runs a tensor operation, which would start a thread pool that a child lacks. A rank is forked twice,
-and its grandparent, the supervisor, adopts it as a subreaper. Exit status and kill therefore work
-as for the supervisor's own child. All ranks of a request wait until all are forked and reported;
-then they run.
+and the supervisor adopts it as a subreaper. Exit status and kill therefore work as for the
+supervisor's own child. All ranks of a request wait until all are forked and reported; then they
+run.
 """
 
 import contextlib
@@ -51,7 +50,7 @@ def main(arguments: list[str]) -> RankSpec | None:
 
 
 def serve(control: socket.socket) -> RankSpec | None:
-    """Serves as `main`, once the modules are imported."""
+    """Serves requests after the modules are imported; returns like `main`."""
     encode = msgspec.msgpack.Encoder().encode
     decoder = msgspec.msgpack.Decoder(Fork)
     control.sendall(frame(encode(Ready())))
@@ -88,12 +87,13 @@ def preload(names: list[str]) -> None:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # a collection in a rank does not touch, and so copy, the shared pages
+    gc.freeze()  # so that a collection in a rank does not write to, and so copy, the shared pages
     require_one_thread()
 
 
 def require_one_thread() -> None:
-    """Ends this process if it has several threads: a fork would lose all but one of them."""
+    """Ends this process if it has several threads, because a fork would lose all but one of
+    them."""
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         sys.exit(
@@ -102,8 +102,8 @@ def require_one_thread() -> None:
 
 
 def _fork_rank() -> int:
-    """Forks twice; returns the grandchild's pid here and 0 in it. The intermediate process has been
-    reaped."""
+    """Forks twice; returns 0 in the grandchild, and the grandchild's pid in this process. Reaps the
+    intermediate process."""
     require_one_thread()
     readable, writable = os.pipe()
     between = os.fork()
@@ -120,7 +120,7 @@ def _fork_rank() -> int:
         os._exit(0)
     os.close(writable)
     with open(readable, "rb") as pipe:
-        number = int(pipe.read() or b"-10")  # killed before it wrote: ECHILD
+        number = int(pipe.read() or b"-10")  # no data: the process between was killed; ECHILD
     os.waitpid(between, 0)
     if number < 0:
         raise OSError(-number, os.strerror(-number))
@@ -168,14 +168,16 @@ def _restart_interpreter_state(spec: RankSpec) -> None:
     torch = sys.modules.get("torch")
     threads = spec.env.get("OMP_NUM_THREADS", "1")
     if torch is not None and threads.isdecimal() and int(threads) > 1:
-        torch.set_num_threads(int(threads))  # torch read the server's 1 at import
+        torch.set_num_threads(
+            int(threads)
+        )  # torch read OMP_NUM_THREADS=1 of the fork server at its import
 
 
 def run_script(spec: RankSpec) -> None:
     """Runs the script as `__main__`, as `python script` does.
 
-    runpy is not used because it removes its `__main__` when the script ends. Threads and exit
-    handlers that still run then could not pickle the script's classes.
+    This function does not use runpy, which removes `__main__` when the script ends. Threads and
+    exit handlers that are still running could then not pickle the script's classes.
     """
     module = ModuleType("__main__")
     module.__dict__.update(__file__=spec.script, __builtins__=__builtins__, __spec__=None)

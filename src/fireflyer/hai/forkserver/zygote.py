@@ -1,4 +1,4 @@
-"""The zygote: a process with the costly modules imported, which forks the fork servers of a user's
+"""The zygote: a process that has imported the slow modules and forks the fork servers of a user's
 tasks.
 
     python -P -m fireflyer.hai.forkserver.zygote MODULE... TITLE_ROOM
@@ -7,9 +7,9 @@ tasks.
 
 An engine has one zygote for each environment of tasks. For a task on a node the zygote forks three
 processes, each a child of the one before. Guard and supervisor then execute their own small
-program. The third is a fork server with everything imported and all pages shared, so a second task
-with torch starts in the time of a fork. The zygote exits with the engine, after IDLE_S without a
-task, or when a file that it imported has changed. The engine then starts another.
+program. The third is a fork server that shares all imported modules, so a second task with torch
+starts as fast as a fork. The zygote exits with the engine, after IDLE_S without a task, or when a
+file that it imported has changed. The engine then starts a new zygote.
 """
 
 import fcntl
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> RankSpec | None:
         guard = os.fork()
         if guard == 0:
             control.close()
-            return _grow(decoder.decode(data), descriptors)
+            return _become_tree(decoder.decode(data), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         control.send(str(guard).encode())
@@ -88,9 +88,9 @@ def _files() -> dict[str, tuple[int, int]]:
     return found
 
 
-def _grow(tree: Tree, descriptors: list[int]) -> RankSpec | None:
-    """In the forked process: becomes the guard, forks the others. Returns in the fork server and
-    ranks."""
+def _become_tree(tree: Tree, descriptors: list[int]) -> RankSpec | None:
+    """Turns the forked process into the guard, which forks supervisor and fork server. Returns only
+    in the fork server and in ranks."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
@@ -108,7 +108,7 @@ def _grow(tree: Tree, descriptors: list[int]) -> RankSpec | None:
         if supervisor:
             os.dup2(listener, LISTENER)
             _execute(tree, ["--guards", str(supervisor)])
-        os.setsid()  # a signal to the guard's process group spares one of the two
+        os.setsid()  # so that a signal to a process group ends only guard or supervisor, not both
         set_child_subreaper()
         parent = os.getpid()
         server = os.fork()

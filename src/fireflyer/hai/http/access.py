@@ -1,5 +1,5 @@
-"""Users, groups, tokens and quotas: in memory for every request, on disk before a change is
-answered.
+"""Users, groups, tokens and quotas. Requests read them from memory; a change is on disk before its
+response.
 
 Only the leading server writes them, so memory and database agree. One thread uses this module.
 """
@@ -82,7 +82,7 @@ class Accounts:
             )
         return Identity(user=view.user, token=view.id, scope=view.scope, address=address)
 
-    def taken(self, id: str) -> bool:
+    def valid(self, id: str) -> bool:
         """Returns whether the token with this id is valid now."""
         view = self._tokens[id].view
         expired = view.expires is not None and view.expires <= time.time()
@@ -90,7 +90,7 @@ class Accounts:
 
     def usable(self) -> bool:
         """Returns whether any user's token is valid now."""
-        return any(self.taken(id) for id in self._tokens)
+        return any(self.valid(id) for id in self._tokens)
 
     def check_group(self, who: Identity, group: str) -> None:
         """Rejects a task in a group that its user is not a member of. The home's own user may name
@@ -111,8 +111,8 @@ class Accounts:
             )
 
     def check_whose(self, who: Identity, user: str, group: str) -> None:
-        """Rejects unknown names. An empty name stands for everybody; the caller's own name is
-        accepted.
+        """Rejects unknown names. An empty name means all users or groups. The caller's own name is
+        always accepted.
 
         Raises:
             ConfigError: no such user, or no such group.
@@ -216,8 +216,8 @@ class Accounts:
         return self.group(group)
 
     def create_token(self, asked: TokenRequest, who: Identity) -> NewToken:
-        """Creates a token. A caller without the scope "admin" gets one only for the same user, with
-        at most the scope of the caller's token. The new token expires no later than the caller's.
+        """Creates a token. A caller without the scope "admin" can create tokens only for the
+        caller's own user, with at most the scope and lifetime of the caller's token.
 
         Raises:
             ConfigError: no such user, or the note has unprintable characters.
@@ -263,7 +263,8 @@ class Accounts:
         return self._tokens[id].view
 
     def set_quota(self, quota: Quota) -> None:
-        """Sets the limits of one user, group and priority; without gpus and nodes, removes them.
+        """Sets the limits of one user, group and priority. A quota without gpus and nodes is
+        removed.
 
         Raises:
             ConfigError: no such user, group or priority.

@@ -1,4 +1,5 @@
-"""Authentication and authorization: every request needs a token, every route names its scope."""
+"""Authentication and authorization: every request needs a token, and every route declares the scope
+that it needs."""
 
 import hmac
 import os
@@ -24,8 +25,8 @@ class Authenticator:
     Args:
         app: gets the authenticated requests; `request.state.who` is the Identity.
         accounts: validates the users' tokens.
-        home_token: the home owner's token, from the home's file; accepted on loopback only, else
-            None.
+        home_token: the home owner's token, from the home's file; None on a listener other than
+            loopback.
         throttle: delays the answers to wrong tokens.
     """
 
@@ -63,7 +64,7 @@ class Authenticator:
 
 class Needs:
     """Dependency of a route: returns the Identity if its token has this scope, else raises. The
-    audit log records a refused request, unless it is a GET."""
+    audit log records a refused request, unless the request is a GET."""
 
     def __init__(self, scope: identity.Scope, trail: AuditLog) -> None:
         self.scope = scope

@@ -73,7 +73,7 @@ async def read(request: Request, kind: type[T], what: str) -> T:
     """Reads and decodes a request's JSON body.
 
     Raises:
-        ConfigError: the body is not JSON of that type, or longer than MAX_BODY_BYTES.
+        ConfigError: the body is not JSON of type `kind`, or is longer than MAX_BODY_BYTES.
     """
     data = await body(request, MAX_BODY_BYTES)
     try:
@@ -99,7 +99,8 @@ async def body(request: Request, limit: int) -> bytes:
 
 
 async def drain(pieces: AsyncIterator[bytes]) -> None:
-    """Reads and drops the rest of a body: a client sends all of it before it reads the response."""
+    """Reads and drops the rest of a body, because a client sends the complete body before it reads
+    the response."""
     async for _ in pieces:
         pass
 
@@ -176,7 +177,7 @@ def _reference(kind: Any) -> dict[str, Any]:
 
 
 def describe(app: FastAPI) -> None:
-    """Serves the OpenAPI document at /openapi.json; it needs a token like every route."""
+    """Serves the OpenAPI document at /openapi.json, which needs a token like every route."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -194,7 +195,8 @@ def describe(app: FastAPI) -> None:
 
 
 def route_scopes(app: FastAPI) -> Iterator[tuple[str, str, Sequence[Callable[..., Any]]]]:
-    """Yields the method, path and dependencies of every documented route, and what those depend on."""
+    """Yields the method, path and all direct and indirect dependencies of every documented
+    route."""
     from fastapi.routing import APIRoute
 
     for route in app.routes:

@@ -1,10 +1,10 @@
 """Server-sent events: a rank's log by byte offset, the history of tasks by sequence number.
 
-The `id:` of a message says where to continue: a client that reconnects with Last-Event-ID misses
-nothing and gets nothing twice. Log:
+The `id:` of a message is the position to continue from: a client that reconnects with Last-Event-ID
+misses no message and gets none twice. Log:
 
     id: 2:1536            attempt, and offset of the byte after the text
-    event: log            or `end` when nothing follows
+    event: log            or `end` if no text follows
     data: "one line\\n"    JSON string on one line
 
 History: `id` is the sequence number, `event` the kind, and `data` the Event as JSON.
@@ -69,7 +69,7 @@ def _asked(
 
 
 AskedLog = Annotated[LogPlace, Depends(_asked)]
-"""Start as given by the path, the query and Last-Event-ID."""
+"""Start of a log stream, from the path, the query and Last-Event-ID."""
 
 
 def event_place(last_id: str | None, after: int) -> int:

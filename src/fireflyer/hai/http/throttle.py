@@ -1,8 +1,9 @@
-"""Throttle of wrong tokens: an address that sends many gets later and shorter answers.
+"""Throttle of wrong tokens: an address that sends many of them gets delayed and shorter responses.
 
-Requests with a valid token are never delayed, also from the same address: a proxy may stand between
-users and the server. A token has 256 random bits, so the throttle protects no secret; it keeps a
-client with an outdated token, or a hostile one, from the server's time and log.
+Requests with a valid token are never delayed, even from the same address, because a proxy may stand
+between users and the server. A token has 256 random bits, so the throttle protects no secret. The
+throttle limits the CPU time and log lines that a hostile client, or one with an outdated token, can
+cause.
 """
 
 import asyncio
@@ -12,13 +13,13 @@ from fireflyer.errors import AuthError, Throttled, Unauthenticated
 from fireflyer.log import get_logger
 
 FREE = 600
-"""Number of refused requests of an address in a minute that are answered at once."""
+"""Maximum refused requests of an address in a minute that are answered at once."""
 
 DELAY_S = 1.0
-"""Time that each further one waits for its answer."""
+"""Seconds by which the answer to each further request is delayed."""
 
 WAITING = 64
-"""Maximum number of answers that wait, over all addresses; further ones are answered at once."""
+"""Maximum number of delayed answers, over all addresses; further requests are answered at once."""
 
 ADDRESSES = 1024
 """Maximum number of addresses that are counted in a minute; all others share one count."""
@@ -29,11 +30,11 @@ _log = get_logger("hai")
 
 
 class Throttle:
-    """Counts of one server, used on its loop only.
+    """Counts of refused requests of one server, used on its loop only.
 
     Args:
-        sleep: waits so many seconds.
-        clock: seconds, never going back.
+        sleep: waits for a number of seconds.
+        clock: monotonic seconds.
     """
 
     def __init__(

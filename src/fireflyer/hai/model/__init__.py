@@ -1,8 +1,8 @@
 """Data model of a task: the submitted spec, its state, and the append-only events.
 
 A task is a chain of attempts. These structs cross the HTTP API as JSON; the client returns them
-unchanged. Structs that exist per task are `gc=False`: they can be in no reference cycle, and the
-collector would visit those of thousands of tasks again and again.
+unchanged. Structs that exist per task are `gc=False`: they cannot be part of a reference cycle, so
+the garbage collector need not visit thousands of them.
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ Wall = Annotated[float, msgspec.Meta(ge=0, le=253_370_764_800)]
 """Wall clock, seconds since 1970, until the year 9999."""
 
 PER_ANSWER = 1000
-"""Maximum number of tasks or history lines in an answer; a request for the rest names the
-last one."""
+"""Maximum number of tasks or history lines in an answer; the request for the next page names the
+last entry."""
 
 LINES_PER_ANSWER = 5000
 """Maximum number of TaskLines in an answer."""
@@ -33,7 +33,7 @@ Priority = Literal["auto", "low", "normal", "above_normal", "high", "very_high",
 PRIORITIES: Mapping[str, int] = {
     "low": 8, "normal": 10, "above_normal": 20, "high": 30, "very_high": 40, "extreme_high": 50,
 }  # fmt: skip
-"""HAI's levels. "auto" is the highest level at which the user's quota has room left, else
+"""HAI's levels. "auto" is the highest level at which the user's quota is not used up, else
 normal."""
 
 
@@ -68,11 +68,11 @@ class TaskSpec(msgspec.Struct, gc=False, frozen=True, kw_only=True, forbid_unkno
     """Seconds without output or heartbeat of any rank after which the gang counts as hung; 0: no
     watchdog."""
     elastic: bool = False
-    """True if an attempt continues without lost ranks, and gets newcomers in their place. For
-    scripts that train elastically (`elastic=True` of HaiScale). Until their join listeners are
+    """True if an attempt continues without lost ranks and gets newcomers in their place. For
+    scripts that train elastically (`elastic=True` of HaiScale). Until the ranks' join listeners are
     open, a lost rank ends the attempt."""
     grace_s: float = 30.0
-    """Time that the ranks get to save and leave on suspend or stop before they are killed."""
+    """Seconds in which the ranks can save and exit on suspend or stop before they are killed."""
     workspace: str = ""
     """Id of a shipped workspace; `script` and `cwd` are then relative to it. Empty: none."""
     venv: str = ""
@@ -83,18 +83,18 @@ class TaskSpec(msgspec.Struct, gc=False, frozen=True, kw_only=True, forbid_unkno
     gpu_type: str = ""
     """Type of these GPUs, e.g. "a100"; empty: any."""
     memory_mib: int = 0
-    """Memory on each node, a reservation and a limit; 0: all that it has."""
+    """Memory on each node, as a reservation and a limit; 0: all memory of the node."""
     cpus: int = 0
-    """Cores that the ranks of a node use together at most; 0: all that it has."""
+    """Maximum cores that the ranks of a node use together; 0: all cores of the node."""
     priority: Priority = "normal"
-    """auto: the highest priority for which the user has a quota with room left."""
+    """auto: the highest priority at which the user's quota is not used up."""
     group: str = ""
     """Group for quotas and reservations."""
     labels: dict[str, str] = {}
     """Labels for users and programs; the scheduler ignores them."""
     expected_s: float = 0.0
-    """Expected duration of the work; 0: not known. Backfill, windows and `why` use it; it ends
-    nothing."""
+    """Expected duration of the work; 0: not known. Backfill, windows and `why` use the value; a
+    longer task is not ended."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,20 +102,20 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     generation."""
 
     generation: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
-    """Grows with each change of membership. An attempt starts at 0 with all its ranks, without a
-    request."""
+    """Number that grows with each change of membership. An attempt starts at generation 0 with all
+    its ranks, without a request."""
     members: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     """Names of processes, for display."""
     token: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-    """Token of the process that asked."""
+    """Token of the process that requested the lease."""
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request of a part of an attempt to be the one that continues."""
+    """Request of a partition of an attempt's ranks for the right to continue."""
 
     attempt: int
     held: int
-    """Generation of the part's members when they lost contact with others."""
+    """Generation that the partition held when it lost contact with the other ranks."""
     lease: Lease
 
 
@@ -173,7 +173,7 @@ class TaskView(msgspec.Struct, gc=False, frozen=True, kw_only=True):
     devices: tuple[tuple[int, ...], ...] = ()
     """Indexes of its GPUs on each of these nodes; empty: the engine does not tell them."""
     limits: str = ""
-    """Limits of memory and cores in words, and which are not held; empty: it has none."""
+    """Limits of memory and cores as text, and which are not enforced; empty: no limits."""
 
 
 class TaskLine(msgspec.Struct, gc=False, frozen=True, kw_only=True, omit_defaults=True):
@@ -206,8 +206,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """First task that holds part of the node."""
     tasks: tuple[str, ...] = ()
     state: Literal["ready", "suspect", "drained", "down"] = "ready"
-    """suspect: used only if nothing else is free; drained: running tasks continue, nothing new
-    starts; down: nothing runs there."""
+    """suspect: used only if no other node is free; drained: running tasks continue, no new task
+    starts; down: no task runs there."""
     reason: str = ""
     until: float | None = None
     """Time at which the node becomes ready again by itself; wall clock."""
@@ -225,7 +225,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     leaf: str = ""
     zone: str = ""
     unheld: str = ""
-    """Limits of tasks that this node does not hold, and why, in words; empty: it holds all."""
+    """Limits of tasks that this node does not enforce, and why, as text; empty: the node enforces
+    all."""
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,7 +249,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WindowView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Nodes taken out for some time: for maintenance, or reserved for a user or group."""
+    """Nodes that are out of use for maintenance, or reserved for a user or group, for some time."""
 
     id: str = ""
     nodes: tuple[str, ...]
@@ -266,7 +267,7 @@ class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     until: Wall | None = None
     """None: until `undrain`."""
     evict: bool = False
-    """True: the tasks on the node save, leave, and continue elsewhere."""
+    """True: the tasks on the node save, exit and continue on other nodes."""
 
 
 class WhyView(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,10 +277,10 @@ class WhyView(msgspec.Struct, frozen=True, kw_only=True):
     state: TaskState
     text: str
     rule: str = ""
-    """Rule that holds a queued task: size, health, window, quota, avoided, reserved or busy; "start":
-    none does. Empty for other states."""
+    """Rule that delays a queued task: size, health, window, quota, avoided, reserved or busy;
+    "start": no rule does. Empty for other states."""
     ahead: int = 0
-    """Queued tasks that come before it."""
+    """Number of queued tasks ahead of the task."""
     earliest: float | None = None
     """Lower bound of the task's start, wall clock; None: not known."""
     policy: str
@@ -297,10 +298,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     gang_ended, restarting, suspending, preempted, suspended, resumed, stopping, finished, failed,
     stopped; observed, acted and progress: docs/operate/hai-faults.md."""
     detail: dict[str, Any]
-    """submitted: user, group, gpus, gpu_type, priority, as far as they are set; rank_started: rank,
-    node, pid; leased: generation, members, token; rank_joined: rank, node;
-    rank_exited: rank, node, code, signal, suspended, and lost if an elastic attempt continues
-    without it; gang_ended: outcome, reason. The rank_ kinds of newcomers also have incarnation."""
+    """submitted: user, group, gpus, gpu_type, priority, if they are set; rank_started: rank, node,
+    pid; leased: generation, members, token; rank_joined: rank, node; rank_exited: rank, node, code,
+    signal, suspended, and lost if an elastic attempt continues without it; gang_ended: outcome,
+    reason. The rank_ kinds of newcomers also have incarnation."""
     monotonic_ns: int
     """CLOCK_MONOTONIC of the observation, by the supervisor for the rank_ and gang_ kinds."""
     wall: float

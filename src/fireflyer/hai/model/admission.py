@@ -20,11 +20,11 @@ MAX_NAME = 200
 MAX_REASON = 500
 MAX_LABELS_BYTES = 16 << 10
 MAX_STRING_BYTES = (128 << 10) - 1
-"""Maximum size of an argument, and of an environment variable as NAME=VALUE. Linux starts no
-process with a longer one."""
+"""Maximum size of an argument, and of an environment variable as NAME=VALUE: the limit of Linux for
+one string."""
 MAX_TEXT_BYTES = 1 << 20
-"""Maximum size of arguments and environment together. By default a process starts with at most 2
-MiB, including what it inherits."""
+"""Maximum size of arguments and environment together. Linux allows 2 MiB by default, including the
+inherited environment."""
 
 
 def check(spec: TaskSpec) -> None:
@@ -107,14 +107,14 @@ def _check_paths(spec: TaskSpec) -> None:
 
 
 def _is_binary(path: str) -> bool:
-    """Returns whether a file begins as a program of Linux does."""
+    """Returns whether a file begins with the magic number of an ELF program."""
     with open(path, "rb") as file:
         return file.read(4) == b"\x7fELF"
 
 
 def check_text(spec: TaskSpec) -> None:
-    """Rejects text that cannot be encoded or shown. The operating system allows any byte in a name
-    or an argument; JSON allows only Unicode.
+    """Rejects text that cannot be encoded or displayed. The operating system allows any byte in a
+    name or an argument; JSON allows only Unicode.
 
     Raises:
         ConfigError: names the field.
@@ -160,7 +160,7 @@ def check_line(what: str, text: str, longest: int) -> None:
 
 
 def check_drain(reason: str, until: float | None, now: float) -> None:
-    """Rejects a drain without a reason, or until a time that is over.
+    """Rejects a drain without a reason, or with an end in the past.
 
     Raises:
         ConfigError: names the argument.

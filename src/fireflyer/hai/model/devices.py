@@ -1,8 +1,8 @@
 """Devices of a node, and types of GPUs: which devices a task gets, and which nodes it may use. Pure.
 
-A set of devices is an `int` with one bit per index. A node gives aligned blocks, as a buddy
-allocator does, so that later requests find neighbours: devices 2k and 2k + 1 usually share a PCIe
-switch, and a half of the node shares a socket.
+A set of devices is an `int` with one bit per index. Tasks get aligned blocks, as from a buddy
+allocator, so that later requests find adjacent devices: devices 2k and 2k + 1 usually share a PCIe
+switch, and half of the node's devices share a socket.
 """
 
 import re
@@ -34,7 +34,8 @@ def parse_request(text: str, option: str = "--gpus") -> tuple[int, str]:
 
 
 def is_type(text: str) -> bool:
-    """Returns whether a text can be the type of a GPU: small letters, digits, and `._-` inside."""
+    """Returns whether a text can be the type of a GPU: lower-case letters and digits, with `._-`
+    inside."""
     return _TYPE.fullmatch(text) is not None
 
 
@@ -45,7 +46,7 @@ def matches(asked: str, kind: str) -> bool:
 
 
 def in_words(gpus: int, kind: str) -> str:
-    """Returns for example "1 GPU", "2 a100 GPUs"."""
+    """Returns a request as text, for example "1 GPU" or "2 a100 GPUs"."""
     noun = "GPU" if gpus == 1 else "GPUs"
     return f"{gpus} {kind} {noun}" if kind else f"{gpus} {noun}"
 
@@ -65,8 +66,9 @@ def members(devices: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def pick(free: int, count: int) -> tuple[int, ...]:
-    """Chooses `count` of the free devices: from the smallest aligned block that has as many. Among
-    equal blocks, from the whole node down, the half with the fewest free devices comes first.
+    """Chooses `count` of the free devices from the smallest aligned block that has enough. Among
+    blocks of equal size, the search from the complete node down prefers the half with fewer free
+    devices.
 
     Raises:
         ValueError: fewer devices are free.
@@ -80,8 +82,9 @@ def pick(free: int, count: int) -> tuple[int, ...]:
 
 
 def _descend(inside: int, size: int, count: int) -> tuple[int, tuple[int, ...], int]:
-    """Returns the size of the chosen block, the numbers of free devices on the way down to it, and
-    its free devices. REQUIRES: `inside`, in an aligned block of `size`, has `count`."""
+    """Returns the size of the chosen block, the numbers of free devices on the way down to the
+    block, and its free devices. REQUIRES: `inside`, in an aligned block of `size`, has at least
+    `count` devices."""
     number = inside.bit_count()
     half = size >> 1
     if half:
@@ -96,7 +99,8 @@ def _descend(inside: int, size: int, count: int) -> tuple[int, tuple[int, ...], 
 
 
 class DeviceTable:
-    """Devices and type of each node, by its place in the cluster; and the devices that jobs hold."""
+    """Devices and GPU type of each node, by the node's place in the cluster, and the devices that
+    jobs hold."""
 
     __slots__ = ("_busy", "_counts", "_kinds", "_typed")
 
@@ -107,7 +111,8 @@ class DeviceTable:
         self._typed: dict[str, int] = {}
 
     def put(self, place: int, count: int, kind: str) -> None:
-        """Sets the devices of a node; a new place follows the last one. Held devices stay held."""
+        """Sets the devices of a node. A new place must be the next one after the last. Held devices
+        stay held."""
         if place == len(self._counts):
             self._counts.append(0)
             self._kinds.append("")
@@ -118,7 +123,7 @@ class DeviceTable:
         self._counts[place], self._kinds[place] = count, kind
 
     def typed(self, asked: str) -> int:
-        """Returns the nodes with GPUs of this type (`matches`), as a set of places."""
+        """Returns the nodes whose GPUs match this type (`matches`), as a set of places."""
         found = self._typed.get(asked)
         if found is None:
             found = 0

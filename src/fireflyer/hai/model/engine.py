@@ -14,15 +14,15 @@ from fireflyer.hai.model.observations import KernelObservation
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """Place that can hold one node's part of a gang."""
+    """Machine, or virtual node, that can run one node's part of a gang."""
 
     name: str
     """Name, unique in the engine; the ranks get it as FIREFLYER_NODE."""
     state: Literal["up", "drained", "down"] = "up"
-    """drained: running work continues, and nothing new is placed there; down: nothing runs
+    """drained: running work continues, and no new work is placed there; down: no work runs
     there."""
     reason: str = ""
-    """Reason why the node is not up, for people."""
+    """Reason why the node is not up, as text for users."""
     gpus: int = 0
     gpu_type: str = ""
     """Type of its GPUs, e.g. "a100-pcie-40gb"; empty: not known."""
@@ -35,12 +35,14 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     leaf: str = ""
     """Switch that the node is attached to; empty: unknown."""
     zone: str = ""
-    """Part of the network that the leaf is in; empty: unknown, or there is only one."""
+    """Part of the network to which the leaf belongs; empty: unknown, or the network has one
+    zone."""
     whole: bool = False
-    """True if a gang that asks for a part of the node gets all of it: the node holds one gang at a
-    time."""
+    """True if a gang that asks for part of the node gets the complete node, so that it holds one
+    gang at a time."""
     unheld: str = ""
-    """Limits of gangs that the node does not hold, and why, in words; empty: it holds all."""
+    """Limits of gangs that the node does not enforce, and why, as text; empty: the node enforces
+    all."""
 
 
 class Gang(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,11 +60,13 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     """Complete environment of the ranks, without the FIREFLYER_* and rendezvous names, which the
     engine adds."""
     nodes: tuple[str, ...]
-    """Nodes in rank order: a rank is the node's index here * ranks_per_node + the local rank."""
+    """Nodes in rank order: a rank is the index of its node in this tuple * ranks_per_node + the
+    local rank."""
     ranks_per_node: int
     start: Literal["auto", "fork", "exec"]
-    """fork: from a warm fork server, kept for the next attempt; exec: a fresh interpreter per rank;
-    auto: fork if the script, or an earlier attempt, imports torch."""
+    """fork: ranks are forked from a warm fork server, which is kept for the next attempt; exec:
+    each rank is a fresh interpreter; auto: fork if the script, or an earlier attempt, imports
+    torch."""
     secret: str
     """Hex secret of the task, given to the ranks as FIREFLYER_SECRET; never logged."""
     directory: Path
@@ -78,11 +82,13 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     gpu_type: str = ""
     """Type of GPUs that the task asked for; empty: any."""
     devices: tuple[tuple[int, ...], ...] = ()
-    """Indexes of the GPUs of each of `nodes`; empty: the engine chooses, or there are none."""
+    """Indexes of the GPUs on each of `nodes`; empty: the engine chooses, or the nodes have no
+    GPUs."""
     memory_mib: int = 0
-    """MiB of each node, at most; 0: no limit, and on shared nodes a share like that of the GPUs."""
+    """Maximum MiB on each node; 0: no limit, and on shared nodes a share in proportion to the
+    GPUs."""
     cpus: int = 0
-    """Cores of each node, at most; 0: as for `memory_mib`."""
+    """Maximum cores on each node; 0: as for `memory_mib`."""
 
 
 class RankStarted(msgspec.Struct, frozen=True, kw_only=True, tag="rank_started"):
@@ -92,15 +98,14 @@ class RankStarted(msgspec.Struct, frozen=True, kw_only=True, tag="rank_started")
     node: str
     pid: int
     monotonic_ns: int
-    """CLOCK_MONOTONIC when the engine saw the start."""
+    """CLOCK_MONOTONIC at which the engine saw the start."""
     wall: float
     incarnation: int = 0
     """0: launched with the gang; n: the n-th newcomer in this rank's place."""
 
 
 class RankJoined(msgspec.Struct, frozen=True, kw_only=True, tag="rank_joined"):
-    """Newcomer that has become a member of an elastic attempt: the other members have admitted
-    it."""
+    """Newcomer that the other members of an elastic attempt have admitted as a member."""
 
     task: str
     attempt: int
@@ -129,22 +134,23 @@ class RankExited(msgspec.Struct, frozen=True, kw_only=True, tag="rank_exited"):
     joined: bool = True
     """True if the rank was a member; False for a newcomer that was never admitted."""
     lost: bool = False
-    """True for a member of an elastic attempt that continues without it."""
+    """True for a lost member of an elastic attempt that continues without the member."""
 
 
 Outcome = Literal["finished", "failed", "stopped", "suspended", "lost"]
 
 
 class GangEnded(msgspec.Struct, frozen=True, kw_only=True, tag="gang_ended"):
-    """End of an attempt: no process of it is left on any node."""
+    """End of an attempt: none of its processes is left on any node."""
 
     task: str
     attempt: int
     outcome: Outcome
-    """finished: every rank returned 0 (elastic: every remaining member); failed: a rank did not;
-    stopped and suspended: as requested; lost: a supervisor died and took its ranks with it."""
+    """finished: every rank returned 0 (elastic: every remaining member); failed: a rank did not
+    return 0; stopped and suspended: as requested; lost: a supervisor died, which also ended its
+    ranks."""
     reason: str
-    """Line for people, e.g. "rank 1 on n1 was killed by SIGKILL"."""
+    """Line of text for users, e.g. "rank 1 on n1 was killed by SIGKILL"."""
     monotonic_ns: int
     wall: float
     lost: tuple[str, ...] = ()
@@ -178,7 +184,8 @@ class Engine(Protocol):
         ...
 
     async def prepare(self, gang: Gang) -> None:
-        """Prepares what would delay the launch by seconds. Optional; may be cancelled."""
+        """Does slow preparations before the launch, so that the launch is not delayed by seconds.
+        Optional; may be cancelled."""
         ...
 
     async def launch(self, gang: Gang) -> None:
@@ -193,8 +200,8 @@ class Engine(Protocol):
     async def suspend(self, task: str, attempt: int, grace_s: float) -> None:
         """Asks every rank to save and exit: `suspend_requested()` turns true at one call number on
         all ranks. Ranks that still run after `grace_s` are killed. The outcome is `suspended`
-        either way, even if a rank fails on its way out. The task has `finished` only if every rank
-        returns 0 before any rank was told true."""
+        either way, even if a rank fails while it exits. The outcome is `finished` only if every
+        rank returns 0 before `suspend_requested()` returned true to any rank."""
         ...
 
     async def stop(self, task: str, attempt: int, grace_s: float) -> None:
@@ -203,15 +210,16 @@ class Engine(Protocol):
         ...
 
     async def fail(self, task: str, attempt: int, reason: str) -> None:
-        """Ends the attempt as `failed` with this reason. First its ranks write their stacks on
-        `heartbeat.STACKS_SIGNAL`. No effect if the attempt has ended, or another end was requested."""
+        """Ends the attempt as `failed` with this reason. Before, its ranks write their stacks on
+        `heartbeat.STACKS_SIGNAL`. Has no effect if the attempt has ended, or if a stop or suspend
+        was requested."""
         ...
 
     async def drain(self, node: str, reason: str) -> None:
-        """Drains a node: nothing new is placed there until `undrain`. Running work continues.
+        """Drains a node: no new work is placed there until `undrain`. Running work continues.
 
         Raises:
-            TaskError: no such node, or it may not be drained.
+            TaskError: no such node, or the node may not be drained.
         """
         ...
 
@@ -219,17 +227,18 @@ class Engine(Protocol):
         """Ends the drain of a node.
 
         Raises:
-            TaskError: no such node, or it may not be changed.
+            TaskError: no such node, or the node may not be changed.
         """
         ...
 
     async def release(self, task: str, directory: Path | None = None) -> None:
-        """Releases what the engine kept warm for the task's next attempt (supervisors, fork
-        servers). An attempt that still runs ends as `stopped`. Returns when no process is left.
+        """Releases the warm processes that the engine keeps for the task's next attempt
+        (supervisors, fork servers). An attempt that still runs ends as `stopped`. Returns when no
+        process is left.
 
         Args:
-            directory: folder of the task; releases also what an earlier server's engine kept warm
-                there.
+            directory: folder of the task; if given, also releases warm processes of an earlier
+                server's engine.
         """
         ...
 

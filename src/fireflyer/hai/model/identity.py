@@ -1,5 +1,5 @@
-"""Identity data: users, groups, tokens, scopes, quotas, and audit log lines. Pure; crosses the API
-as JSON.
+"""Identity data: users, groups, tokens, scopes, quotas, and audit log lines. Pure. The API sends
+these structs as JSON.
 
 A token is `hai_<id>_<secret>`. The id names its row; only the SHA-256 of the secret is stored. The
 secret has 256 random bits, so a fast hash without salt is enough.
@@ -18,9 +18,9 @@ from fireflyer.errors import ConfigError, PermissionDenied
 Scope = Literal["read", "submit", "operate", "admin"]
 
 SCOPES: tuple[Scope, ...] = ("read", "submit", "operate", "admin")
-"""Scopes; each includes those before it. read: see own tasks, logs and nodes. submit: submit and
-control own tasks. operate: see and control all users' tasks. admin: users, groups, tokens, quotas,
-the audit log, server shutdown."""
+"""Scopes; each includes the scopes before it. read: see the user's own tasks and logs, and the
+nodes. submit: submit and control the user's own tasks. operate: see and control all users' tasks.
+admin: manage users, groups, tokens and quotas, read the audit log, shut down the server."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 _TOKEN = re.compile(r"hai_([0-9a-f]{12})_([A-Za-z0-9_-]{43})", re.ASCII)
@@ -102,7 +102,7 @@ class SignInCode(msgspec.Struct, frozen=True, kw_only=True):
 
     code: str
     seconds: float
-    """Lifetime of the code, in seconds; it works once."""
+    """Lifetime of the code in seconds; the code is valid for one use."""
 
 
 class UserRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,17 +128,20 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limit on what the active tasks of one user, group and priority may hold together.
+    """Limit on the GPUs and nodes that the active tasks of one user, group and priority hold
+    together.
 
     The most specific row applies: by user, then by group, then by priority.
     """
 
     user: Name = ""
-    """Empty: each user without a row of their own, separately."""
+    """Empty: the row applies separately to each user without a row of their own."""
     group: Name = ""
-    """Empty: each group without a row of its own, and no group, separately."""
+    """Empty: the row applies separately to each group without a row of its own, and to tasks
+    without a group."""
     priority: Name = ""
-    """A key of model.PRIORITIES; empty: each priority without a row of its own, separately."""
+    """A key of model.PRIORITIES; empty: the row applies separately to each priority without a row
+    of its own."""
     gpus: Amount | None = None
     """None: no limit. A node without GPUs counts as one."""
     nodes: Amount | None = None
@@ -175,7 +178,7 @@ def check_name(name: str, what: str) -> None:
 
 
 def new_token() -> tuple[str, str, str]:
-    """Returns a new token: its id, its whole text, the hash of its secret."""
+    """Returns a new token: its id, its complete text, and the hash of its secret."""
     id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     return id, f"hai_{id}_{secret}", hash_secret(secret)
 
@@ -191,5 +194,5 @@ def hash_secret(secret: str) -> str:
 
 
 def matches(secret: str, hash: str) -> bool:
-    """Compares in constant time."""
+    """Returns whether the secret has this hash; compares in constant time."""
     return hmac.compare_digest(hash_secret(secret), hash)

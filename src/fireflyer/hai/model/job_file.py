@@ -9,8 +9,8 @@
     [labels]
     sweep = "lr"
 
-Keys are the options of `fireflyer run`, with `_` for `-`. An option of the command line counts more
-than the file, so a file is also a template. Pure, except for `read`.
+Keys are the options of `fireflyer run`, with `_` for `-`. An option of the command line overrides
+the file, so a file can serve as a template. Pure, except for `read`.
 """
 
 import difflib
@@ -28,7 +28,7 @@ from fireflyer.hai.model.devices import parse_request
 from fireflyer.units import parse_mib, parse_seconds
 
 RUN_MODULE = str(Path(__file__).parents[1] / "run_module.py")
-"""Script that runs the module that its first argument names."""
+"""Script that runs the module named by its first argument."""
 
 SUFFIX = ".toml"
 
@@ -46,7 +46,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """True if `script` is the name of a module."""
     name: str = ""
     cwd: str = ""
-    """Working directory; empty: that of the command line, or the script's folder."""
+    """Working directory; empty: the command line's working directory, or the script's folder."""
     env: dict[str, Value] = {}
     labels: dict[str, Value] = {}
     nodes: int = 1
@@ -87,7 +87,8 @@ def parse(text: str, what: str) -> Job:
 
 
 def _meant(error: str) -> str:
-    """Returns the known key that is most like an unknown one, as a hint; "" if none is like it."""
+    """Returns a hint with the known key that is most similar to an unknown key; "" if no key is
+    similar."""
     unknown = re.search("unknown field `([^`]*)`", error)
     keys = [field.encode_name for field in msgspec.structs.fields(Job)]
     like = difflib.get_close_matches(unknown[1].replace("-", "_"), keys, 1) if unknown else []
@@ -95,7 +96,7 @@ def _meant(error: str) -> str:
 
 
 def read(path: Path) -> Job:
-    """Reads a job file. Its paths become absolute; they are relative to the file's folder.
+    """Reads a job file. Relative paths in the file are resolved against the file's folder.
 
     Raises:
         ConfigError: the file cannot be read, or is not a job file.
@@ -163,10 +164,10 @@ def to_spec(job: Job) -> TaskSpec:
 
 
 def from_request(data: bytes) -> TaskSpec:
-    """Returns the task of a job file that a request brings.
+    """Returns the task of a job file in the body of a request.
 
     Raises:
-        ConfigError: it is not a job file, or names files that a request cannot ship.
+        ConfigError: the body is not a job file, or names files that a request cannot ship.
     """
     try:
         job = parse(data.decode(), "the job file")

@@ -1,7 +1,7 @@
 """Kinds of observation of a task or a node. Each is recorded in the history as an event `observed`.
 
-All of them name the node that they are about, or "" if no single node is at fault: a gang hangs as
-a whole.
+Each observation names the node that it is about, or "" if no single node is at fault, as for a hang
+of a complete gang.
 """
 
 import msgspec
@@ -59,12 +59,12 @@ class OutOfMemory(_Observed, frozen=True, kw_only=True, tag="oom"):
     pid: int
     """Process; 0: not known."""
     rank: int | None = None
-    """Rank of the process; None: it was no rank."""
+    """Rank of the process; None: the process was not a rank."""
     line: str = ""
     limited: bool = False
     """True if a limit was reached; False: the memory of the node was used up."""
     limit_mib: int = 0
-    """The limit, if it is the task's; 0: it is not known."""
+    """Limit that the task asked for; 0: another limit, or not known."""
 
     def text(self) -> str:
         who = f"pid {self.pid}" if self.pid else "a process of the task"
@@ -83,11 +83,11 @@ class Silence(_Observed, frozen=True, kw_only=True, tag="silence"):
 
 
 class Hang(_Observed, frozen=True, kw_only=True, tag="hang"):
-    """Hang: no rank of the gang wrote to its log or had a heartbeat."""
+    """Hang of a gang: no rank wrote to its log or sent a heartbeat."""
 
     quiet_s: float
     rank: int | None = None
-    """The rank that is steps behind all others, if there is one; `node` is its node."""
+    """The only rank that is steps behind all others, on `node`; None: no single rank is behind."""
 
     def text(self) -> str:
         who = "" if self.rank is None else f"; rank {self.rank} is behind"
@@ -136,7 +136,7 @@ class Network(_Observed, frozen=True, kw_only=True, tag="network"):
 
 
 class Memory(_Observed, frozen=True, kw_only=True, tag="memory"):
-    """A main memory error, as EDAC and the machine check report it."""
+    """An error of main memory that EDAC or a machine check reported."""
 
     corrected: bool
     line: str = ""
@@ -146,7 +146,7 @@ class Memory(_Observed, frozen=True, kw_only=True, tag="memory"):
 
 
 class Validator(_Observed, frozen=True, kw_only=True, tag="validator"):
-    """Result of a check of a node's hardware, submitted by the checker (`Client.observed`)."""
+    """Result of a check of a node's hardware, submitted through `Client.observed`."""
 
     check: str
     """Name of the check, for example "gemm", "memory bandwidth"."""

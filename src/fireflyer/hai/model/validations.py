@@ -1,4 +1,4 @@
-"""Validations of nodes, as the journal and the clients have them."""
+"""Entries about validations of nodes, as the journal stores them and the API sends them."""
 
 from typing import Literal
 
@@ -47,7 +47,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     task: str
     trigger: Trigger
     findings: tuple[Finding, ...] = ()
-    """Empty: the validation gave no result; `error` says why."""
+    """Results; empty: the validation gave no result, and `error` says why."""
     error: str = ""
 
     @property

@@ -1,8 +1,8 @@
 """Finding and killing every descendant of a subreaper.
 
-A subreaper adopts the orphans among its descendants. Once all its children are killed and reaped,
-the processes they left behind become its children in turn, in any group or session. If no child is
-left, no descendant is left. Imports almost nothing, because the guard runs on it.
+A subreaper adopts the orphans among its descendants. When a child is killed and reaped, its own
+children become children of the subreaper, in any process group or session. If no child is left, no
+descendant is left. This module imports very little, to keep the guard process small.
 """
 
 import contextlib
@@ -11,8 +11,8 @@ import signal
 
 
 def children() -> list[int]:
-    """Returns the children of this process, zombies included. REQUIRES: one thread, which alone
-    reaps them."""
+    """Returns the children of this process, zombies included. REQUIRES: the process has one thread,
+    and no other code reaps the children."""
     pid = os.getpid()
     with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(child) for child in file.read().split()]
@@ -29,7 +29,8 @@ def _parent(pid: int) -> int | None:
 
 
 def kill(pid: int, number: int) -> None:
-    """Signals a process that may have ended but that no other process reaps."""
+    """Signals a process that may have ended. REQUIRES: only the caller reaps the process, so its
+    pid is not reused."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
@@ -43,7 +44,7 @@ def kill_group(pid: int, number: int) -> None:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Returns whether a process has its own handler for the signal; False for one that has
+    """Returns whether a process has its own handler for the signal; False if the process has
     ended."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
@@ -68,7 +69,7 @@ def tell_state(pid: int) -> str:
 
 
 def _first(path: str) -> str:
-    """Returns the first line of a file of /proc; "" if it cannot be read."""
+    """Returns the first line of a file of /proc; "" if the file cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.readline().rstrip("\n")
@@ -89,7 +90,7 @@ def kill_descendants() -> None:
 
 
 def describe_exit(code: int | None, number: int | None) -> str:
-    """Describes an exit, for example "exited with status 3", "was killed by SIGKILL"."""
+    """Describes an exit as text, for example "exited with status 3" or "was killed by SIGKILL"."""
     if number is None:
         return f"exited with status {code}"
     try:

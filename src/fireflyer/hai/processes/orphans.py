@@ -1,8 +1,8 @@
-"""Processes that outlived the processes meant to end them, found by their environment.
+"""Orphaned processes of a task, found by their environment.
 
-This is the last resort if every process that could know its descendants was killed in one instant.
-It finds processes that were started with the given variables, or forked from such a process. A
-process that cleared its environment, or belongs to another user, is not found.
+This is the last resort if guard and supervisor, which track the descendants, were killed at the
+same time. The search finds processes that were started with the given variables, or forked from
+such a process. It does not find a process that cleared its environment or belongs to another user.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ LIMIT_S = 1.0
 
 
 def end(marks: Mapping[str, str], limit_s: float = LIMIT_S) -> list[int]:
-    """Kills every process but this one that has all these environment variables, and what it forks
-    meanwhile.
+    """Kills every other process that has all these environment variables, and all processes that it
+    forks meanwhile.
 
     Args:
-        limit_s: how long to wait for the processes. A killed process needs processor time to end, so
-            on a busy machine it may exist for seconds.
+        limit_s: maximum wait for the processes. A killed process needs processor time to end, so on
+            a busy machine it may exist for seconds.
 
     Returns:
         Processes that still exist after the limit.
@@ -40,7 +40,8 @@ def _find(marks: Mapping[str, str]) -> list[int]:
 
 
 def _marked(pid: int, marks: Mapping[str, str]) -> bool:
-    """Returns False for a process that has ended, and for another user's process."""
+    """Returns whether a process has these environment variables; False for a process that has ended
+    or belongs to another user."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             has = set(file.read().split(b"\0"))

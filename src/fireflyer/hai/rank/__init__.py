@@ -1,7 +1,7 @@
 """Interface between a rank and the platform.
 
-Outside a task every function has a plain default, so a script runs unchanged under `python` and
-`torchrun`.
+Outside a task every function returns a default or has no effect, so a script runs unchanged under
+`python` and `torchrun`.
 """
 
 import contextlib
@@ -33,12 +33,13 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     local_world_size: int
     node: str
     incarnation: int
-    """0: one of the attempt's first ranks; n: the n-th newcomer in its place (elastic tasks)."""
+    """0: one of the attempt's first ranks; n: the n-th newcomer in this rank's place (elastic
+    tasks)."""
     directory: Path
-    """The task's directory: a folder per attempt, and `output`. Outside a task the working
+    """The task's directory, with a folder per attempt and `output`. Outside a task: the working
     directory."""
     output: Path
-    """Folder shared by all attempts and ranks. Outside a task the working directory."""
+    """Folder shared by all attempts and ranks. Outside a task: the working directory."""
 
 
 def task() -> Task:
@@ -118,7 +119,9 @@ class _Slot:
         if page is None or "FIREFLYER_NEWS" not in os.environ or page.joined(self._index):
             return
         page.join(self._index)
-        with contextlib.suppress(OSError):  # without a supervisor this process ends, too
+        with contextlib.suppress(
+            OSError
+        ):  # if the supervisor is gone, this process is killed anyway
             pipe = os.open(os.environ["FIREFLYER_NEWS"], os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 os.write(pipe, b"j")
@@ -144,8 +147,8 @@ def joined() -> None:
 
 
 def between() -> None:
-    """Marks that the members form a new group, each at its own point of a step. From now on
-    `suspend_requested()` is False, until `begun` names the rank's step.
+    """Marks that the members are forming a new group, each at its own point of a step.
+    `suspend_requested()` returns False from now on, until `begun` sets the rank's step.
 
     Raises:
         TaskError: as `suspend_requested`.
@@ -157,11 +160,11 @@ _GENERATIONS, _STEPS, _CALLS = 1 << 16, 1 << 28, 1 << 18
 
 
 def begun(generation: int, steps: int) -> None:
-    """Begins a step of an elastic task, on all members of the generation. From here to the next
-    step, calls of `suspend_requested()` are numbered by (generation, steps, call within the step).
+    """Begins a step of an elastic task, on all members of the generation. Until the next step,
+    calls of `suspend_requested()` are numbered by (generation, steps, call within the step).
 
     Args:
-        generation: of the membership, below 2**16.
+        generation: generation of the membership, below 2**16.
         steps: number of steps begun in this generation, from 1, below 2**28.
 
     Raises:
@@ -172,15 +175,15 @@ def begun(generation: int, steps: int) -> None:
 
 
 def suspend_requested() -> bool:
-    """Returns whether to save and leave now; call it once a step, on every rank.
+    """Returns whether to save and exit now; call this function once a step, on every rank.
 
     The n-th call returns the same on every rank of the task, so all ranks may act on it together.
-    In an elastic task (`elastic`), this holds for the n-th call of a step. A call waits some
-    milliseconds while the ranks agree on a suspend; otherwise it never blocks. Returns False
-    outside a task.
+    In an elastic task (`elastic`), the n-th call of a step returns the same on every rank. A call
+    waits some milliseconds while the ranks agree on a suspend; otherwise it never blocks. Returns
+    False outside a task.
 
     Raises:
-        TaskError: if the environment names a task that this process is not a rank of.
+        TaskError: the environment names a task, but this process is not a rank of the task.
     """
     return _slot.call()
 
@@ -188,26 +191,27 @@ def suspend_requested() -> bool:
 def heartbeat(
     step: int | None = None, *, busy_s: float | None = None, loss: float | None = None
 ) -> None:
-    """Tells the platform that this rank makes progress; call it once a step. Outside a task it does
-    nothing.
+    """Tells the platform that this rank makes progress; call this function once a step. Outside a
+    task it has no effect.
 
-    It costs a few microseconds and no system call. Calls of `suspend_requested()` and of
+    A call costs a few microseconds and no system call. Calls of `suspend_requested()` and of
     `should_save` of a `CheckpointManager` are heartbeats too.
 
     Args:
-        step: the step that begins now. Stragglers are found by steps and their times.
-        busy_s: seconds that this rank itself worked in the step before, without waiting for others.
-            Ranks that wait for each other in every step all take the same wall time. Without
-            `busy_s` no straggler is seen among them.
-        loss: of the step before, as a number; the dashboard draws that of rank 0. Reading a loss
-            from a GPU waits for it, so report it every so many steps.
+        step: the step that begins now. The platform detects stragglers by the times of steps.
+        busy_s: seconds that this rank itself worked in the previous step, without waiting for other
+            ranks. Ranks that wait for each other in every step all take the same wall time, so
+            without `busy_s` a straggler among them is not detected.
+        loss: loss of the previous step, as a number; the dashboard draws the loss of rank 0.
+            Reading the loss from a GPU waits for the GPU, so pass it only every few steps.
     """
     pulse.beat(step, busy_s, loss)
 
 
 def saved(step: int) -> None:
-    """Tells the platform that the state up to `step` is durable, if no `CheckpointManager` saves
-    it. Work after the last save counts as lost when a fault occurs (docs/operate/hai-ledger.md)."""
+    """Tells the platform that the state up to `step` is durable. A `CheckpointManager` calls this
+    function itself. Work after the last save counts as lost if a fault occurs
+    (docs/operate/hai-ledger.md)."""
     pulse.saved(step)
 
 

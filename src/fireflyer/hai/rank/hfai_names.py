@@ -1,4 +1,5 @@
-"""HAI Platform's own names, for scripts written for it (`hfai.client` of HFAiLab/hai-platform).
+"""HAI Platform's own names, for scripts written for HAI Platform (`hfai.client` of
+HFAiLab/hai-platform).
 
 | there | here |
 |---|---|
@@ -35,8 +36,8 @@ def _file() -> Path | None:
 
 
 def set_whole_life_state(state: int) -> None:
-    """Stores a number with the task, for later attempts and other ranks. Replaced atomically; the
-    last call wins. Outside a task it lives as long as the process.
+    """Stores a number with the task, for later attempts and other ranks. The number is replaced
+    atomically; the last call wins. Outside a task the number lives as long as the process.
 
     Raises:
         TypeError: `state` is not an int.
@@ -53,10 +54,10 @@ def set_whole_life_state(state: int) -> None:
 
 
 def get_whole_life_state() -> int:
-    """Returns the number that was set last; 0 before the first.
+    """Returns the number that was set last; 0 if no number was set.
 
     Raises:
-        Corrupted: the file that holds it is damaged.
+        Corrupted: the file with the number is damaged.
     """
     file = _file()
     if file is None:

@@ -1,8 +1,8 @@
-"""Lease of an attempt, as a rank requests it: after a network partition one part continues.
+"""Requests for the lease of an attempt: after a network partition, one part of the ranks continues.
 
 An attempt begins at generation 0 with all its ranks. When its members change, the first of the new
-members requests a later generation. The server lets each generation be followed once, by the first
-part that asks.
+members requests a later generation. The server grants one successor of each generation, to the
+first part that requests it.
 """
 
 import os
@@ -20,11 +20,11 @@ from fireflyer.hai.model import Lease, LeaseRequest
 from fireflyer.hai.rank import begun, between, joined, task
 
 GRACE_S = 2.0
-"""Time that a part too small for a quorum waits, so that a larger part can ask first."""
+"""Seconds that a part without a quorum waits, so that a larger part can request the lease first."""
 
 
 _AGAIN_S = 0.2
-"""Interval between two requests while the server is away."""
+"""Seconds between two requests while the server does not answer."""
 
 
 class _LeaseRenewer(msgspec.Struct):
@@ -33,7 +33,7 @@ class _LeaseRenewer(msgspec.Struct):
 
 
 _askers: dict[int, _LeaseRenewer] = {}
-"""Lease state by process id: a forked child asks with its own token."""
+"""Lease state by process id, so that a forked child requests with its own token."""
 
 
 def _me() -> _LeaseRenewer:
@@ -41,14 +41,14 @@ def _me() -> _LeaseRenewer:
 
 
 def in_task() -> bool:
-    """Returns whether this process is a rank of a task. If not, no server grants leases: use a
-    quorum."""
+    """Returns whether this process is a rank of a task. Outside a task no server grants leases, so
+    use a quorum."""
     return bool(task().id)
 
 
 def hold(generation: int) -> None:
-    """Records a newly formed generation, so that this process's next `lease` follows it. Every
-    member calls this. Also reports a newcomer as a member."""
+    """Records a newly formed generation, from which this process's next `lease` starts. Every
+    member calls this function. Also reports a newcomer as a member."""
     _me().held = generation
     joined()
 
@@ -56,7 +56,7 @@ def hold(generation: int) -> None:
 def _ask_until_answered(
     patience_s: float, generation: int, members: Sequence[str], minority: bool
 ) -> bool:
-    """Calls `lease` until it succeeds or the patience ends, because a server that is away may
+    """Calls `lease` until the server answers or `patience_s` is over, because a stopped server may
     return or be replaced."""
     deadline = time.monotonic() + patience_s
     while True:
@@ -65,7 +65,7 @@ def _ask_until_answered(
         except (PeerLost, DeadlineExceeded, Corrupted):  # a starting server has no address yet
             if time.monotonic() >= deadline:
                 raise
-        minority = False  # it has already waited for the larger part
+        minority = False  # `lease` has already waited for the larger part
         time.sleep(_AGAIN_S)
 
 
@@ -75,21 +75,22 @@ class Steps(Protocol):
     permit: Callable[[int, tuple[str, ...], bool], bool] | None
     """(generation, members, minority) -> whether this part may continue."""
     fenced: list[Callable[[int], None]]
-    """Callbacks for a new generation once it is formed."""
+    """Callbacks for each new generation, called once the generation is formed."""
     begun: list[Callable[[int, int], None]]
     """Callbacks at the start of each step, with the generation and the number of steps begun
     in it."""
 
 
 def elastic(steps: Steps, *, patience_s: float = 60.0) -> None:
-    """Connects an elastic job to its task. The lease decides which part continues, and the platform
-    learns the members. `suspend_requested()` returns the same on all members, by step. Call it on
-    every rank before the first step. It does nothing outside a task, where a quorum decides which
-    part continues.
+    """Connects an elastic job to its task. The lease decides which part of the ranks continues, and
+    the platform learns the members. `suspend_requested()` then returns the same on all members in
+    each step. Call this function on every rank before the first step. Outside a task it has no
+    effect, and a quorum decides which part continues.
 
     Args:
-        steps: of the job.
-        patience_s: seconds that the members left after a loss wait for the server, if it is away.
+        steps: runner of the job's steps.
+        patience_s: maximum seconds that the remaining members wait for a server that does not
+            answer.
     """
     if in_task():
         steps.permit = partial(_ask_until_answered, patience_s)
@@ -100,25 +101,27 @@ def elastic(steps: Steps, *, patience_s: float = 60.0) -> None:
 def lease(
     generation: int, members: Sequence[str], minority: bool = False, *, grace_s: float = GRACE_S
 ) -> bool:
-    """Asks the server that only this part of the attempt continues. The first of its members calls
-    it.
+    """Requests the lease, so that only this part of the attempt continues. The first member of the
+    part calls this function.
 
-    The server grants the first request from the generation in force. It grants the same request
-    from the same process again, so a process that lost the answer may repeat it.
+    The server grants the first request that starts from the current generation. It grants the same
+    request from the same process again, so a process that lost the answer may repeat the request.
 
     Args:
-        generation: later than the one that this process was told to `hold` (0 before any was).
+        generation: number above the generation that this process last passed to `hold` (initially
+            0).
         members: names of the processes of this part, for display.
-        minority: the members are too few for a quorum: waits `grace_s` before it asks.
-        grace_s: in seconds.
+        minority: True if the members are too few for a quorum; the function then first waits
+            `grace_s`.
+        grace_s: wait of a minority, in seconds.
 
     Returns:
-        False if the part must not continue: others have followed the generation that it held, or
-        the attempt is over or was replaced.
+        True if the part may continue. False if another part has been granted a later generation, or
+        if the attempt is over or was replaced.
 
     Raises:
         PeerLost, DeadlineExceeded: the server cannot be reached, or did not answer. The part must
-            not continue, but may ask again.
+            not continue, but may call this function again.
         TaskError: outside a task (see `in_task`), or the server has no such task.
         ConfigError: a generation below 1, or no members.
     """

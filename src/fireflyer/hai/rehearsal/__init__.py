@@ -4,7 +4,7 @@
     steps.py     parser of the steps that a script prints (pure)
     report.py    report on each event (pure)
     injector.py  injects the events: calls of the client, signals to ranks
-    slowdown.py   stops and continues processes; leaves none stopped
+    slowdown.py  stops and continues processes; leaves no process stopped
     driver.py    runs a plan on a task
 
 The idea is HAI Platform's `hai-cli python x.py ++ --suspend_seconds 100`. docs/operate/hai-rehearse.md says

@@ -1,5 +1,5 @@
-"""Runs a plan on a task. One thread follows the history, one the output of rank 0, one injects the
-events."""
+"""Runs a plan on a task. One thread follows the history, one follows the output of rank 0, and one
+injects the events."""
 
 import contextlib
 import threading
@@ -22,7 +22,7 @@ class Rehearsal:
 
     Args:
         client: the platform.
-        task: as it was submitted.
+        task: view of the submitted task.
         plan: the events.
         tell: called with a line for users when an event is injected.
     """
@@ -62,7 +62,7 @@ class Rehearsal:
         """Waits until the task is over; returns the report on the events.
 
         Raises:
-            FireflyerError: the platform went away.
+            FireflyerError: the connection to the platform was lost.
         """
         for thread in self._threads:
             thread.join()
@@ -74,7 +74,8 @@ class Rehearsal:
         return report(self._plan, self._made, self._history, steps, task)
 
     def leave(self) -> None:
-        """Injects no more events and continues stopped processes; the task is left as it is."""
+        """Stops the rehearsal: injects no more events and continues stopped processes. The task
+        itself keeps running."""
         with self._news:
             self._over = True
             self._news.notify_all()
@@ -177,8 +178,8 @@ class Rehearsal:
             self._await_effect(attempt, seen)
 
     def _await_effect(self, attempt: int, seen: int) -> None:
-        """Waits until the history shows an effect, because the next event is meant for the state
-        after this one."""
+        """Waits until the history shows an effect of the injected event, because the plan expects
+        the next event in the state after this effect."""
         with self._news:
             while not self._over and self._state == "running" and self._attempt == attempt:
                 if len(self._history) > seen and self._task.spec.elastic:
@@ -199,8 +200,8 @@ class Rehearsal:
         )
 
     def _until_next(self, pending: list[Planned], now: Moment) -> float | None:
-        """Returns the seconds until an event comes due by time alone; None if news must come
-        first."""
+        """Returns the seconds until an event is due by time alone; None if the history or the
+        output must change first."""
         times = [planned.at_s - now.ran_s for planned in pending if planned.at_s is not None]
         ahead = [left for left in times if left > 0]
         return min(ahead) if ahead and self._ran_ns is not None else None

@@ -35,11 +35,11 @@ class Injector:
         self._slowing: list[subprocess.Popen[bytes]] = []
 
     def make(self, planned: Planned) -> None:
-        """Injects one event. It is done when this returns; its effects follow.
+        """Injects one event. The effects of the event may follow after this method returns.
 
         Raises:
-            TaskError: it cannot be injected now: the task or the rank is over.
-            FireflyerError: the platform refuses, or is away.
+            TaskError: the event cannot be injected, because the task or the rank has ended.
+            FireflyerError: the platform refuses the request, or cannot be reached.
         """
         match planned.kind:
             case "suspend":
@@ -61,7 +61,7 @@ class Injector:
                     self._slow(pidfds, STOPPED_MS, RUNNING_MS, planned.lasts_s)
 
     def close(self) -> None:
-        """Continues all stopped processes; returns when all helpers are gone."""
+        """Continues all stopped processes; returns when all helper processes have exited."""
         for helper in self._slowing:
             helper.communicate()  # closes the helper's standard input
 
@@ -82,8 +82,8 @@ class Injector:
             )
 
     def _kill_node(self, planned: Planned) -> None:
-        """Kills the node's supervisor. The guard then kills all that is left there, as on a lost
-        node."""
+        """Kills the node's supervisor. The guard then kills all remaining processes of the node, as
+        if the node was lost."""
         with self._held(self._on_node(planned)[0]) as rank:
             supervisor = _parent(_pid_of(rank))
             with _opened(supervisor) as pidfd:
@@ -121,7 +121,7 @@ class Injector:
 
 
 def check_engine(client: Client) -> None:
-    """Rejects a home whose tasks do not run here.
+    """Rejects a home whose tasks do not run on this machine.
 
     Raises:
         ConfigError: the engine is not the local one.
@@ -129,7 +129,7 @@ def check_engine(client: Client) -> None:
     engine = client.home.read_engine().engine
     if engine != "local":
         raise ConfigError(
-            f"--rehearse needs the local engine, and this home runs tasks by {engine}"
+            f"--rehearse needs the local engine, but this home uses the engine {engine}"
         )
 
 

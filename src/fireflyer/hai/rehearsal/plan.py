@@ -29,20 +29,20 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a rehearsal."""
 
     text: str
-    """Event as it was written."""
+    """Text of the event in `--rehearse`."""
     kind: Kind
     index: int = -1
     """Index of the rank, or of the node in the task, from 0; -1 for the whole task."""
     at_s: float | None = None
     """Seconds after the task first ran."""
     at_step: int | None = None
-    """Step at which the event is due, once the script has printed it or a later one."""
+    """Step at which the event is due: the script has printed this step or a later one."""
     lasts_s: float = 0.0
 
 
 def parse(text: str) -> tuple[Planned, ...]:
-    """Parses e.g. "suspend@60s,kill-rank1@step40,slow-node2@2m+30s" into events, in the order
-    given.
+    """Parses events, for example "suspend@60s,kill-rank1@step40,slow-node2@2m+30s", and keeps their
+    order.
 
     Raises:
         ConfigError: names the event and the error in it.
@@ -67,7 +67,7 @@ def _event(word: str) -> Planned:
     whole = kind in ("suspend", "resume")
     if whole and found["index"] is not None:
         raise ConfigError(
-            f"invalid --rehearse {word!a}: {kind} applies to the whole task; omit the number"
+            f"invalid --rehearse {word!a}: {kind} applies to all of the task; omit the number"
         )
     if not whole and found["index"] is None:
         what = kind.partition("-")[2]
@@ -104,8 +104,8 @@ def _seconds(word: str, text: str) -> float:
 
 
 def shape_for(plan: tuple[Planned, ...]) -> tuple[int, int]:
-    """Returns (nodes, ranks per node) of the smallest task that has all the named nodes and
-    ranks."""
+    """Returns (nodes, ranks per node) of the smallest task that has all nodes and ranks of the
+    plan."""
     nodes = max((event.index + 1 for event in plan if event.kind.endswith("-node")), default=1)
     ranks = max((event.index + 1 for event in plan if event.kind.endswith("-rank")), default=1)
     return nodes, -(-ranks // nodes)
@@ -139,8 +139,8 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def due(event: Planned, moment: Moment) -> bool:
-    """Returns whether to inject the event now. An event that comes due while the task does not run
-    waits until it does."""
+    """Returns whether to inject the event now. If the task does not run when the event is due, the
+    event waits until the task runs."""
     able = moment.suspended if event.kind == "resume" else moment.running
     if event.at_s is not None:
         return able and moment.ran_s >= event.at_s

@@ -1,5 +1,5 @@
-"""Report on each event of a rehearsal, in numbers and words. Pure: from the task's history, the
-times of the injected events, and the steps that the script printed."""
+"""Report on each event of a rehearsal, as numbers and text. Pure: computed from the task's history,
+the times of the injected events, and the steps that the script printed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ from fireflyer.hai.rehearsal.steps import AttemptSteps
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of the plan that was injected or could not be."""
+    """An event of the plan and the result of its injection."""
 
     planned: Planned
     attempt: int
@@ -20,7 +20,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None
     """Last step printed before the event."""
     failed: str = ""
-    """Reason why the injection failed."""
+    """Reason why the injection failed; empty: the event was injected."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,9 +30,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     made: bool
     survived: bool
     seen_after_s: float | None = None
-    """Time until the platform noticed; None: it did not, or need not."""
+    """Time until the history showed the event's effect; None: it showed none, or none is
+    expected."""
     running_after_s: float | None = None
-    """Time until all ranks ran again."""
+    """Time until all ranks ran again; None: they did not."""
     step_before: int | None = None
     resumed_from_step: int | None = None
     steps_lost: int | None = None
@@ -63,8 +64,8 @@ def report(
         plan: the planned events.
         made: the events that were tried.
         history: all events of the task.
-        steps: by attempt.
-        task: as it ended.
+        steps: printed steps, by attempt.
+        task: view of the task after its end.
     """
     of = {id(item.planned): item for item in made}
     lines = tuple(
@@ -193,8 +194,8 @@ def _killed(
 
 
 def _again(item: Made, later: Sequence[Event], steps: Mapping[int, AttemptSteps]) -> Event | None:
-    """Returns the start of the next attempt that printed a step, or else of the next attempt at
-    all."""
+    """Returns the start of the next attempt that printed a step. If no attempt printed one, returns
+    the start of the next attempt."""
     begins = [e for e in later if e.kind == "running" and e.attempt > item.attempt]
     telling = [e for e in begins if e.attempt in steps and steps[e.attempt].first is not None]
     return next(iter(telling or begins), None)
@@ -203,7 +204,7 @@ def _again(item: Made, later: Sequence[Event], steps: Mapping[int, AttemptSteps]
 def _resumption(
     item: Made, again: Event | None, steps: Mapping[int, AttemptSteps], task: TaskView, what: str
 ) -> tuple[bool, str]:
-    """Returns whether the work resumed from its saved state, and a description."""
+    """Returns whether the task resumed from its saved state, and a description."""
     if again is None:
         return (
             False,

@@ -16,7 +16,7 @@ class AttemptSteps(msgspec.Struct, kw_only=True):
     first: int | None = None
     last: int | None = None
     resumed_from: int | None = None
-    """The checkpoint's step, if a line before the first step said so."""
+    """Step of the loaded checkpoint, if a line before the first step names it."""
 
 
 class StepReader:

@@ -1,1 +1,2 @@
-"""Use of the hardware over time: sampled by supervisors, kept at falling resolution."""
+"""Use of the hardware over time: supervisors take the samples, and older data has a lower
+resolution."""

@@ -1,8 +1,8 @@
-"""Series over time: points, their compact form, levels of resolution, and means. Pure.
+"""Time series: points, their compact form, levels of resolution, and means. Pure.
 
-A point holds a value per metric, NaN if there is none. Points of one scope (a task, a node, a user,
-the cluster) are kept in chunks of POINTS, at three levels: a minute, ten minutes, an hour. A point
-of a higher level is the mean of the points of the lower level that it covers.
+A point has a value per metric, NaN if the value is missing. Points of one scope (a task, a node, a
+user, the cluster) are stored in chunks of POINTS, at three levels: a minute, ten minutes, an hour.
+A point of a higher level is the mean of the points that it covers on the lower level.
 """
 
 import math
@@ -16,10 +16,10 @@ METRICS = (
     "held", "capacity", "queued", "running", "cpu", "memory", "read", "written", "received", "sent",
     "gpu", "gpu_memory", "step", "loss", "speed", "useful",
 )  # fmt: skip
-"""Metrics in the order of a point. held, capacity: GPUs, or nodes where nodes have none; queued,
+"""Metrics in the order of a point. held, capacity: GPUs (a node without GPUs counts 1); queued,
 running: tasks; cpu: cores in use; memory, gpu_memory: bytes; read, written, received, sent: bytes a
-second; gpu: load of the held GPUs, 0 to 1; step, loss: of rank 0; speed: steps a second; useful:
-share of the held time that counts as work."""
+second; gpu: load of the held GPUs, 0 to 1; step, loss: values of rank 0; speed: steps a second;
+useful: share of the held GPUs that running tasks hold."""
 
 Point = tuple[float, ...]
 
@@ -32,7 +32,7 @@ LEVELS = (60, 600, 3600)
 """Seconds between the points of each level."""
 
 KEPT_S = {60: 2 * 86_400, 600: 60 * 86_400}
-"""Time that the chunks of a level are kept; the last level is kept for good."""
+"""Seconds for which the chunks of a level are kept; the last level is kept forever."""
 
 
 def point(**values: float) -> Point:
@@ -41,17 +41,18 @@ def point(**values: float) -> Point:
 
 
 def chunk_begin(when: float, level: int) -> int:
-    """Returns the begin of the chunk that holds a time, in seconds since 1970."""
+    """Returns the begin of the chunk that contains a time, in seconds since 1970."""
     return int(when // (level * POINTS)) * level * POINTS
 
 
 def place(when: float, level: int) -> int:
-    """Returns the index in its chunk of the point that covers a time."""
+    """Returns the index, within its chunk, of the point that covers a time."""
     return int(when // level) % POINTS
 
 
 def mean(points: Iterable[Point]) -> Point:
-    """Returns the mean of each metric over the points that have it; for `step` the last value."""
+    """Returns the mean of each metric over the points that have a value; for `step` the last
+    value."""
     columns = list(zip(*points, strict=True))
     if not columns:
         return EMPTY
@@ -66,7 +67,7 @@ def mean(points: Iterable[Point]) -> Point:
 
 
 def pack(points: Sequence[Point]) -> bytes:
-    """Returns the compact form of a chunk: only metrics that it has, as 32-bit floats."""
+    """Returns the compact form of a chunk, as 32-bit floats, without metrics that have no value."""
     columns = list(zip(*points, strict=True))
     have = [at for at, column in enumerate(columns) if not all(map(math.isnan, column))]
     mask = sum(1 << at for at in have)
@@ -95,20 +96,20 @@ def unpack(data: bytes) -> list[Point]:
 
 
 def _narrow(value: float) -> float:
-    """Returns a value that a 32-bit float can hold."""
+    """Returns the value, limited to the range of a 32-bit float."""
     return math.copysign(3e38, value) if abs(value) > 3e38 else value
 
 
 def choose_level(seconds: float) -> int:
-    """Returns the finest level that still holds points from so long ago, with at most a few hundred
-    of them."""
+    """Returns the finest level that keeps points for `seconds` and needs at most a few hundred of
+    them."""
     if seconds <= 6 * 3600:
         return 60
     return 600 if seconds <= 4 * 86_400 else 3600
 
 
 def thin(points: Sequence[Point], most: int) -> tuple[list[Point], int]:
-    """Returns at most `most` points, each the mean of the same number of neighbours, and that
+    """Returns at most `most` points, each the mean of the same number of adjacent points, and that
     number."""
     size = max(1, -(-len(points) // most))
     return [mean(points[at : at + size]) for at in range(0, len(points), size)], size

@@ -1,9 +1,9 @@
-"""Hardware that the ranks of a node use: sampled once a second by their supervisor.
+"""Use of the hardware by the ranks of a node, which their supervisor samples once a second.
 
 The sampler keeps totals since its start: seconds of CPU, bytes of I/O, and sums over all samples of
-memory and GPU load. It writes them in place to a small file in the attempt's folder. A reader takes
-the difference between two reads, so no message is lost while the reader is away, and the file never
-grows. Imports neither asyncio nor torch.
+memory and GPU load. It writes the totals in place to a small file in the attempt's folder. A reader
+takes the difference between two reads, so it may skip reads, and the file never grows. Imports
+neither asyncio nor torch.
 
     <attempt>/<node>.usage      Usage as one line of JSON
 """
@@ -24,18 +24,18 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 WRITE_EVERY = 10
-"""Samples between two writes of the file."""
+"""Number of samples between two writes of the file."""
 
 
 class RankUsage(msgspec.Struct):
-    """Totals of one rank with its child processes, as of one process of the rank."""
+    """Totals of one incarnation of a rank, including child processes."""
 
     rank: int
     pid: int
     cpu_s: float = 0.0
     read: int = 0
     written: int = 0
-    """Bytes from and to storage."""
+    """Bytes read from and written to storage."""
     memory_sum: float = 0.0
     """Resident bytes, added up over `samples`."""
     samples: int = 0
@@ -51,13 +51,13 @@ class Usage(msgspec.Struct, kw_only=True):
     ranks: list[RankUsage] = []
     received: int = 0
     sent: int = 0
-    """Bytes through the network interfaces of the node since it was booted, loopback left out."""
+    """Bytes through the network interfaces of the node since its boot, without loopback."""
     gpus: int = 0
-    """GPUs of the part that are sampled."""
+    """Number of sampled GPUs."""
     gpu_sum: float = 0.0
-    """Load of these GPUs from 0 to 1 each, added up over GPUs and samples."""
+    """Load of the sampled GPUs from 0 to 1 each, added up over GPUs and samples."""
     gpu_memory_sum: float = 0.0
-    """Bytes used of their memory, likewise."""
+    """Used memory of the sampled GPUs in bytes, added up over GPUs and samples."""
 
 
 class Sampler:
@@ -86,7 +86,8 @@ class Sampler:
         self._usage.gpus = len(self._handles)
 
     def sample(self, running: Mapping[int, int], now: float) -> None:
-        """Takes one sample of the running ranks (pid -> rank); writes the file now and then."""
+        """Takes one sample of the running ranks (pid -> rank). Writes the file every WRITE_EVERY
+        samples."""
         usage = self._usage
         if self._began is None:
             self._began = now
@@ -111,19 +112,20 @@ class Sampler:
             try:
                 found = counters(member)
             except OSError:
-                continue  # it has just ended; its parent has its CPU time once it is reaped
+                continue  # the process has ended; its parent's totals include its CPU time once it is reaped
             cpu += found[0]
             memory += found[1]
             read += found[2]
             written += found[3]
-        # A child that ends is missing until its parent has reaped it: totals never fall.
+        # The totals miss a child that has ended until its parent has reaped it, so `max` keeps them
+        # from falling.
         totals.cpu_s = max(totals.cpu_s, cpu)
         totals.read, totals.written = max(totals.read, read), max(totals.written, written)
         totals.memory_sum += memory
         totals.samples += 1
 
     def write(self) -> None:
-        """Writes the totals; a full disk costs a figure, not the rank."""
+        """Writes the totals. Ignores errors, so that a full disk does not end the rank."""
         if not self._usage.samples:
             return
         self._usage.ranks = [self._ranks[rank] for rank in sorted(self._ranks)]
@@ -142,7 +144,7 @@ def usage_path(attempt: Path, node: str) -> Path:
 
 
 def read_usage(path: Path) -> Usage | None:
-    """Returns the totals in a file; None if it is missing, or was read during a write."""
+    """Returns the totals in a file; None if the file is missing, or was read during a write."""
     try:
         data = path.read_bytes()
         return msgspec.json.decode(data, type=Usage) if data.endswith(b"\n") else None
@@ -163,16 +165,16 @@ def tree(pid: int) -> list[int]:
 
 
 def counters(pid: int) -> tuple[float, int, int, int]:
-    """Returns the CPU seconds of a process with the children that it has reaped, its resident
-    bytes, and its bytes from and to storage (0 where the kernel does not tell). Reads two files of
-    proc(5): a library that reads more costs several times as much, once a second for each process.
+    """Returns a process's CPU seconds, including reaped children, its resident bytes, and its bytes
+    read from and written to storage (0 if the kernel does not report them). Reads only two files of
+    proc(5), because this function runs once a second for each process.
 
     Raises:
         OSError: the process has ended.
     """
     with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
         text = file.read(4096)
-    fields = text[text.rindex(b")") + 2 :].split()  # the name before may contain blanks
+    fields = text[text.rindex(b")") + 2 :].split()  # the command name before it may contain blanks
     ticks = int(fields[11]) + int(fields[12]) + int(fields[13]) + int(fields[14])
     moved: dict[bytes, bytes] = {}
     with contextlib.suppress(OSError), open(f"/proc/{pid}/io", "rb", buffering=0) as file:
@@ -183,7 +185,7 @@ def counters(pid: int) -> tuple[float, int, int, int]:
 
 
 def network() -> tuple[int, int]:
-    """Returns the bytes that the node's interfaces have received and sent, loopback left out."""
+    """Returns the bytes that the node's interfaces have received and sent, without loopback."""
     received = sent = 0
     with open("/proc/net/dev", encoding="ascii") as file:
         for line in file.readlines()[2:]:
@@ -195,7 +197,7 @@ def network() -> tuple[int, int]:
 
 
 def open_nvml(devices: Sequence[int]) -> Any:
-    """Returns the NVML library for these GPUs; None if there are none, or no driver."""
+    """Returns the initialised NVML library; None if `devices` is empty or the driver is missing."""
     if not devices:
         return None
     import pynvml
@@ -208,6 +210,6 @@ def open_nvml(devices: Sequence[int]) -> Any:
 
 
 def next_sample(last: float) -> float:
-    """Returns the time.monotonic() of the sample after one at `last`; samples that were missed are
-    left out."""
+    """Returns the time.monotonic() of the sample after the sample at `last`. Missed samples are
+    skipped."""
     return max(last + SAMPLE_S, time.monotonic())

@@ -1,1 +1,1 @@
-"""Scheduling: the queue, the pure planner, its policies, and why a task waits."""
+"""Scheduling: the queue, the pure planner, its policies, and explanations of waits."""

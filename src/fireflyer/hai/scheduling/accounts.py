@@ -1,8 +1,8 @@
 """Attained service: the recent cluster use of each account, in discrete levels.
 
 An account's service grows with the GPUs that it holds, and decays by half every half-life. Levels
-are powers: level 0 below `unit`, level k from `unit * ratio ** (k - 1)`. An account that holds
-nothing therefore falls level by level. Plans depend only on the times at which a level changes.
+are powers: level 0 below `unit`, level k from `unit * ratio ** (k - 1)`. An account that holds no
+GPUs therefore falls level by level. Plans depend only on the times at which a level changes.
 Discretised attained service follows Tiresias (NSDI'19). Pure.
 """
 
@@ -24,18 +24,18 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     half_life_s: float = math.inf
 
     def level(self, service: float) -> int:
-        """Returns the level of an account that has no level yet."""
+        """Returns the initial level of an account with this service."""
         if service < self.unit:
             return 0
         return 1 + int(math.log(service / self.unit, self.ratio) + 1e-9)
 
     def rises(self, level: int) -> float:
-        """Returns the service at which an account leaves this level upwards."""
+        """Returns the service at which an account moves from this level to the next higher one."""
         return self.unit * self.ratio**level
 
     def falls(self, level: int) -> float:
-        """Returns the service at which an account leaves this level downwards: half a level below
-        its entry, to avoid flapping."""
+        """Returns the service at which an account moves from this level to the next lower one. The
+        threshold is half a level below the entry into the level, to avoid flapping."""
         return self.unit * self.ratio ** (level - 1.5) if level else 0.0
 
 
@@ -49,14 +49,14 @@ class Account:
         self._service = service
         self._at = now
         self._limit = 0.0
-        """Value that the service converges to."""
+        """Service to which the account converges at its current rate."""
         self.rate = 0.0
-        """GPUs held now."""
+        """GPUs that the account holds now."""
         self.level = scale.level(service)
         self.jobs = 0
         """Number of the account's jobs that are not over."""
         self.version = 0
-        """Counter of changes; it marks timers set for an older version as void."""
+        """Number of changes; timers of an older version are void."""
 
     def service(self, now: float) -> float:
         """Returns the decayed service in GPU-seconds."""
@@ -75,13 +75,14 @@ class Account:
         self.version += 1
 
     def credit(self, service: float, now: float) -> None:
-        """Adds service from before."""
+        """Adds past service."""
         self._service, self._at = self.service(now) + service, now
         self.level = self._scale.level(self._service)
         self.version += 1
 
     def next_level(self, now: float) -> tuple[float, int]:
-        """Returns when the level changes if nothing else does (inf: never), and the new level."""
+        """Returns the time of the next change of level (inf: never), and the new level. Assumes
+        that the account holds the same GPUs until then."""
         service, scale = self.service(now), self._scale
         if scale.half_life_s == math.inf:
             if not self.rate:
@@ -104,9 +105,11 @@ class Accounts:
     """Accounts of all jobs that are not over.
 
     Args:
-        scale: None: there are no accounts, and every job stays at level 0.
+        scale: conversion of service to levels; None: there are no accounts, and every job stays at
+            level 0.
         by: owner of an account.
-        expect: sets a timer: when an account reaches its next level, its key and its version.
+        expect: sets a timer for the next level of an account; the arguments are the time, the
+            account's key and its version.
     """
 
     def __init__(
@@ -122,7 +125,7 @@ class Accounts:
         self._jobs: dict[str, dict[str, Job]] = {}
 
     def join(self, job: Job, now: float) -> None:
-        """Adds a job to its account, and gives the job its level."""
+        """Adds a job to its account, and sets the job's level."""
         if self._scale is None:
             return
         key = self._key(job)
@@ -133,7 +136,7 @@ class Accounts:
         job.standing = account.level
 
     def leave(self, job: Job) -> None:
-        """Takes a job that is over out of its account."""
+        """Removes a job that is over from its account."""
         key = self._key(job)
         mine = self._jobs.get(key)
         if mine is not None:
@@ -144,7 +147,8 @@ class Accounts:
                     del self._accounts[key]
 
     def jobs(self, key: str) -> Iterable[Job]:
-        """Returns the jobs of an account; the caller may change their places meanwhile."""
+        """Returns a copy of the jobs of an account, so that the caller may change the account
+        meanwhile."""
         return list(self._jobs.get(key, {}).values())
 
     def level(self, key: str) -> int:
@@ -160,7 +164,8 @@ class Accounts:
             self._remind(key, account, now)
 
     def credit(self, job: Job, service: float, now: float) -> str | None:
-        """Adds past service to the job's account; returns its key if the level changed."""
+        """Adds past service to the job's account; returns the account's key if its level
+        changed."""
         key = self._key(job)
         account = self._accounts.get(key)
         if account is None or not service:
@@ -171,8 +176,8 @@ class Accounts:
         return key if account.level != before else None
 
     def cross(self, key: str, version: int, now: float) -> bool:
-        """Moves an account to its next level, unless its timer is void; returns whether the account
-        has jobs."""
+        """Moves an account to its next level, unless the timer is void. Returns whether the account
+        has jobs whose level changed."""
         if self.void(key, version):
             return False
         account = self._accounts[key]
@@ -185,7 +190,8 @@ class Accounts:
         return key in self._jobs
 
     def void(self, key: str, version: float) -> bool:
-        """Returns whether a timer of this version has no meaning any more."""
+        """Returns whether a timer of this version is void, because the account has changed
+        since."""
         account = self._accounts.get(key)
         return account is None or account.version != version
 

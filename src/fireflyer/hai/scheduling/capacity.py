@@ -15,7 +15,9 @@ def members(nodes: int) -> Iterator[int]:
             yield lowest.bit_length() - 1
             nodes ^= lowest
         return
-    bits = bin(nodes)[:1:-1]  # one pass over the digits; arithmetic would cost a pass a member
+    bits = bin(nodes)[
+        :1:-1
+    ]  # one pass over the digits; arithmetic would cost a pass for each member
     place = bits.find("1")
     while place >= 0:
         yield place
@@ -51,17 +53,17 @@ class Capacity:
         self.memory: list[int] = []
         self._jobs: list[int] = []
         self._alone: dict[int, int] = {}
-        """GPUs taken by the job that has a node whole, by place. The node's size may change
-        meanwhile."""
+        """GPUs that a job took with a complete node, by place, because the node's size may change
+        before the job gives them back."""
         self.idle = 0
         """Nodes that hold no job."""
         self.whole = 0
-        """Nodes that are given to one job at a time."""
+        """Nodes that hold at most one job at a time."""
         self.largest = 0
         """GPUs of the largest node."""
         self._sized: dict[tuple[int, int], int] = {}
         self._at_least: list[int] = [0]
-        """[g]: nodes with at least g free GPUs; [0] is unused."""
+        """Element g: nodes with at least g free GPUs. Element 0 is unused."""
 
     def copy(self) -> "Capacity":
         """Returns an independent copy."""
@@ -96,8 +98,8 @@ class Capacity:
         return place
 
     def resize(self, place: int, gpus: int, memory_mib: int, *, whole: bool = False) -> None:
-        """Changes a node's size. Taken capacity stays taken: free may become negative. `whole`
-        changes only while the node is idle."""
+        """Changes a node's size. Taken capacity stays taken, so the free capacity may become
+        negative. `whole` changes only while the node is idle."""
         self._at_least.extend([0] * (gpus + 1 - len(self._at_least)))
         self.largest = max(self.largest, gpus)
         self._sized.clear()
@@ -108,7 +110,7 @@ class Capacity:
         self.total[place], self.total_memory[place] = gpus, memory_mib
 
     def share(self, place: int, gpus: int) -> int:
-        """Returns the GPUs that a job which asks for `gpus` (0: all) gets on a node."""
+        """Returns the number of GPUs that a job gets on a node if it asks for `gpus` (0: all)."""
         return gpus if gpus and not self.whole >> place & 1 else self.total[place]
 
     def take(self, place: int, gpus: int, memory_mib: int) -> None:
@@ -141,7 +143,7 @@ class Capacity:
             at_least[gpus] &= ~bit
 
     def fitting(self, gpus: int, memory_mib: int, among: int) -> int:
-        """Returns the nodes of `among` that could take a member of such a gang now."""
+        """Returns the nodes of `among` with enough free capacity for one member of a gang now."""
         if gpus == 0:
             found = self.idle & among
         elif gpus < len(self._at_least):
@@ -160,8 +162,8 @@ class Capacity:
         return next((gpus for gpus in counts if self._at_least[gpus] & among), 0)
 
     def lacks(self, place: int, gpus: int, memory_mib: int) -> tuple[int, int] | None:
-        """Returns the GPUs and MiB that a node lacks for a member; negative: it has them to spare.
-        None: the node is too small."""
+        """Returns the GPUs and MiB that a node lacks for one member; a negative number is a
+        surplus. None: the node is too small."""
         total, total_memory = self.total[place], self.total_memory[place]
         if gpus > total or (memory_mib and 0 < total_memory < memory_mib):
             return None
@@ -169,7 +171,7 @@ class Capacity:
         return gpus - self.free[place], memory
 
     def sized(self, gpus: int, memory_mib: int, among: int) -> int:
-        """Returns the nodes of `among` that are large enough, whether free or not."""
+        """Returns the nodes of `among` that are large enough, free or not."""
         found = self._sized.get((gpus, memory_mib))
         if found is None:
             found = 0
@@ -181,7 +183,7 @@ class Capacity:
         return found & among
 
     def tightest(self, gpus: int, among: int) -> int:
-        """Best fit: returns those of the nodes in `among` with the fewest free GPUs."""
+        """Returns the nodes of `among` with the fewest free GPUs (best fit)."""
         at_least = self._at_least
         for free in range(gpus, len(at_least) - 1):
             found = among & ~at_least[free + 1]

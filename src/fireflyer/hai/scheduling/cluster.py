@@ -1,8 +1,8 @@
 """Cluster state that `plan` reads: nodes, jobs, quotas, windows and indexes that make a plan cheap.
 
-The caller (the server's controller, the simulator) reports each event by one call; a call costs
-what it changes. There is no clock: `now` is the caller's, in seconds on one clock that never goes
-back. Pure. Examples of each call: docs/operate/hai-scheduler.md.
+The caller (the server's controller, the simulator) reports each event by one call. The cost of a
+call is proportional to the change. The caller passes the time as `now`, in seconds on one clock
+that never goes back. Pure. Examples of each call: docs/operate/hai-scheduler.md.
 """
 
 import heapq
@@ -48,14 +48,15 @@ TICK_S = 60.0
 """Interval of checks of quanta and levels; changes due in between are decided together."""
 
 Timer = tuple[float, int, str, str, float]
-"""Due time, tie breaker, kind, subject's name, and a stamp that identifies a void timer."""
+"""Due time, tie breaker, kind, name of the subject, and a stamp by which a void timer is
+recognised."""
 
 
 class Cluster:
     """Nodes, jobs and rules, and the state derived from them. Used by one thread.
 
     Args:
-        nodes: may change later (`set_node`); a name keeps its place for good.
+        nodes: initial nodes; `set_node` changes them later. A name keeps its place forever.
         policy: a name of `policies.POLICIES`.
 
     Raises:
@@ -80,34 +81,37 @@ class Cluster:
         self.leaving: dict[str, Job] = {}
         """Suspending jobs; their nodes are about to become free."""
         self.warm: dict[str, Job] = {}
-        """Queued jobs for which the engine keeps something warm."""
+        """Queued jobs for which the engine keeps warm processes."""
         self.queue = Lanes()
         self.windows: dict[str, Window] = {}
         self.quotas: dict[QuotaKey, Quota] = {}
         self.usage: dict[QuotaKey, tuple[int, int]] = {}
         """Nodes and GPUs that running jobs hold."""
         self.changes = Changes()
-        """Nodes on which the jobs, or their value, changed."""
-        self.ladder = VictimIndex(self)
-        self.rooms: dict[tuple[QueueKey | None, Shape, str | None], PreemptionCache] = {}
+        """Log of nodes whose jobs, or whose jobs' data, changed."""
+        self.victim_index = VictimIndex(self)
+        self.preemption_caches: dict[
+            tuple[QueueKey | None, Shape, str | None], PreemptionCache
+        ] = {}
         self.movers: dict[tuple[int, int, int], RepackIndex] = {}
         """Caches that plans keep per node; they never change a plan's result."""
         self.moving: dict[str, int] = {}
         """Place reserved for each moving job until it starts there."""
         self.evicting: dict[str, str] = {}
-        """Nodes that their jobs have to leave, with the reason, until the next plan."""
+        """Nodes whose jobs the next plan preempts, with the reason."""
         self.fresh = ALL
-        """Nodes that changed since the last plan. A plan's first placement uses one of these, or a
-        job of `arrived`; only after it does the plan search other nodes."""
+        """Nodes that changed since the last plan. The first placement of a plan uses one of these
+        nodes, or a job of `arrived`. The plan searches other nodes only after that placement."""
         self.arrived: dict[str, Job] = {}
-        """Queued jobs that are new since the last plan, or may by now preempt or move others."""
+        """Queued jobs that are new since the last plan, or that may now preempt or move others
+        because of their wait."""
         self.alike = False
         """Set by a plan: True if `fresh` and `arrived` may record single changes. If False, the
-        next plan examines everything after any change."""
+        next plan examines all nodes and jobs after any change."""
         self.again = False
-        """Set by a plan that has more to do at once."""
+        """Set by a plan: True if another plan must follow immediately."""
         self.reserved: tuple[Reservation, ...] = ()
-        """Set by a plan: free capacity that it keeps from jobs behind others."""
+        """Set by a plan: free capacity that later jobs in the queue may not use."""
         self.accounts = Accounts(self.policy.scale, self.policy.by, self._expect)
         self._auto: dict[str, dict[str, Job]] = {}
         self._timers: list[Timer] = []
@@ -142,13 +146,12 @@ class Cluster:
         self.fresh = ALL
 
     def evict(self, name: str, reason: str) -> None:
-        """Has the next plan preempt the jobs on a node that takes no new ones, under every
-        policy."""
+        """Makes the next plan preempt the jobs on a drained node, under every policy."""
         self.evicting[name] = reason
         self.fresh = ALL
 
     def set_window(self, window: Window) -> None:
-        """Adds a window, or changes the one with this id."""
+        """Adds a window, or replaces the window with the same id."""
         self.fresh = ALL
         self.windows[window.id] = window
         self._remind(window.begin, "window", window.id, 0.0)
@@ -163,9 +166,11 @@ class Cluster:
             self.fresh = ALL
 
     def set_quota(self, user: str, priority: int, group: str, quota: Quota | None) -> None:
-        """Limits what the jobs of a user hold at a priority in a group; None removes the limit.
+        """Limits the nodes and GPUs that a user's jobs hold at a priority in a group; None removes
+        the limit.
 
-        ANY as user or group covers those without a row of their own. Running jobs continue.
+        The name ANY applies to all users or groups without a row of their own. Running jobs
+        continue.
         """
         self.fresh = ALL
         if quota is None:
@@ -180,7 +185,7 @@ class Cluster:
             self._move(self.jobs[task])
 
     def limit(self, user: str, priority: int, group: str) -> Quota | None:
-        """Returns the quota in force: the most specific row."""
+        """Returns the quota that applies: the most specific row."""
         return counting(self.quotas, user, priority, group) if self.quotas else None
 
     # -- events ------------------------------------------------------------------------------------
@@ -192,7 +197,7 @@ class Cluster:
         self._enqueue(job, now)
 
     def adopt(self, job: Job, now: float) -> None:
-        """Restores a job as an earlier process knew it: in any phase, on its placement's nodes.
+        """Restores a job of an earlier process, in any phase, on the nodes of its placement.
 
         Its past usage is added to its account. The usage of jobs that ended is lost.
         """
@@ -244,7 +249,8 @@ class Cluster:
             self._touch(job.placement)
 
     def suspending(self, task: str, now: float) -> None:
-        """Records that the job is about to leave its nodes: to make room, or to suspend or stop."""
+        """Records that the job is about to leave its nodes, because of a preemption, a suspend or a
+        stop."""
         job = self.jobs[task]
         if job.phase == "suspending":
             return
@@ -254,22 +260,24 @@ class Cluster:
         self._touch(job.placement)
 
     def requeue(self, task: str, now: float, estimate_s: float | None = None) -> None:
-        """Returns a job to the queue: its attempt ended (made room, met a fault), or a user resumed
-        it. `estimate_s` is the work left, if the caller knows better, as when work was lost."""
+        """Returns a job to the queue after a preemption, a fault or a resume. `estimate_s`: the
+        remaining work if it differs from the cluster's own estimate, for example because work was
+        lost."""
         job = self.jobs[task]
         self._leave(job, now)
         job.estimate_s = job.estimate_s if estimate_s is None else estimate_s
         self._enqueue(job, now)
 
     def hold(self, task: str, now: float) -> None:
-        """Records that the user suspended the job; it holds nothing and waits for `requeue`."""
+        """Records that the user suspended the job, which then holds no nodes and waits for
+        `requeue`."""
         job = self.jobs[task]
         self._leave(job, now)
         self.moving.pop(task, None)
         self._enter(job, "held", now)
 
     def remove(self, task: str, now: float) -> None:
-        """Forgets a job that is over."""
+        """Removes a job that is over."""
         job = self.jobs[task]
         self._leave(job, now)
         self.moving.pop(task, None)
@@ -277,18 +285,18 @@ class Cluster:
         self.accounts.leave(job)
 
     def advance(self, now: float) -> None:
-        """Brings what depends on time up to `now`. A plan does it by itself."""
+        """Applies all changes that are due by `now`. `plan` calls this method itself."""
         crossed: dict[str, None] = {}
         while self._timers and self._timers[0][0] <= now:
             _, _, kind, name, stamp = heapq.heappop(self._timers)
             if kind != "level":
                 self._fall_due(kind, name, stamp, now)
             elif self.accounts.cross(name, int(stamp), now):
-                crossed[name] = None  # its jobs move once, however many levels it crossed
+                crossed[name] = None  # its jobs move once, even if it crossed several levels
         for name in crossed:
             self._level_changed(name)
         for job in [self.jobs[task] for task in self.moving]:
-            if job.phase == "queued" and job.since + TICK_S < now:  # it no longer fits there
+            if job.phase == "queued" and job.since + TICK_S < now:  # the job no longer fits there
                 del self.moving[job.id]
         while self._rules and self._rules[0][0] <= now:
             _, _, kind, name, stamp = heapq.heappop(self._rules)
@@ -303,7 +311,8 @@ class Cluster:
                     del self.windows[name]
 
     def next_look(self, now: float) -> float | None:
-        """Returns when a plan may find more without an event; None: never. Call it after a plan."""
+        """Returns the time at which a plan may do more without a further event; None: never. Call
+        this method after a plan."""
         when = math.inf
         if self.queue.ranks:
             if self.again:
@@ -321,15 +330,17 @@ class Cluster:
     # -- questions ---------------------------------------------------------------------------------
 
     def allowed(self, job: Job, now: float) -> int:
-        """Returns nodes the job may use, free or not; for avoided ones see `Job.avoid`."""
+        """Returns the nodes that the job may use, free or not. For avoided nodes see
+        `Job.avoid`."""
         return usable.allowed(self, job, now)
 
     def quota_size(self, job: Job) -> tuple[int, int]:
-        """Returns the nodes and GPUs that the job would hold, at most."""
+        """Returns the maximum nodes and GPUs that the job would hold."""
         return job.nodes, job.nodes * (job.gpus or self.capacity.largest or 1)
 
     def room_in_quota(self, job: Job, nodes: int = 0, gpus: int = 0) -> bool:
-        """Returns whether its quota lets the job start after this plan gave so much more away."""
+        """Returns whether the job's quota allows its start, if a plan has already given `nodes` and
+        `gpus` to other jobs of the quota."""
         key = (job.user, job.level, job.group)
         limit = self.limit(*key)
         if limit is None:
@@ -339,7 +350,8 @@ class Cluster:
         return limit.holds(held[0] + nodes + size[0], held[1] + gpus + size[1])
 
     def forbidden(self, job: Job) -> bool:
-        """True if the job exceeds its quota and never starts. It may be unknown; not for AUTO."""
+        """Returns whether the job alone exceeds its quota, so that it can never start. REQUIRES:
+        its priority is not AUTO. The job need not be in the cluster."""
         limit = self.limit(job.user, job.priority, job.group)
         return limit is not None and not limit.holds(*self.quota_size(job))
 
@@ -379,9 +391,10 @@ class Cluster:
             self._foresee(job, window)
 
     def _foresee(self, job: Job, window: Window) -> None:
-        """Sets a timer for when a window closes to the job: it has fewer nodes then, and may
-        release those it keeps. Without an estimate the window's own timers suffice."""
-        if job.estimate_s is not None and not window.lets_in(job.user, job.group):
+        """Sets a timer for the time from which the job may not use the nodes of a window. The job
+        then may use fewer nodes, and may release those it reserves. Without an estimate the
+        window's own timers suffice."""
+        if job.estimate_s is not None and not window.admits(job.user, job.group):
             self._remind(window.closes(job.estimate_s), "closes", job.id, job.since)
 
     def _arrive(self, job: Job) -> None:
@@ -412,9 +425,11 @@ class Cluster:
         self._file(job)
 
     def _resolve(self, job: Job) -> int:
-        """Returns AUTO's level: the highest whose quota has room; unlimited normal has room.
+        """Returns the level for AUTO: the highest level whose quota is not used up. The level
+        "normal" without a quota is never used up.
 
-        Below an unlimited normal two jobs would lower each other in turn, for ever.
+        The result is never below such a "normal", because two jobs could otherwise lower each other
+        in turn endlessly.
         """
         before = job.level
         for job.level in sorted(PRIORITIES.values(), reverse=True):
@@ -426,7 +441,7 @@ class Cluster:
         return NORMAL
 
     def _settle(self, job: Job, now: float) -> None:
-        """Takes the nodes of the job's placement for the job."""
+        """Marks the nodes of the job's placement as held by the job."""
         held = 0.0
         for name in job.placement:
             place = self.places[name]
@@ -444,7 +459,7 @@ class Cluster:
             self._ripen(job, now)
 
     def _leave(self, job: Job, now: float) -> None:
-        """Takes the job out of the queue or off its nodes."""
+        """Removes the job from the queue or from its nodes."""
         if job.phase == "queued":
             self._dequeue(job)
             self.fresh = ALL
@@ -473,7 +488,7 @@ class Cluster:
             job.estimate_s = max(0.0, job.estimate_s - (now - job.started_at))
 
     def _count(self, job: Job, sign: int) -> None:
-        """Updates the usage of quotas, and the levels that AUTO jobs get from it."""
+        """Updates the usage of quotas, and the levels of AUTO jobs, which depend on the usage."""
         if not self.quotas:
             return
         key = (job.user, job.level, job.group)
@@ -484,7 +499,8 @@ class Cluster:
             self._move(other)
 
     def _credit(self, job: Job, service: float, now: float) -> None:
-        """Adds the job's past usage to its account; its other jobs move only at a new level."""
+        """Adds the job's past usage to its account. The account's jobs move in the queue only if
+        its level changes."""
         key = self.accounts.credit(job, service, now)
         if key is not None:
             self._level_changed(key)
@@ -501,7 +517,7 @@ class Cluster:
                 self._touch(job.placement)
 
     def _touch(self, nodes: Iterable[str]) -> None:
-        """Records that these nodes' jobs, or the value of those jobs, changed."""
+        """Records that the jobs on these nodes, or their data, changed."""
         touched = 0
         for name in nodes:
             place = self.places.get(name)
@@ -513,7 +529,8 @@ class Cluster:
     # -- what falls due ----------------------------------------------------------------------------
 
     def _ripen(self, job: Job, now: float) -> bool:
-        """Returns whether the job's quantum is over; if not, sets a timer for its end."""
+        """Returns whether the job's quantum is over; if not, sets a timer for the end of the
+        quantum."""
         due = job.launched_at + self.policy.quantum_s(job)
         job.ripe = due <= now
         if not job.ripe:
@@ -540,7 +557,7 @@ class Cluster:
                     self._move(job)
 
     def _void(self, timer: Timer) -> bool:
-        """Returns whether the timer's cause can no longer occur."""
+        """Returns whether the timer is void, because its cause no longer exists."""
         _, _, kind, name, stamp = timer
         if kind == "level":
             return self.accounts.void(name, stamp)

@@ -10,8 +10,8 @@ QuotaKey = tuple[str, int, str]
 """User, priority, group."""
 
 Lane = tuple[Shape, str, QuotaKey | None]
-"""Lane: shape, type of GPUs and quota of jobs that differ only in their order and user (no type:
-any; None: no quota limits them)."""
+"""Shape, type of GPUs and quota of jobs that differ only in their order and user. An empty type
+means any type; None means no quota."""
 
 QueueKey = tuple[int, int]
 """(-priority, level): jobs of a smaller rank come first. Level -1: overdue."""
@@ -21,8 +21,8 @@ Entry = tuple[int, str]
 
 
 class Lanes:
-    """Position of each queued job. Entering and leaving cost a search and a move within one
-    lane."""
+    """Positions of the queued jobs. Adding or removing a job costs one search and one move within
+    its lane."""
 
     __slots__ = ("_sizes", "_spots", "lanes", "ranks")
 

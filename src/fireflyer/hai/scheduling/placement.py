@@ -1,11 +1,11 @@
 """Placement: the nodes that a gang gets, and the order of its ranks on them. Pure.
 
 Ranks are next to each other in the order of the nodes, and neighbours communicate most (ring, tree,
-pipeline). A gang's nodes are therefore ordered by zone, then by leaf. A gang lies in one zone if it
-can, else in two. With two, exactly one pair of neighbours crosses (paper, section on the HAI
-Platform's scheduling). More than two zones are never used. Within a zone it uses as few leaves as
-possible, those with the least to spare: this keeps room on one leaf for the next gang. Partly taken
-nodes are filled first (best fit).
+pipeline). A gang's nodes are therefore ordered by zone, then by leaf. A gang uses one zone if
+possible, else two. With two zones, exactly one pair of adjacent ranks is in different zones (paper,
+section on the HAI Platform's scheduling). More than two zones are never used. Within a zone a gang
+uses as few leaves as possible, and prefers the fullest leaves, so that other leaves keep room for
+the next gang. Partly used nodes are filled first (best fit).
 """
 
 from fireflyer.hai.scheduling.capacity import Capacity, members
@@ -24,7 +24,7 @@ class Topology:
         self._of: dict[int, tuple[str, str]] = {}
 
     def put(self, place: int, zone: str, leaf: str) -> None:
-        """Puts a node into a leaf of a zone, removing it from its previous one."""
+        """Puts a node into a leaf of a zone, and removes the node from its previous leaf."""
         bit, before = 1 << place, self._of.get(place)
         if before is not None:
             self._zones[before[0]] &= ~bit
@@ -38,7 +38,7 @@ class Topology:
 
     @property
     def flat(self) -> bool:
-        """True if all nodes are alike: one zone, one leaf."""
+        """True if all nodes are on one leaf of one zone."""
         return len(self._leaves) <= 1
 
     def leaves(self, zone: str, among: int) -> list[int]:
@@ -56,7 +56,8 @@ class Topology:
         return [(name, nodes) for name, nodes in sorted(found) if nodes]
 
     def enough(self, count: int, among: int) -> bool:
-        """Returns whether a gang of `count` nodes can lie in `among`: in one zone or two."""
+        """Returns whether `among` has enough nodes for a gang of `count` nodes in one zone or
+        two."""
         if among.bit_count() < count:
             return False
         if len(self._zones) <= 2:
@@ -65,8 +66,8 @@ class Topology:
         return sum(sizes[:2]) >= count
 
     def within(self, count: int, places: list[int]) -> list[int]:
-        """Returns `count` of these places, preferring the first, in one zone if they fit, else in
-        two; in rank order."""
+        """Returns `count` of these places in rank order. Prefers the first places; uses one zone if
+        possible, else two."""
         of: dict[str, list[int]] = {}
         for place in places:
             of.setdefault(self._of[place][0], []).append(place)
@@ -79,7 +80,7 @@ class Topology:
         return self.order(chosen)
 
     def order(self, places: list[int]) -> list[int]:
-        """Orders places by zone, then leaf, then place. Of two zones the larger share comes
+        """Sorts places by zone, then leaf, then place. The zone with more of the places comes
         first."""
         share: dict[str, int] = {}
         for place in places:
@@ -100,8 +101,9 @@ def choose(
 
     Args:
         job: the request.
-        fitting: the nodes that could take a member now; `topology.enough` of them.
-        kept: those of them that are warm for the job, in its old order; preferred.
+        fitting: the nodes that can take a member now; `topology.enough` holds for them.
+        kept: the nodes of `fitting` with warm processes of the job, in the order of its last
+            attempt; preferred.
     """
     if len(kept) >= job.nodes:
         return kept[: job.nodes]
@@ -125,7 +127,7 @@ def choose(
 
 def _single(job: Job, fitting: int, capacity: Capacity, topology: Topology) -> int:
     tight = capacity.tightest(job.gpus, fitting) if job.gpus else fitting
-    if not topology.flat:  # from the leaf with the least to spare
+    if not topology.flat:  # from the leaf with the fewest of these nodes
         tight = min(topology.all_leaves(tight), key=int.bit_count)
     return (tight & -tight).bit_length() - 1
 
@@ -133,7 +135,7 @@ def _single(job: Job, fitting: int, capacity: Capacity, topology: Topology) -> i
 def _in_leaves(
     count: int, job: Job, leaves: list[int], kept: list[int], capacity: Capacity
 ) -> list[int]:
-    """Takes nodes from the smallest leaf that is large enough, else from the largest leaves
+    """Chooses nodes from the smallest leaf that is large enough, else from the largest leaves
     first."""
     chosen: list[int] = []
     left = list(leaves)

@@ -1,14 +1,13 @@
-"""`plan`: the jobs to start, to preempt and to release now. Pure.
+"""`plan`: the jobs to start, to preempt and to release now. Pure. The planner walks the queue in
+the policy's order. A job that fits starts. Otherwise the planner reserves nodes for the job that
+are about to become free. Otherwise, under a preemptive policy, the planner preempts or moves other
+jobs. If none of these is possible, the policy decides which later jobs may start. After a job
+fails, later jobs of the same shape fail, too. The cost of a plan therefore depends on the number of
+different shapes, not on the length of the queue.
 
-The planner walks the queue in the policy's order. A job that fits starts. Otherwise it waits for
-nodes that are about to become free, and keeps them reserved. Otherwise, under a preemptive policy,
-it makes other jobs leave or move. The policy decides what may start behind a job that can do none
-of these. Later jobs of the same shape can do no more than the first that failed, so a long queue
-costs its kinds of jobs, not its length.
-
-A job that found nothing finds nothing again until a node changes. Until a plan places a job, it
-therefore searches only the changed nodes (`Cluster.fresh`) for jobs that the previous plan saw. The
-result equals that of a plan that searches every node.
+A job that could not be placed cannot be placed until a node changes. Until a plan places a job, it
+therefore searches only the changed nodes (`Cluster.fresh`) for jobs that the previous plan tried.
+The result equals that of a plan that searches every node.
 """
 
 import heapq
@@ -26,16 +25,17 @@ from fireflyer.hai.scheduling.preemption import PreemptionCache, bound
 from fireflyer.hai.scheduling.repack import RepackIndex, destinations
 
 BATCH = 256
-"""Maximum number of actions in a plan; the next plan continues at once. Carrying out a launch takes
-the caller longer than planning it, so events that arrive meanwhile then count."""
+"""Maximum number of actions in a plan; the next plan continues immediately. Executing a launch
+takes longer than planning it, so the next plan can use the events that arrive meanwhile."""
 
 PREEMPTION = 4
-"""Actions that a preemption counts as in a plan: to find its victims costs that many launches."""
+"""Number of actions that a preemption counts as, because finding its victims costs as much as so
+many launches."""
 
 LOWER_ONLY = 1 << 30
-"""Level for which only jobs of lower priority make room."""
+"""Level of a job that may preempt only jobs of lower priority."""
 
-ROOMS = 256
+CACHES = 256
 """Maximum number of `PreemptionCache`s, and of `RepackIndex`, cached between plans."""
 
 
@@ -43,21 +43,21 @@ class _Verdict(Enum):
     """Result of trying one job."""
 
     PLACED = auto()
-    """The job starts, or room is being made for it."""
+    """The job starts, or other jobs are preempted or moved for it."""
     MISSED = auto()
-    """The job found nothing; another job of its lane may succeed."""
+    """The job could not be placed; another job of its lane may succeed."""
     SHORT = auto()
-    """The job found nothing; in its lane only jobs that end before the reservation begins may
+    """The job could not be placed; in its lane only jobs that end before the reservation begins may
     succeed."""
     STUCK = auto()
-    """The job found nothing, and no other job of its lane can succeed."""
+    """The job could not be placed, and no other job of its lane can succeed."""
 
 
 def plan(cluster: Cluster, now: float) -> list[Action]:
-    """Decides what to do now: launches, preemptions and releases, to be applied in order.
+    """Returns the actions that are due now, in order: launches, preemptions and releases.
 
-    The same cluster and `now` give the same list. After `advance`, the plan changes only what the
-    cluster caches for later plans.
+    The same cluster and `now` give the same list. After `advance`, the plan changes only the
+    cluster's caches for later plans.
     """
     cluster.advance(now)
     cluster.again = False
@@ -65,8 +65,8 @@ def plan(cluster: Cluster, now: float) -> list[Action]:
         cluster.reserved = ()
     if not cluster.queue and not cluster.windows and not cluster.evicting:
         return []
-    # The nodes that a job may use change with time alone; nodes kept for moving jobs change with
-    # those jobs.
+    # With windows, the nodes that a job may use change with time alone; nodes reserved for moving
+    # jobs change with these jobs.
     if cluster.windows or cluster.moving:
         cluster.fresh = ALL
     if not cluster.fresh and not cluster.arrived:
@@ -86,20 +86,20 @@ class _Plan:
         """Nodes to search for jobs that the previous plan could not place."""
         self.usable = cluster.ready | cluster.suspect
         self.free = cluster.capacity
-        """Free capacity. It becomes a copy once this plan gives away or reserves something."""
+        """Free capacity. It becomes a copy once this plan launches a job or reserves capacity."""
         self.soon: Capacity | None = None
-        """Free capacity plus what leaving jobs hold; created when first needed."""
+        """Free capacity plus the capacity of leaving jobs; created at the first use."""
         self.victims: set[str] = set()
         self.moved: set[str] = set()
-        """Jobs that start on the node they were to move to."""
+        """Moved jobs that this plan starts on their new node."""
         self.used = 0
-        """Nodes on which this plan has given away or taken something."""
+        """Nodes on which this plan has given capacity to a job or preempted a job."""
         self.kept = 0
-        """Nodes on which nothing more may start."""
+        """Nodes on which no further job may start."""
         self.kept_until: float | None = None
-        """Backfill only: jobs that end by this time may use the kept nodes."""
+        """Backfill only: jobs that end by this time may use the nodes of `kept`."""
         self.failed: list[tuple[Shape, int]] = []
-        """Shapes that found no place among these nodes, for any job."""
+        """Shapes that do not fit among these nodes, for any job."""
         self.own: set[tuple[str, Shape, str]] = set()
         """Users whose own running jobs are the only victims for their jobs of this shape and type."""
         self.devices: dict[int, int] = {}
@@ -107,8 +107,9 @@ class _Plan:
         self.reserved: list[Reservation] = []
         self.quota: dict[QuotaKey, list[tuple[int, int]]] = {}
         self.waits = self.missed = self.cut = self.again = False
-        """Flags: a job waits for nodes that others leave; some jobs of a lane were skipped; the
-        plan ended before the queue did; a job may find more once the plan's actions are applied."""
+        """Flags: a job waits for nodes that others are leaving; some jobs of a lane were skipped;
+        the plan ended before the end of the queue; a job may be placed once the plan's actions are
+        applied."""
 
     def make(self) -> list[Action]:
         if self.cluster.windows or self.cluster.evicting:
@@ -126,8 +127,8 @@ class _Plan:
         return self._finish()
 
     def _only_newcomers(self) -> bool:
-        """True if only new jobs have to be tried, and they may do no more than the jobs before
-        them."""
+        """Returns whether it suffices to try the new jobs: no node has changed, and no new job may
+        preempt more than the jobs before it."""
         cluster, policy = self.cluster, self.policy
         if self.fresh or policy.behind != "anything":
             return False
@@ -135,8 +136,7 @@ class _Plan:
         return all(self.now < job.since + wait_s for job in cluster.arrived.values())
 
     def _try_newcomers(self) -> None:
-        """Tries only the new jobs: all other jobs still find nothing, and new jobs may do no more
-        than the jobs before them."""
+        """Tries only the new jobs, because all other jobs still cannot be placed."""
         jobs = list(self.cluster.arrived.values())
         if len(jobs) > 1:
             jobs.sort(key=lambda job: (-job.level, job.standing, job.order))
@@ -146,17 +146,17 @@ class _Plan:
                 break
 
     def _release(self) -> None:
-        """Releases what is kept warm for jobs that do not start now."""
+        """Releases the warm processes of jobs that do not start now."""
         launched = {action.task for action in self.actions if isinstance(action, Launch)}
         for job in self.cluster.warm.values():
             if job.id not in launched:
                 self.actions.append(Release(job.id, job.attempt))
 
     def _finish(self) -> list[Action]:
-        """Records what the next plan may rely on."""
+        """Records in the cluster how much the next plan must examine."""
         cluster = self.cluster
-        # A waiting job may choose other nodes once more jobs leave; the nodes it kept can then
-        # start another job.
+        # A waiting job may choose other nodes once more jobs leave; another job can then start on
+        # the nodes that it had reserved.
         cluster.again = self.again or self.cut or bool(self.victims)
         cluster.alike = not (
             self.waits or self.missed or self.victims or cluster.again
@@ -176,7 +176,7 @@ class _Plan:
         return self.cut
 
     def _vacate(self) -> None:
-        """Preempts the jobs on nodes that are evicted, and of a window that has begun."""
+        """Preempts the jobs on evicted nodes, and on the nodes of a window that has begun."""
         cluster = self.cluster
         for name, reason in cluster.evicting.items():
             for job in cluster.jobs_on(name):
@@ -185,12 +185,12 @@ class _Plan:
             if window.begin <= self.now < window.end:
                 for name in sorted(window.nodes & cluster.places.keys()):
                     for job in cluster.jobs_on(name):
-                        if not window.lets_in(job.user, job.group):
+                        if not window.admits(job.user, job.group):
                             self._preempt(job, window.reason or "its node is reserved")
 
     def _keep_for_moving(self) -> None:
-        """Starts jobs that have left their node on the node kept for them; keeps that node for jobs
-        still leaving."""
+        """Handles moving jobs. A job that has left its old node starts on the node reserved for it.
+        For a job that is still leaving, the reservation continues."""
         cluster = self.cluster
         for task, place in cluster.moving.items():
             job = cluster.jobs[task]
@@ -207,8 +207,8 @@ class _Plan:
     # -- the walk ----------------------------------------------------------------------------------
 
     def _walk(self, rank: QueueKey) -> bool:
-        """Walks the queued jobs of one rank in order of submission, over all lanes; True: no more
-        can start."""
+        """Walks the queued jobs of one rank in order of submission, over all lanes. Returns True if
+        no further job can start."""
         lanes = list(self.cluster.queue.lanes[rank].items())
         if self.failed and self.kept_until is None:
             open_ = self.usable & ~self.kept
@@ -238,7 +238,7 @@ class _Plan:
         return False
 
     def _full(self) -> bool:
-        """True if no further job could start."""
+        """Returns whether no further job can start."""
         return not self.usable & ~self.kept and self.kept_until is None
 
     def _next_short(self, line: list[tuple[int, str]], at: int) -> int:
@@ -286,7 +286,7 @@ class _Plan:
                 return self._miss()
             self.failed.append((shape, open_))
             self._hold_back(job, rank, shape, allowed)
-        if particular:  # its shape's other jobs may use other nodes
+        if particular:  # other jobs of the shape may use other nodes
             return self._miss()
         if self.kept_until is not None and self._fits(self.free, shape, allowed, ALL):
             return _Verdict.SHORT
@@ -301,8 +301,8 @@ class _Plan:
         return self._hopeless(shape, open_ & self.cluster.devices.typed(kind) if kind else open_)
 
     def _hopeless(self, shape: Shape, among: int) -> bool:
-        """True if a smaller or equal request already found nothing among these nodes. Requests with
-        and without GPUs are not compared."""
+        """Returns whether a smaller or equal request already failed among these nodes. Requests
+        with and without GPUs are not compared."""
         nodes, gpus, memory_mib = shape
         for other, looked_at in self.failed:  # called often: no calls, no generator
             if (
@@ -333,7 +333,8 @@ class _Plan:
         self._take(job, chosen)
 
     def _devices(self, job: Job, chosen: list[int]) -> tuple[tuple[int, ...], ...]:
-        """Chooses the job's devices on each of its nodes; none where another scheduler does."""
+        """Chooses the job's devices on each of its nodes; none on nodes where another scheduler
+        chooses them."""
         cluster, found = self.cluster, []
         for place in chosen:
             devices: tuple[int, ...] = ()
@@ -345,7 +346,7 @@ class _Plan:
         return tuple(found) if any(found) else ()
 
     def _wait(self, job: Job, shape: Shape, among: int, fresh: int) -> bool:
-        """Reserves nodes that are free, or will be once the leaving jobs have left, if they are
+        """Reserves nodes that are free now or after the leaving jobs have left, if there are
         enough."""
         if not self.cluster.leaving and not self.victims:
             return False
@@ -359,7 +360,7 @@ class _Plan:
         return True
 
     def _later(self) -> Capacity:
-        """Returns the capacity that is free once the leaving jobs have left."""
+        """Returns the capacity that is free after the leaving jobs have left."""
         if self.soon is None:
             self.soon = self.free.copy()
             for other in self.cluster.leaving.values():
@@ -369,10 +370,10 @@ class _Plan:
     def _interrupt(
         self, job: Job, rank: QueueKey, shape: Shape, among: int, fresh: int
     ) -> tuple[bool, bool]:
-        """Preempts other jobs to make room for this one, and reserves that room.
+        """Preempts other jobs for this job, and reserves the nodes that they leave.
 
         Returns:
-            Whether victims were found; and if not, whether only because the victims belong to the
+            Two flags: victims were found; none were found only because the victims belong to the
             same user.
         """
         cluster = self.cluster
@@ -381,7 +382,7 @@ class _Plan:
                 return False, False
             rank = (rank[0], LOWER_ONLY)
         if fresh != ALL:
-            some = among & fresh & cluster.ladder.reach(bound(rank))
+            some = among & fresh & cluster.victim_index.reach(bound(rank))
             if not some and not cluster.capacity.fitting(shape[1], shape[2], among & fresh):
                 return False, False
         room = self._room(rank, shape)
@@ -405,10 +406,10 @@ class _Plan:
         return True, False
 
     def _repack(self, job: Job, shape: Shape, among: int) -> bool:
-        """Moves other jobs to GPUs that are free elsewhere; reserves those GPUs and what the movers
-        leave.
+        """Moves other jobs to free GPUs on other nodes; reserves these GPUs and the nodes that the
+        moved jobs leave.
 
-        This search may succeed once any node has changed, because the movers need nodes, too.
+        This search may succeed after a change of any node, because the moved jobs need nodes, too.
         """
         if self.now < job.since + self.policy.repack_after_s:
             return False
@@ -431,7 +432,7 @@ class _Plan:
     def _movers(self, key: tuple[int, int, int]) -> RepackIndex:
         known = self.cluster.movers
         if key not in known:
-            if len(known) >= ROOMS:
+            if len(known) >= CACHES:
                 del known[next(iter(known))]
             known[key] = RepackIndex(self.cluster, *key)
         return known[key]
@@ -439,8 +440,8 @@ class _Plan:
     def _moves(
         self, movers: RepackIndex, count: int, among: int, used: int
     ) -> tuple[list[int], list[tuple[Job, int]]] | None:
-        """Returns nodes for a gang, and the moves to make first: each job and its new place. Nodes
-        that are `used` are left alone."""
+        """Returns nodes for a gang, and the moves that must come first: each job and its new place.
+        Does not change nodes that are `used`."""
         leaving = movers.search(count, among & ~used)
         if not leaving:
             return None
@@ -453,19 +454,19 @@ class _Plan:
         return (chosen, moves) if moves else None
 
     def _spares(self, rank: QueueKey) -> bool:
-        """True if jobs of this rank could interrupt jobs of the same user and priority, which is not
-        allowed. While levels belong to users, only an overdue job could, because a user's other
-        jobs share one level."""
+        """Returns whether jobs of this rank could preempt jobs of the same user and priority, which
+        the policy forbids. If levels belong to users, only an overdue job could, because a user's
+        other jobs share one level."""
         return self.policy.spares_own and (rank[1] < 0 or self.policy.by == "job")
 
     def _hold_back(self, job: Job, rank: QueueKey, shape: Shape, allowed: int) -> None:
-        """Reserves nodes for a job that found nothing, against the jobs behind it."""
+        """Reserves nodes for a job that could not be placed, so that later jobs cannot use them."""
         behind = self.policy.behind
         if behind == "anything" and not job.overdue:
             return
         large = self.free.sized(job.gpus, job.memory_mib, allowed)
         if not self.cluster.topology.enough(job.nodes, large):
-            return  # it can never start on these nodes
+            return  # the job can never start on these nodes
         why = "which comes first"
         if behind == "nothing":
             nodes = large
@@ -490,26 +491,26 @@ class _Plan:
     def _room(
         self, rank: QueueKey | None, shape: Shape, spared: str | None = None
     ) -> PreemptionCache:
-        rooms = self.cluster.rooms
-        room = rooms.pop((rank, shape, spared), None)
+        preemption_caches = self.cluster.preemption_caches
+        room = preemption_caches.pop((rank, shape, spared), None)
         if room is None:
-            if len(rooms) >= ROOMS:
-                del rooms[next(iter(rooms))]
-            room = PreemptionCache(self.cluster, self.cluster.ladder, rank, shape, spared)
-        rooms[rank, shape, spared] = room
+            if len(preemption_caches) >= CACHES:
+                del preemption_caches[next(iter(preemption_caches))]
+            room = PreemptionCache(self.cluster, self.cluster.victim_index, rank, shape, spared)
+        preemption_caches[rank, shape, spared] = room
         room.refresh()
         return room
 
     def _reserve(self, job: Job, chosen: list[int], why: str, *, whole: bool = False) -> None:
-        """Notes for `why` that the job keeps free capacity from others."""
+        """Records, for explanations of waits, that the job reserves free capacity."""
         until = self.kept_until if whole else None
         self.reserved.append(Reservation(job.id, tuple(chosen), whole, why, until))
 
     # -- drafts ------------------------------------------------------------------------------------
 
     def _fits(self, capacity: Capacity, shape: Shape, among: int, fresh: int) -> int:
-        """Returns the nodes that could take a member, if enough for a gang and one of them is
-        fresh; else 0."""
+        """Returns the nodes that can take a member, if they are enough for the gang and one of them
+        is fresh; else 0."""
         nodes, gpus, memory = shape
         if fresh != ALL and not capacity.fitting(gpus, memory, among & fresh):
             return 0
@@ -519,7 +520,8 @@ class _Plan:
         return found if self.cluster.topology.enough(nodes, found) else 0
 
     def _choose(self, job: Job, fitting: int, capacity: Capacity) -> list[int]:
-        """Chooses among the nodes the job may use; avoids suspect nodes if enough others exist."""
+        """Chooses among the nodes that the job may use; avoids suspect nodes if enough others
+        exist."""
         cluster = self.cluster
         sound = fitting & cluster.ready
         if sound != fitting and cluster.topology.enough(job.nodes, sound):
@@ -559,7 +561,8 @@ class _Plan:
             self.used |= 1 << self.cluster.places[name]
 
     def _within(self, key: QuotaKey, job: Job) -> bool:
-        """Returns whether the job's quota lets it start, after what this plan gave away."""
+        """Returns whether the job's quota allows its start, including the capacity that this plan
+        has given to other jobs."""
         taken = self.quota.get(key, ())
         nodes, gpus = sum(each[0] for each in taken), sum(each[1] for each in taken)
         return self.cluster.room_in_quota(job, nodes, gpus)
@@ -567,7 +570,7 @@ class _Plan:
 
 def _holds_below(cluster: Cluster, priority: int) -> bool:
     """Returns whether a job of lower priority holds nodes."""
-    for level, count in cluster.placed.items():  # noqa: SIM110  # asked often; a generator takes twice as long
+    for level, count in cluster.placed.items():  # noqa: SIM110  # called often; a generator takes twice as long
         if count and level < priority:
             return True
     return False

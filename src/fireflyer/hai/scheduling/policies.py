@@ -1,4 +1,4 @@
-"""Scheduling policies by name. A policy is a handful of decisions; `planner.py` carries them out."""
+"""Scheduling policies by name. A policy is a set of parameters, which `planner.py` applies."""
 
 import math
 from typing import Literal
@@ -13,32 +13,33 @@ Behind = Literal["nothing", "backfill", "anything"]
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules in which policies differ. All policies put higher priority first, then lower level,
-    then order of submission; gangs start as a whole."""
+    """Parameters in which policies differ. All policies order jobs by higher priority, then lower
+    level, then submission. All members of a gang start together."""
 
     behind: Behind = "nothing"
-    """Jobs that may start behind a job that does not fit: none that could use the same nodes; those
-    that do not delay it (EASY backfill); or any that fit."""
+    """Later jobs that may start while an earlier job does not fit. nothing: only jobs that cannot
+    use the same nodes; backfill: only jobs that do not delay the earlier job (EASY); anything: all
+    jobs that fit."""
     preemptive: bool = False
-    """True if running jobs are asked to make room for higher priority, and for lower levels."""
+    """True if jobs of higher priority, or of a lower level, preempt running jobs."""
     spares_own: bool = False
     """True if a job never preempts a job of the same user and priority."""
     scale: Scale | None = None
-    """None: all jobs are at level 0."""
+    """Conversion of service to levels; None: all jobs are at level 0."""
     by: Literal["user", "job"] = "user"
     """Owner of the account that determines the level."""
     wait_s: float = 0.0
-    """Time that a job waits for others to end by themselves before it interrupts any of its own
-    priority."""
+    """Seconds that a job waits before it preempts jobs of its own priority."""
     repack_after_s: float = math.inf
-    """Time that a job waits before others move for it. Jobs on one node that have had their quantum
-    move to GPUs that are free elsewhere (`repack.py`). For preemptive policies."""
+    """Seconds that a job waits before other jobs move for it (`repack.py`): jobs on one node whose
+    quantum is over move to free GPUs on other nodes. Only for preemptive policies."""
     patience_s: float = math.inf
-    """Wait after which a job is overdue: it comes before all levels of its priority, any level
-    makes room for it, and nodes are kept free for it."""
+    """Seconds after which a waiting job is overdue. An overdue job comes before all levels of its
+    priority, may preempt every level, and gets a reservation."""
 
     def quantum_s(self, job: Job) -> float:
-        """Returns how long after its launch a job is left alone by jobs of its priority."""
+        """Returns the seconds after its launch during which jobs of the same priority may not
+        preempt the job."""
         del job
         return 0.0
 
@@ -49,25 +50,26 @@ class Fifo(Policy, frozen=True, kw_only=True):
 
 
 class Backfill(Policy, frozen=True, kw_only=True):
-    """EASY (Lifka 1995): the first job that does not fit gets a reservation of nodes and a start
-    time, by the estimates of the jobs running there. Later jobs start on other nodes, or end before
-    that time by their own estimate. If an end that matters is not known, no job passes."""
+    """EASY backfill (Lifka 1995). The first job that does not fit gets a reservation of nodes and a
+    start time, from the estimates of the running jobs. Later jobs start on other nodes, or end
+    before that time by their own estimates. If the end of a relevant running job is not known, no
+    later job starts on the nodes."""
 
     behind: Behind = "backfill"
 
 
 class FairShare(Policy, frozen=True, kw_only=True):
-    """Users in the order of their GPU time, with a half-life of a week, in steps of half a power of
-    two. EASY backfill applies behind the first job that does not fit. Slurm's multifactor priority
-    with equal shares behaves alike."""
+    """Fair share: users in the order of their GPU time, with a half-life of a week, in steps of
+    half a power of two. EASY backfill applies behind the first job that does not fit. Slurm's
+    multifactor priority with equal shares behaves similarly."""
 
     behind: Behind = "backfill"
     scale: Scale | None = Scale(unit=3600.0, ratio=2**0.5, half_life_s=7 * 86_400.0)
 
 
 class LeastAttained(Policy, frozen=True, kw_only=True):
-    """Policy after Tiresias (NSDI'19): level = floor(log2 of the GPU-hours) + 1; lower levels
-    preempt higher ones at once."""
+    """Least attained service, after Tiresias (NSDI'19): level = floor(log2 of the GPU-hours) + 1.
+    Lower levels preempt higher levels immediately."""
 
     behind: Behind = "anything"
     preemptive: bool = True
@@ -82,9 +84,9 @@ UNMEASURED_S = 60.0
 
 class TimeShare(Policy, frozen=True, kw_only=True):
     """Time sharing of the cluster (paper, section on the HAI Platform). Users with little recent
-    service interrupt users with much. Each turn is four times as long as the one before, so
-    interruptions become rare for long work. A job is left alone until it has worked `worth` times
-    the cost of interrupting it."""
+    service preempt users with much. Each level needs four times the service of the level below, so
+    preemptions of long work become rare. A job is not preempted until it has worked `worth` times
+    the cost of a preemption."""
 
     behind: Behind = "anything"
     preemptive: bool = True
@@ -95,7 +97,7 @@ class TimeShare(Policy, frozen=True, kw_only=True):
     patience_s: float = 48 * 3600.0
     shortest_s: float = 1800.0
     worth: float = 20.0
-    """Minimum ratio of the work between two interruptions to the cost of one."""
+    """Minimum ratio of the work between two preemptions to the cost of one preemption."""
 
     def quantum_s(self, job: Job) -> float:
         known = (job.checkpoint_s, job.restart_s)
@@ -134,7 +136,7 @@ def policy_named(name: str) -> Policy:
     """Returns the policy of this name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no such policy.
     """
     if name not in POLICIES:
         raise ConfigError(f"unknown policy {name!r}: expected one of {', '.join(POLICIES)}")

@@ -1,45 +1,48 @@
-"""Preemption: the victims that a waiting job may interrupt, and the cheapest nodes for that. Pure.
+"""Preemption: the victims that a waiting job may preempt, and the nodes where this costs least.
+Pure.
 
-A running job may be asked to make room for a waiting job if its priority is lower. At the same
-priority, its level must be higher and its quantum over. If the policy spares own jobs, it must also
-belong to another user.
+A waiting job may preempt a running job of lower priority. At the same priority, the running job's
+level must be higher and its quantum over. If the policy spares a user's own jobs, the running job
+must also belong to another user.
 
-`VictimIndex` orders the nodes by the victim that would leave first, for any waiting job. A `PreemptionCache`
-searches along it for waiting jobs of one rank and shape. It caches the result for a node until that
-node changes (`Changes`), so results do not depend on the cache. The end of a quantum is such a
-change.
+`VictimIndex` sorts the nodes by the victim that would be preempted first, for any waiting job. A
+`PreemptionCache` searches this index for waiting jobs of one rank and shape. It caches the result
+for a node until the node changes (`Changes`), so results do not depend on the cache. The end of a
+quantum is such a change.
 """
 
 import math
 
 from fireflyer.hai.scheduling.capacity import members
+from fireflyer.hai.scheduling.changes import ChangeReader
 from fireflyer.hai.scheduling.jobs import Job
 from fireflyer.hai.scheduling.lanes import QueueKey, Shape
 from fireflyer.hai.scheduling.view import ClusterView
 
 Cost = tuple[int, float, int, int]
-"""Cost of emptying a node: highest priority among the victims, the work lost and the capacity idled
-by them, the number of victims (each has to save and restart), minus their levels."""
+"""Cost of emptying a node: highest priority among the victims; lost work and idle capacity of the
+victims; number of victims, which must all save and restart; minus the sum of their levels."""
 
 _Found = tuple[Cost, int, list[Job], int]
 """Cost of emptying a node, its place, the victims, and all nodes that the same victims leave at the
-same cost: the node alone, or those of a gang that has them whole."""
+same cost: the node alone, or all nodes of a gang that uses complete nodes."""
 
 NONE: Cost = (0, 0.0, 0, 0)
 
 Class = tuple[int, int]
-"""Priority and minus the level of a job that holds nodes; smaller classes are interrupted first."""
+"""Priority, and minus the level, of a job that holds nodes; jobs of smaller classes are preempted
+first."""
 
 LEAVING: Class = (-2, 0)
-"""Class of suspending jobs: before all others."""
+"""Class of suspending jobs, smaller than all others."""
 
 LOOKS = 64
-"""Maximum number of victim sets compared, from the start of the ladder. A gang counts once, however
-many nodes it has, so it does not hide a smaller job behind it."""
+"""Maximum number of victim sets that a search compares, in the order of the index. A gang counts
+once, however many nodes it has, so that it does not hide smaller jobs."""
 
 
 def bound(rank: QueueKey) -> Class:
-    """Returns the class bound of this rank: waiting jobs of the rank may interrupt only smaller
+    """Returns the class bound of a rank: waiting jobs of the rank may preempt only smaller
     classes."""
     return -rank[0], -rank[1]
 
@@ -47,12 +50,12 @@ def bound(rank: QueueKey) -> Class:
 def victims_on(
     cluster: ClusterView, place: int, limit: Class, shape: Shape, spared: str | None
 ) -> list[Job] | None:
-    """Returns the victims to leave a node so that it takes one member of this shape; None:
-    impossible.
+    """Returns the victims that must leave a node so that it can take one member of this shape;
+    None: impossible.
 
     Args:
         limit: the `bound` of the waiting jobs.
-        spared: a user whose jobs of the same priority are left alone; None: no user.
+        spared: a user whose jobs of the same priority are not preempted; None: no user.
     """
     _, gpus, memory = shape
     capacity = cluster.capacity
@@ -97,8 +100,12 @@ def victims_on(
 
 
 def first_enough(jobs: list[tuple[Job, int]], left: int, left_memory: int) -> list[Job]:
-    """Returns the first jobs that free enough, less those that prove unnecessary; empty: even all
-    do not suffice. Each job comes with the GPUs that it holds here."""
+    """Returns the first jobs that together free enough, without jobs that prove unnecessary. Empty:
+    all jobs together do not suffice.
+
+    Args:
+        jobs: each job with the GPUs that it holds on the node.
+    """
     chosen: list[tuple[Job, int]] = []
     for job, gpus in jobs:
         if left <= 0 and left_memory <= 0:
@@ -117,12 +124,12 @@ def first_enough(jobs: list[tuple[Job, int]], left: int, left_memory: int) -> li
 
 
 def _cost(victims: list[Job], priority: int, count: int) -> Cost:
-    """Returns the cost of one of `count` nodes for a job of this priority. A gang leaves all its
-    nodes, of which at most `count` are needed; each of these bears its share of the whole gang.
+    """Returns the cost of one of `count` nodes for a job of this priority.
 
-    Among jobs of lower priority GPUs count. At the same priority nodes count: jobs take turns
-    there. By GPUs the smallest jobs would be interrupted most, however little service they have
-    had.
+    A preempted gang leaves all its nodes, of which at most `count` are needed, so each of these
+    nodes bears its share of the gang's cost. For victims of lower priority the cost counts GPUs. At
+    the same priority, where jobs take turns, the cost counts nodes. Counting GPUs would preempt the
+    smallest jobs most often, even if they have had little service.
     """
     if not victims:
         return NONE
@@ -143,9 +150,8 @@ def _cost(victims: list[Job], priority: int, count: int) -> Cost:
 def ready_at(
     cluster: ClusterView, place: int, rank: QueueKey | None, shape: Shape, spared: str | None = None
 ) -> float:
-    """Returns when a node could take a member of this shape if nothing ends early; inf: not known.
-
-    Rank None: no job is interrupted; jobs end by their estimates.
+    """Returns the time at which a node could take a member of this shape if no job ends early; inf:
+    not known. Rank None: no job is preempted, and jobs end by their estimates.
     """
     _, gpus, memory = shape
     capacity = cluster.capacity
@@ -173,7 +179,8 @@ def ready_at(
 
 
 def _leaves_at(cluster: ClusterView, rank: QueueKey | None, job: Job, spared: str | None) -> float:
-    """Returns the time from which a running job would make room; inf: never under these rules."""
+    """Returns the time from which a running job may be preempted; inf: never under these rules.
+    Rank None: returns the estimated end of the job."""
     if rank is None:
         if job.estimate_s is None:
             return math.inf
@@ -189,14 +196,14 @@ def _leaves_at(cluster: ClusterView, rank: QueueKey | None, job: Job, spared: st
 
 
 class VictimIndex:
-    """Nodes by the smallest class of a job that holds something there, and whether one of its jobs
-    has had its quantum."""
+    """Index of nodes by the smallest class of their jobs, and of nodes with a job whose quantum is
+    over."""
 
-    __slots__ = ("_cluster", "_of", "_reach", "_read", "_ripe", "_steps")
+    __slots__ = ("_changes", "_cluster", "_of", "_reach", "_ripe", "_steps")
 
     def __init__(self, cluster: ClusterView) -> None:
         self._cluster = cluster
-        self._read = -1
+        self._changes = ChangeReader(cluster.changes)
         self._of: list[Class | None] = []
         self._steps: dict[Class, int] = {}
         self._reach: dict[Class, int] = {}
@@ -205,14 +212,9 @@ class VictimIndex:
 
     def refresh(self) -> None:
         """Examines the nodes that have changed."""
-        cluster = self._cluster
-        changes = cluster.changes
-        if self._read == changes.mark:
-            return
-        stale = changes.since(self._read)
-        self._read = changes.mark
+        cluster, stale = self._cluster, self._changes.read()
         self._of.extend([None] * (len(cluster.names) - len(self._of)))
-        for place in range(len(cluster.names)) if stale is None else set(stale):
+        for place in range(len(cluster.names)) if stale is None else stale:
             before, found, ripe = self._of[place], None, False
             for job in cluster.on[place].values():
                 ripe |= job.ripe
@@ -234,7 +236,7 @@ class VictimIndex:
                     self._steps[found] = self._steps.get(found, 0) | bit
 
     def reach(self, limit: Class) -> int:
-        """Returns all nodes that waiting jobs with this `bound` may interrupt."""
+        """Returns all nodes on which waiting jobs with this `bound` may preempt a job."""
         self.refresh()
         found = self._reach.get(limit)
         if found is None:
@@ -245,9 +247,10 @@ class VictimIndex:
         return found
 
     def below(self, limit: Class) -> list[int]:
-        """Returns disjoint sets of the nodes that jobs with this `bound` may interrupt, smallest
-        class first: a job there leaves already, has a lower priority, or has a smaller class and
-        one job has had its quantum. Other nodes have no victim."""
+        """Returns disjoint sets of the nodes on which jobs with this `bound` may preempt a job,
+        smallest class first. Such a node has a job that is already leaving, a job of lower
+        priority, or a job of a smaller class and one job whose quantum is over. Other nodes have no
+        victim."""
         found = []
         for of in sorted(self._steps):
             if of >= limit:
@@ -262,32 +265,32 @@ class PreemptionCache:
     """Capacity that each node could give to waiting jobs of one rank and shape."""
 
     __slots__ = (
+        "_changes",
         "_cluster",
         "_found",
-        "_ladder",
         "_limit",
         "_rank",
-        "_read",
         "_shape",
         "_spared",
         "_unable",
+        "_victim_index",
         "_when",
     )
 
     def __init__(
         self,
         cluster: ClusterView,
-        ladder: VictimIndex,
+        victim_index: VictimIndex,
         rank: QueueKey | None,
         shape: Shape,
         spared: str | None,
     ) -> None:
-        self._cluster, self._ladder = cluster, ladder
+        self._cluster, self._victim_index = cluster, victim_index
         self._rank = rank
         self._limit = (0, 0) if rank is None else bound(rank)
         self._shape = shape
         self._spared = spared
-        self._read = -1
+        self._changes = ChangeReader(cluster.changes)
         self._found: dict[int, _Found] = {}
         self._unable = 0
         """Nodes that were examined and cannot be emptied."""
@@ -295,23 +298,19 @@ class PreemptionCache:
 
     def refresh(self) -> None:
         """Drops the cache entries of nodes that have changed."""
-        changes = self._cluster.changes
-        if self._read == changes.mark:
-            return
-        stale = changes.since(self._read)
-        self._read = changes.mark
+        stale = self._changes.read()
         if stale is None:
             self._unable = 0
             self._found.clear()
             self._when.clear()
             return
-        for place in set(stale):
+        for place in stale:
             self._unable &= ~(1 << place)
             self._found.pop(place, None)
             self._when.pop(place, None)
 
     def when(self, place: int) -> float:
-        """Returns when a node could take a member."""
+        """Returns the time at which a node could take a member."""
         found = self._when.get(place)
         if found is None:
             found = ready_at(self._cluster, place, self._rank, self._shape, self._spared)
@@ -319,22 +318,21 @@ class PreemptionCache:
         return found
 
     def search(self, among: int, count: int) -> dict[int, list[Job]]:
-        """Finds the cheapest nodes that could take `count` members, now or once their victims have
+        """Returns the cheapest nodes that can take `count` members, now or after their victims have
         left.
 
         Returns:
-            By place, cheapest first, the victims that have to leave it; empty: there are too few
-            nodes.
+            The victims that must leave each node, by place, cheapest first; empty: there are too few nodes.
         """
         cluster = self._cluster
         enough = cluster.topology.enough
         left = among & ~self._unable
         if not enough(count, left):
             return {}
-        ladder = self._ladder
-        ladder.refresh()
+        victim_index = self._victim_index
+        victim_index.refresh()
         free = cluster.capacity.fitting(self._shape[1], self._shape[2], left)
-        seen = self._examine((free, *ladder.below(self._limit)), left, count)
+        seen = self._examine((free, *victim_index.below(self._limit)), left, count)
         chosen: dict[int, list[Job]] = {}
         nodes = 0
         for _, _, victims, alike in sorted(seen) if count > 1 else [min(seen)] if seen else []:
@@ -346,8 +344,9 @@ class PreemptionCache:
         return {}
 
     def _examine(self, steps: tuple[int, ...], left: int, count: int) -> list[_Found]:
-        """Returns the nodes of `left` that could be emptied, along these steps, up to `LOOKS` sets
-        of victims that suffice for a gang. Nodes that one gang has whole come together."""
+        """Returns the nodes of `left` that can be emptied, in the order of `steps`. Stops after
+        `LOOKS` sets of victims if they suffice for the gang. The nodes of a gang that uses complete
+        nodes form one entry."""
         found, enough = self._found, self._cluster.topology.enough
         seen: list[_Found] = []
         known: set[Job] = set()
@@ -374,7 +373,8 @@ class PreemptionCache:
         return seen
 
     def _look(self, place: int) -> _Found | None:
-        """Returns what the node could give, and caches it; None: the node cannot be emptied."""
+        """Returns the cost and the victims of emptying a node, and caches the result; None: the
+        node cannot be emptied."""
         victims = victims_on(self._cluster, place, self._limit, self._shape, self._spared)
         if victims is None:
             self._unable |= 1 << place
@@ -388,11 +388,11 @@ class PreemptionCache:
         return entry
 
     def _alike(self, gang: Job) -> int:
-        """Returns the nodes of a gang that has them whole which are large enough for a member. All
-        of them change together."""
+        """Returns the nodes of a gang that are large enough for a member. REQUIRES: the gang uses
+        complete nodes, so all of them change together."""
         capacity, places = self._cluster.capacity, self._cluster.places
         nodes = 0
         for name in gang.placement:
-            if not capacity.free[places[name]]:  # otherwise its size has changed meanwhile
+            if not capacity.free[places[name]]:  # otherwise the node's size has changed meanwhile
                 nodes |= 1 << places[name]
         return capacity.sized(self._shape[1], self._shape[2], nodes)

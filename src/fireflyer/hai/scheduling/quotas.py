@@ -9,9 +9,9 @@ from fireflyer.hai.scheduling.lanes import QuotaKey
 
 
 def limits(rows: Iterable[Row]) -> dict[QuotaKey, Quota]:
-    """Returns the limits of a cluster. A row without a user or group applies to those without a row
-    of their own. A row without a priority applies to each priority for which the same user and
-    group have no row."""
+    """Returns the limits of a cluster. A row without a user or group applies to all users or groups
+    without a row of their own. A row without a priority applies to each priority for which the same
+    user and group have no row."""
     found: dict[QuotaKey, Quota] = {}
     for row in sorted(rows, key=lambda row: row.priority != ""):
         levels = [PRIORITIES[row.priority]] if row.priority else list(PRIORITIES.values())

@@ -1,12 +1,13 @@
 """Repacking: jobs move so that scattered free GPUs come together for a waiting job. Pure.
 
-A job may move if it is alone in its gang, has had its quantum and has no higher priority than the
-waiting job. It must also fit where GPUs are free already: it saves, and restarts at once. Its own
-user loses a save and a restart, but no turn. Levels and owners therefore do not count; `MOST`
-limits the moved GPUs per gained GPU.
+A job may move if it has one node, its quantum is over and its priority is not higher than that of
+the waiting job. Free GPUs on another node must also suffice for the job, so that it saves and
+restarts at once. A move costs the user a save and a restart, but no share of the cluster. Levels
+and users therefore do not matter; `MOST` limits the moved GPUs per gained GPU.
 """
 
 from fireflyer.hai.scheduling.capacity import members
+from fireflyer.hai.scheduling.changes import ChangeReader
 from fireflyer.hai.scheduling.jobs import Job
 from fireflyer.hai.scheduling.placement import choose
 from fireflyer.hai.scheduling.preemption import first_enough
@@ -17,27 +18,28 @@ MOST = 0.5
 
 
 class RepackIndex:
-    """Jobs that would leave each node for a member of a waiting job of one priority and size.
+    """Index of the jobs that must move from each node, for waiting jobs of one priority and size.
 
     A changed node (`Changes`) is examined again, so results do not depend on the cache.
     """
 
-    __slots__ = ("_cluster", "_found", "_gpus", "_level", "_memory_mib", "_read")
+    __slots__ = ("_changes", "_cluster", "_found", "_gpus", "_level", "_memory_mib")
 
     def __init__(self, cluster: ClusterView, level: int, gpus: int, memory_mib: int) -> None:
         self._cluster = cluster
         self._level, self._gpus, self._memory_mib = level, gpus, memory_mib
-        self._read = -1
+        self._changes = ChangeReader(cluster.changes)
         self._found: dict[int, tuple[int, list[Job]]] = {}
-        """GPUs to move and the jobs that hold them, by place. Only nodes that need moves and can be
-        emptied."""
+        """GPUs to move, and the jobs that hold them, by place. Has only nodes that need moves and
+        can be emptied."""
 
     def search(self, count: int, among: int) -> dict[int, list[Job]]:
         """Returns the nodes of `among` that could take `count` members with the fewest GPUs moved.
 
         Returns:
-            By place, cheapest first, the jobs that have to move; none for a node that has room.
-            Empty: such nodes are too few, or too much would move, or nothing has to.
+            The jobs that must move, by place, cheapest first; a node with enough free capacity has
+            no such jobs. Empty: there are too few nodes, too many GPUs would move, or no move is
+            needed.
         """
         self._refresh()
         cluster = self._cluster
@@ -60,13 +62,8 @@ class RepackIndex:
         return {}
 
     def _refresh(self) -> None:
-        cluster = self._cluster
-        changes = cluster.changes
-        if self._read == changes.mark:
-            return
-        stale = changes.since(self._read)
-        self._read = changes.mark
-        for place in range(len(cluster.names)) if stale is None else set(stale):
+        stale = self._changes.read()
+        for place in range(len(self._cluster.names)) if stale is None else stale:
             jobs = self._leave(place)
             if jobs:
                 self._found[place] = (sum(job.gpus for job in jobs), jobs)
@@ -74,8 +71,8 @@ class RepackIndex:
                 self._found.pop(place, None)
 
     def _leave(self, place: int) -> list[Job]:
-        """Returns the jobs that have to move from a node, small ones first; empty: none has to, or
-        they cannot."""
+        """Returns the jobs that must move from a node, small jobs first; empty: no job must move,
+        or moves do not suffice."""
         cluster = self._cluster
         capacity = cluster.capacity
         lacks = capacity.lacks(place, capacity.share(place, self._gpus), self._memory_mib)
@@ -97,13 +94,14 @@ class RepackIndex:
 def destinations(
     cluster: ClusterView, jobs: list[Job], among: int, now: float
 ) -> list[tuple[Job, int]]:
-    """Returns where each of these jobs could go at once, by best fit, large ones first.
+    """Returns a node to which each of these jobs can move immediately, by best fit, large jobs
+    first.
 
     Args:
-        among: nodes that any of them may go to; windows and faults may exclude some for a job.
+        among: nodes that the jobs may move to; windows and faults may exclude some nodes for a job.
 
     Returns:
-        Each job and its place; empty: there is no room for all of them.
+        Each job and its new place; empty: the free capacity does not suffice for all of them.
     """
     draft = cluster.capacity.copy()
     found: list[tuple[Job, int]] = []

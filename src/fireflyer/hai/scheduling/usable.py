@@ -5,13 +5,13 @@ from fireflyer.hai.scheduling.view import ClusterView
 
 
 def allowed(cluster: ClusterView, job: Job, now: float) -> int:
-    """Returns the healthy nodes with GPUs of the job's type that no window closes; for nodes
-    that the job avoids see `Job.avoid`."""
+    """Returns the ready and suspect nodes with GPUs of the job's type that no window closes for the
+    job. For avoided nodes see `Job.avoid`."""
     found = cluster.ready | cluster.suspect
     if job.gpu_type:
         found &= cluster.devices.typed(job.gpu_type)
     for window in cluster.windows.values():
-        if window.end > now >= window.closes(job.estimate_s) and not window.lets_in(
+        if window.end > now >= window.closes(job.estimate_s) and not window.admits(
             job.user, job.group
         ):
             for name in window.nodes:
@@ -28,7 +28,8 @@ def allowed(cluster: ClusterView, job: Job, now: float) -> int:
 
 
 def large_enough(cluster: ClusterView, job: Job) -> int:
-    """Returns the nodes that could ever take a member of the job, in any state."""
+    """Returns the nodes that are large enough for a member of the job and have its type of GPUs, in
+    any state."""
     found = (1 << len(cluster.names)) - 1
     if job.gpu_type:
         found &= cluster.devices.typed(job.gpu_type)

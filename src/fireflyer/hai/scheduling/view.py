@@ -1,4 +1,4 @@
-"""The part of a cluster's state that its indexes and the searches for nodes read."""
+"""Read-only view of a cluster's state, for its indexes and the searches for nodes."""
 
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from fireflyer.hai.scheduling.policies import Policy
 
 
 class ClusterView(Protocol):
-    """A `Cluster`, to be read; its attributes are explained there."""
+    """Read-only view of a `Cluster`, which documents the attributes."""
 
     policy: Policy
     names: list[str]
@@ -27,4 +27,5 @@ class ClusterView(Protocol):
     changes: Changes
 
     def allowed(self, job: Job, now: float) -> int:
-        """Returns nodes the job may use, free or not; for avoided ones see `Job.avoid`."""
+        """Returns the nodes that the job may use, free or not. For avoided nodes see
+        `Job.avoid`."""

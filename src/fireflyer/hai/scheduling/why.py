@@ -1,8 +1,8 @@
-"""Explanation of why a queued job waits, and when it can be expected to start. Pure.
+"""Explains why a queued job waits, and when it can start. Pure.
 
-The expected time follows from the nodes: ends by estimates, quanta under a preemptive policy,
-windows. Jobs ahead in the queue are counted, not planned for. The result is therefore a lower
-bound.
+The expected time follows from the running jobs' estimates, from quanta under a preemptive policy,
+and from windows. Jobs ahead in the queue are counted but not planned, so the expected time is a
+lower bound.
 """
 
 import math
@@ -25,17 +25,18 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     """Reason why a job waits."""
 
     rule: Rule
-    """Rule that holds the job; docs/operate/hai-scheduler.md lists them. "start": none does."""
+    """Rule that delays the job; docs/operate/hai-scheduler.md lists the rules. "start": no rule
+    does."""
     text: str
     """For example "waits for 2 nodes; 1 free"."""
     ahead: int
-    """Number of jobs that come before it."""
+    """Number of jobs ahead of the job."""
     earliest: float | None
     """Lower bound of the job's start, in the cluster's time; None: not known."""
 
 
 class _Hold(msgspec.Struct, frozen=True):
-    """Reason that jobs share whose places in the queue differ."""
+    """Reason of a wait, shared by equal jobs at different positions in the queue."""
 
     rule: Rule
     text: str
@@ -55,22 +56,23 @@ class _Hold(msgspec.Struct, frozen=True):
 
 
 def explain(cluster: Cluster, job: Job, now: float, *, expect: bool = True) -> Why:
-    """Returns why a queued job does not run yet. With `expect` also when it may start, which
-    examines each node."""
+    """Returns why a queued job does not run yet. With `expect`, also computes the earliest start,
+    which examines each node."""
     ahead = cluster.queue.ahead((job.order, job.id))
     held = _hold(cluster, job, now, expect=expect)
     return Why(rule=held.rule, text=held.text_behind(ahead), ahead=ahead, earliest=held.earliest)
 
 
 class Texts:
-    """Explanations of many queued jobs at one moment, at which the cluster does not change. Equal
-    requests of a user share one."""
+    """Explanations of many queued jobs while the cluster does not change. Equal requests of a user
+    share one explanation."""
 
     def __init__(self, cluster: Cluster, now: float) -> None:
         self._cluster = cluster
         self._now = now
         self._apart = {kept.task for kept in cluster.reserved}
-        """Jobs for which the plan keeps capacity: other jobs are held by that, these are not."""
+        """Jobs for which the plan reserves capacity. A reservation does not delay its own job, so
+        these jobs share no explanation."""
         self._found: dict[object, _Hold] = {}
 
     def text(self, job: Job) -> str:
@@ -112,8 +114,7 @@ def _hold(cluster: Cluster, job: Job, now: float, *, expect: bool) -> _Hold:
 
 
 def _quota_kept_for(cluster: Cluster, job: Job) -> Reservation | None:
-    """Returns the first reservation without which the job's quota would have room; None: none
-    matters."""
+    """Returns the first reservation that uses up the job's quota; None: no reservation does."""
     if cluster.limit(job.user, job.level, job.group) is None:
         return None
     nodes = gpus = 0
@@ -163,7 +164,7 @@ def _for_room(cluster: Cluster, job: Job, now: float, allowed: int, *, expect: b
 
 
 def _reserved_for(cluster: Cluster, job: Job, now: float, allowed: int) -> Reservation | None:
-    """Returns the first reservation without which the job would have room; None: none matters."""
+    """Returns the first reservation that prevents the job's start; None: no reservation does."""
     free, left = cluster.capacity, allowed
     for kept in cluster.reserved:
         other = cluster.jobs.get(kept.task)
@@ -186,7 +187,8 @@ def _reserved_for(cluster: Cluster, job: Job, now: float, allowed: int) -> Reser
 
 
 def _when(cluster: Cluster, job: Job, now: float, allowed: int) -> float | None:
-    """Returns the earliest time at which as many of these nodes as the job needs could be free."""
+    """Returns the earliest time at which the job could have enough of the `allowed` nodes; None:
+    not known."""
     shape = (job.nodes, job.gpus, job.memory_mib)
     rank = (-job.level, -1 if job.overdue else job.standing)
     spared = job.user if cluster.policy.spares_own else None
@@ -204,7 +206,7 @@ def _when(cluster: Cluster, job: Job, now: float, allowed: int) -> float | None:
 
 
 def _when_it_avoids_none(cluster: Cluster, job: Job, now: float) -> float | None:
-    """Returns the same for the time at which the job takes nodes that it avoids now."""
+    """Returns the earliest start, as `_when`, after the job stops avoiding nodes."""
     then = max(now, job.since + AVOID_S)
     return _when(cluster, job, then, cluster.allowed(job, then))
 
@@ -217,7 +219,7 @@ def _behind_window(cluster: Cluster, job: Job, now: float) -> _Hold:
     closing = [
         window
         for window in cluster.windows.values()
-        if not window.lets_in(job.user, job.group) and window.end > now
+        if not window.admits(job.user, job.group) and window.end > now
     ]
     window = min(closing, key=lambda window: (window.begin, window.id))
     about = f" ({window.reason})" if window.reason else ""
@@ -228,7 +230,7 @@ def _behind_window(cluster: Cluster, job: Job, now: float) -> _Hold:
 
 
 def behind_quota(cluster: Cluster, job: Job) -> str:
-    """Describes the room that a quota leaves for a job at its level. REQUIRES: there is a quota."""
+    """Describes the quota that delays a job at its level. REQUIRES: a quota applies to the job."""
     key = (job.user, job.level, job.group)
     limit = cluster.limit(*key)
     assert limit is not None
@@ -247,7 +249,7 @@ def behind_quota(cluster: Cluster, job: Job) -> str:
 
 
 def _unusable(cluster: Cluster, large: int) -> str:
-    """For example "of 3 such nodes 1 is drained, 1 is down"."""
+    """Describes unusable nodes, for example "of 3 such nodes 1 is drained, 1 is down"."""
     counts: dict[str, int] = {}
     for place, name in enumerate(cluster.names):
         health = cluster.nodes[name].health

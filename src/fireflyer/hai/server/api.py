@@ -56,14 +56,14 @@ def build(
     controller: Controller, store: Store, accounts: Accounts, sessions: Sessions,
     shut_down: Callable[[bool], None],
 ) -> FastAPI:  # fmt: skip
-    """Builds the application without its `Gate`.
+    """Builds the application without its `Authenticator`.
 
     Args:
         controller: called by the routes.
         store: store of the same server.
         accounts: accounts of the same server.
         sessions: sessions of the same server's dashboard.
-        shut_down: starts the shutdown; its argument says whether tasks keep running.
+        shut_down: starts the shutdown; the argument is True if tasks keep running.
     """
     trail = AuditLog(store.database)
     app = FastAPI(docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -89,8 +89,8 @@ def _task_routes(
 
     @app.post("/tasks", **documented(TaskView, TaskSpec))
     async def submit(request: Request, who: Identity = needs("submit")) -> Response:
-        """Submit a task; it is on disk when this answers. With content type application/toml the
-        body is a job file."""
+        """Submit a task; the task is on disk when the response is sent. With content type
+        application/toml the body is a job file."""
         if request.headers.get("content-type", "").partition(";")[0].strip() == TOML:
             spec = job_file.from_request(await responses.body(request, responses.MAX_BODY_BYTES))
         else:
@@ -118,14 +118,14 @@ def _task_routes(
 
     @app.get("/tasks", **documented(list[TaskView]))
     async def tasks(after: str = "", chosen: Listing | None = asked) -> Response:
-        """List at most 1000 tasks after `after`, in order of submission: your own; for an operator,
-        all. `label`: NAME or NAME=VALUE."""
+        """List at most 1000 tasks after `after`, in order of submission: your own tasks, or all
+        tasks for an operator. `label`: NAME or NAME=VALUE."""
         return json([] if chosen is None else controller.views(chosen, after))
 
     @app.get("/task-lines", **documented(list[TaskLine]))
     async def task_lines(after: str = "", chosen: Listing | None = asked) -> Response:
-        """List at most 5000 tasks as GET /tasks does, a line of text each: without ranks, arguments
-        and environment."""
+        """List at most 5000 tasks as GET /tasks does, but without ranks, arguments and
+        environment."""
         return json([] if chosen is None else controller.lines(chosen, after))
 
     @app.get("/tasks/{task}", **documented(TaskView))
@@ -161,7 +161,7 @@ def _stream_routes(
     needs = needing(trail)
 
     def allowed(who: Identity) -> Callable[[], bool]:
-        return lambda: who.token == HOME_TOKEN or accounts.taken(who.token)
+        return lambda: who.token == HOME_TOKEN or accounts.valid(who.token)
 
     @app.get("/tasks/{task}/log/{rank}", **documented(bytes, media=BYTES))
     async def log(
@@ -172,8 +172,8 @@ def _stream_routes(
         wait_s: Wait = 0.0,
         who: Identity = needs("read"),
     ) -> Response:
-        """Read at most 1 MiB of a rank's output from a byte offset; headers say where to
-        continue."""
+        """Read at most 1 MiB of a rank's output from a byte offset; a header has the offset to
+        continue from."""
         controller.check_owner(task, who.only)
         piece = await controller.log(task, rank, offset, attempt, wait_s)
         headers = {

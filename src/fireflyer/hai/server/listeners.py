@@ -1,5 +1,7 @@
-"""Listeners: loopback for the home's own user, and an optional public address for other users. The
-public address has TLS, is behind a proxy with TLS, or is a loopback address."""
+"""Listeners: loopback for the home's own user, and an optional public address for other users.
+
+The public address has TLS, is behind a proxy with TLS, or is a loopback address.
+"""
 
 import contextlib
 import errno
@@ -28,7 +30,7 @@ class Public(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     """PEM file of the private key."""
     behind_proxy: bool = False
-    """True if a proxy in front has TLS."""
+    """True if a proxy in front of the server provides TLS."""
 
     @property
     def secure(self) -> bool:
@@ -89,7 +91,7 @@ def listen(host: str, port: int, option: str = "--port") -> Iterator[socket.sock
     """Opens a listening socket.
 
     Args:
-        option: of the command line, which chose the address; errors name it.
+        option: option of the command line that set the address; error messages name the option.
 
     Raises:
         ConfigError: the port is invalid or not available.

@@ -72,17 +72,18 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     policy: str | None = None
     """Scheduling policy; None: the home's last policy, else the default."""
     log_limit: int = LIMIT_BYTES
-    """Bytes kept of the log of a rank in one attempt."""
+    """Maximum bytes on disk of the log of a rank in one attempt."""
     keep: bool = False
     """True: leave tasks running when a signal ends the server."""
     database: PostgreSQL | None = None
-    """None: the database that the home remembers, else SQLite in the home."""
+    """PostgreSQL database; None: the database recorded in the home, else SQLite in the home."""
     public: Public | None = None
     """Additional address for users of other machines."""
     lease_s: float = LEASE_S
     """Seconds of the leader's lease among the servers of one PostgreSQL database."""
     stand_by: Callable[[str], None] | None = None
-    """Called with the leader's name before waiting for its end; None: raise an error instead."""
+    """Called with the leader's name before this server waits for the lease; None: raise an error
+    instead."""
 
 
 def chosen_engine(options: Options) -> Engine:
@@ -106,11 +107,11 @@ def serve(
     ready: Callable[[ServerFile], None],
     make_engine: Callable[[Options], Engine] = chosen_engine,
 ) -> None:
-    """Serves until told to end.
+    """Serves until a signal or the shutdown call ends the server.
 
     Args:
-        options: what and where to serve.
-        ready: called with the content of server.json once requests are answered.
+        options: options of the server.
+        ready: called with the content of server.json once the server answers requests.
         make_engine: creates the engine that runs the gangs.
 
     Raises:
@@ -121,7 +122,7 @@ def serve(
         raise ConfigError(f"invalid number of nodes {options.nodes}: expected 1 to 10000")
     home = options.home
     home.create()
-    where = _settle_database(options)
+    where = _choose_database(options)
     with contextlib.ExitStack() as held:
         if isinstance(where, PostgreSQL):
             database = held.enter_context(
@@ -150,8 +151,8 @@ def serve(
                 f"--listen {options.public.host} needs a user with a token, and no user has one: "
                 "start without it, then `fireflyer user add NAME` and `fireflyer token create NAME`"
             )
-        _settle_engine(options, store)
-        options = msgspec.structs.replace(options, policy=_settle_policy(options))
+        _record_engine(options, store)
+        options = msgspec.structs.replace(options, policy=_choose_policy(options))
         allow_descriptors()
         parts = _Parts(store, accounts, leader, listeners, lock)
         asyncio.run(_serve(options, parts, make_engine, ready))
@@ -184,8 +185,8 @@ def _take_home(home: Home, patience_s: float) -> int:
 
 def _lead(database: Database, options: Options) -> tuple[Leader, int]:
     """Returns the leader's lease and the home's lock once this server has both. A server that lost
-    the lease is about to leave the home. A server that is stopped (SIGSTOP) stays in the home, and
-    others may lead meanwhile.
+    the lease soon releases the home's lock. A server that is stopped (SIGSTOP) keeps the lock, and
+    other servers may lead meanwhile.
 
     Raises:
         ConfigError: another server leads or holds the home, and `stand_by` is None.
@@ -223,8 +224,9 @@ def _await_lead(leader: Leader, options: Options) -> None:
         time.sleep(min(options.lease_s / 4, 1.0))
 
 
-def _settle_database(options: Options) -> PostgreSQL | Path:
-    """Returns the location of the state: the requested one, else the one that the home remembers.
+def _choose_database(options: Options) -> PostgreSQL | Path:
+    """Returns the location of the state: the requested database, else the database recorded in the
+    home.
 
     Raises:
         ConfigError: PostgreSQL is requested, but the home has its tasks in SQLite.
@@ -250,9 +252,9 @@ def _settle_database(options: Options) -> PostgreSQL | Path:
     return wanted
 
 
-def _settle_engine(options: Options, store: Store) -> None:
+def _record_engine(options: Options, store: Store) -> None:
     """Records the engine in the home. Raises ConfigError while attempts of another engine may run,
-    because no other engine knows what became of them."""
+    because only that engine can recover them."""
     home, wanted = options.home, options.engine
     try:
         known = home.read_engine()
@@ -269,8 +271,9 @@ def _settle_engine(options: Options, store: Store) -> None:
     home.write_engine(wanted)
 
 
-def _settle_policy(options: Options) -> str:
-    """Returns the requested policy and records it, else returns the last one.
+def _choose_policy(options: Options) -> str:
+    """Returns the requested policy, and records it in the home. Without a request, returns the
+    policy recorded in the home.
 
     Raises:
         ConfigError: no such policy.
@@ -290,7 +293,7 @@ async def _serve(
 ) -> None:
     home = options.home
     policy = options.policy or DEFAULT
-    room = LogQuota(home.tasks, options.log_limit)
+    quota = LogQuota(home.tasks, options.log_limit)
     controller = Controller(home, parts.store, make_engine(options), policy)
     end = _End(controller, options.keep)
     token = secrets.token_urlsafe(32)
@@ -313,7 +316,7 @@ async def _serve(
     running = asyncio.create_task(controller.run(started))
     ending = asyncio.create_task(end.wait())
     waking = asyncio.create_task(_wake_log_readers(controller, options))
-    trimming = asyncio.create_task(room.keep(controller.writing))
+    trimming = asyncio.create_task(quota.keep(controller.writing))
     owning = asyncio.create_task(_watch_home(home, parts.lock, content, token, answers))
     try:
         watched = {running, ending, lost, trimming, owning, *answering}
@@ -369,7 +372,7 @@ def _publish(home: Home, content: ServerFile, token: str) -> None:
 async def _watch_home(
     home: Home, lock: int, content: ServerFile, token: str, answers: asyncio.Event
 ) -> None:
-    """Returns once the home was removed or replaced; writes server.json again if only that is
+    """Returns once the home was removed or replaced. Writes server.json again if only that file is
     gone."""
     await answers.wait()
     while home.owned_by(lock):
@@ -401,7 +404,8 @@ def _watch_database(parts: _Parts) -> "asyncio.Future[None]":
 
 
 async def _wake_log_readers(controller: Controller, options: Options) -> None:
-    """Wakes the followers of logs regularly: writes of other machines cause no event here."""
+    """Wakes the followers of logs regularly, because writes by other machines cause no event on
+    this machine."""
     while options.engine.engine != "local":
         await asyncio.sleep(LOG_POLL_S)
         controller.logs.wake_all()
@@ -451,8 +455,8 @@ class _End:
 
 
 def background_options(home: Home, nodes: int | None) -> Options:
-    """Returns the options of a server that `run` starts: those of the home's last `up`. `nodes`
-    counts if that named none.
+    """Returns the options of a server that `run` starts: the options of the home's last `up`.
+    `nodes` applies if that `up` set no number of nodes.
 
     Raises:
         ConfigError: the home's options cannot be used.
@@ -468,8 +472,8 @@ def background_options(home: Home, nodes: int | None) -> Options:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a server in the background: `python -m fireflyer.hai.server.process`, started by a
-    client.
+    """Runs a server in the background. A client starts it as `python -m
+    fireflyer.hai.server.process`.
 
     `--ready-fd` is a pipe that gets one JSON line: the content of server.json, or the error.
     """

@@ -1,4 +1,5 @@
-"""Options of `fireflyer up` that a home remembers, and the inventory that follows from them."""
+"""Options of `fireflyer up` that are recorded in the home, and the inventory that follows from
+them."""
 
 import msgspec
 
@@ -16,11 +17,11 @@ DEFAULT_NODES = 2
 """Virtual nodes of a machine without GPUs."""
 
 DRIVER = "driver"
-"""Value of --gpus that forgets a remembered one: the GPUs that the driver reports."""
+"""Value of --gpus that replaces a recorded value: use the GPUs that the driver reports."""
 
 
 def read_settings(home: Home) -> Settings:
-    """Returns what the home remembers.
+    """Returns the options recorded in the home.
 
     Raises:
         Corrupted: the file is damaged.
@@ -36,7 +37,7 @@ def read_settings(home: Home) -> Settings:
 
 
 def settle(home: Home, given: Settings) -> Settings:
-    """Returns the given options, completed by those that the home remembers.
+    """Returns the given options, completed by the options recorded in the home.
 
     Raises:
         ConfigError: an option is invalid.
@@ -58,8 +59,8 @@ def inventory(settings: Settings, nodes: int | None = None) -> tuple[tuple[Devic
     """Returns this machine's GPUs and the number of virtual nodes.
 
     Args:
-        settings: remembered options.
-        nodes: number of nodes if the options name none.
+        settings: recorded options.
+        nodes: number of nodes if the options set none.
 
     Raises:
         ConfigError: a node would have GPUs of two types, or the list of GPUs is invalid.

@@ -3,5 +3,5 @@
     trace = readers.read(Path("jobs.csv"))
     result = measure(replay(with_users(trace, None), Setup(nodes=80, policy="timeshare")))
 
-`docs/operate/hai-sim.md` says what is modelled and what is not.
+`docs/operate/hai-sim.md` lists what the simulation models.
 """

@@ -1,9 +1,9 @@
-"""Faults as a cluster of 1,250 nodes met them in a year, scaled to the simulated cluster.
+"""Faults of a cluster of 1,250 nodes in one year, scaled to the simulated cluster.
 
 Numbers: tables VI (Xid errors of one year), VII (failures by month, October 2023 to March 2024) and
-VIII (flash cuts of links by day) of arXiv 2408.14158. Of the network failures of table VII five
-months of six are the flash cuts of table VIII, so only the latter are used. The Xids of table VII
-are in table VI. Repair times are in no table: they are assumptions.
+VIII (flash cuts of links by day) of arXiv 2408.14158. Five of the six months of network failures in
+table VII are also the flash cuts of table VIII, so the model uses only table VIII for them. The
+Xids of table VII are also in table VI. No table has repair times, so these are assumptions.
 """
 
 import heapq
@@ -24,8 +24,8 @@ DAY_MS = 24 * HOUR_MS
 YEAR_MS = 365 * DAY_MS
 
 Effect = Literal["task", "link", "node"]
-"""task: one GPU's program dies; link: gangs of several nodes with a member there die, the node
-stays; node: all tasks there die, and the node is down for a while."""
+"""task: the program on one GPU dies; link: gangs of several nodes with a member on the node die,
+but the node stays up; node: all tasks on the node die, and the node is down for some time."""
 
 XID_YEAR: Mapping[str, Mapping[int, int]] = {
     "software": {13: 45, 31: 2487, 43: 4342, 45: 240},
@@ -36,8 +36,8 @@ XID_YEAR: Mapping[str, Mapping[int, int]] = {
 MEMORY_ECC = 54
 MEMORY_DAYS = 183
 FLASH_CUT_DAYS: Mapping[int, int] = {0: 248, 1: 54, 2: 22, 3: 12, 4: 3, 5: 3, 7: 2, 8: 1, 10: 3}
-"""Cuts in a day -> days; 348 days, 2023-04-19 to 2024-03-31. Cuts come in bursts, so whole days are
-drawn."""
+"""Number of days by cuts in a day, over 348 days from 2023-04-19 to 2024-03-31. Cuts come in
+bursts, so the model draws complete days."""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class Fault(msgspec.Struct, frozen=True):
     effect: Effect
     node: int
     gpu: float
-    """Position among the node's GPUs at which a program dies: 0 to 1."""
+    """Position, from 0 to 1 among the node's GPUs, of the GPU whose program dies."""
     repair_ms: int
 
 
@@ -55,7 +55,7 @@ class Kind(msgspec.Struct, frozen=True):
 
     effect: Effect
     a_year: float
-    """Events of the fleet in a year; flash cuts are drawn by day instead."""
+    """Events of the fleet in a year; 0 for flash cuts, which are drawn by day."""
     repair_ms: int
 
 
@@ -67,8 +67,8 @@ KINDS: Mapping[str, Kind] = {
     "memory": Kind("node", MEMORY_ECC * 365 / MEMORY_DAYS, 24 * HOUR_MS),
     "network": Kind("link", 0.0, 0),
 }
-"""Repair times, assumed: a reset of GPUs takes 10 minutes, an exchange of parts a day. A cut link
-is back at once."""
+"""Kinds of faults. The repair times are assumptions: a reset of GPUs takes 10 minutes, a
+replacement of parts one day. A cut link is up again immediately."""
 
 SETS = {
     "none": (),
@@ -78,11 +78,11 @@ SETS = {
 
 
 def parse(words: str) -> dict[str, float]:
-    """Parses `paper`, `hardware:2,software:0.5`, `none`: the kinds to inject, each with the factor
-    on its rate.
+    """Parses the kinds to inject, each with the factor on its rate, for example `paper`,
+    `hardware:2,software:0.5` or `none`.
 
     Raises:
-        ConfigError: a word is not understood.
+        ConfigError: a word is not a known name with an optional factor.
     """
     rates: dict[str, float] = {}
     for word in filter(None, (word.strip() for word in words.split(","))):
@@ -102,13 +102,14 @@ def parse(words: str) -> dict[str, float]:
 
 
 def stream(rates: Mapping[str, float], nodes: int, seed: int) -> Iterator[Fault]:
-    """Returns faults in order of time, without end (an empty iterator if there are no rates). They
-    do not depend on the policy.
+    """Returns an endless iterator over faults in order of time (an empty one if there are no
+    rates). The faults do not depend on the policy.
 
     Args:
         rates: from `parse`.
-        nodes: of the simulated cluster.
-        seed: each kind draws from its own generator, so that one more kind changes no other.
+        nodes: number of nodes of the simulated cluster.
+        seed: seed of the generators. Each kind has its own generator, so that an additional kind
+            does not change the faults of the others.
     """
     streams = []
     for kind, times in rates.items():
@@ -128,8 +129,8 @@ def _poisson(draw: random.Random, kind: str, share: float) -> Iterator[int]:
 
 
 def _flash_cuts(draw: random.Random, share: float) -> Iterator[int]:
-    """Draws each day from the table; each cut of it hits this cluster with the cluster's share of
-    the fleet."""
+    """Draws each day from the table. The probability that a cut hits this cluster is the cluster's
+    share of the fleet."""
     counts, days = list(FLASH_CUT_DAYS), list(itertools.accumulate(FLASH_CUT_DAYS.values()))
     whole, rest = divmod(share, 1.0)
     for day in itertools.count():

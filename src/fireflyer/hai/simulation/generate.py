@@ -1,10 +1,10 @@
-"""Generated traces from a seed, calibrated to published figures of four clusters: for tests, and if
-there is no file.
+"""Traces generated from a seed, calibrated to published figures of four clusters: for tests, and
+for use without a trace file.
 
-Run times are log-normal with the published mean and median. Gangs are powers of two; their shares
-fall by a constant factor from one to the next, fitted to the published mean. Arrivals are a Poisson
-process with a daily wave. Only `random.Random` draws; its methods used here give the same numbers
-on every machine.
+Run times are log-normal with the published mean and median. Sizes of gangs are powers of two. The
+share of each size is the share of the previous size times a constant factor, which is fitted to the
+published mean. Arrivals are a Poisson process with a daily wave. All draws use `random.Random`,
+whose methods used here give the same numbers on every machine.
 """
 
 import bisect
@@ -38,8 +38,8 @@ CLUSTERS = {
     "philly": Calibration(18006.055, 874.0, 4_240_676, 1.928, 128),
     "helios": Calibration(6651.681, 206.0, 4_320_009, 3.716, 2048),
 }
-"""The fifth cluster of that table, PAI, shares single GPUs between jobs, which is not modelled
-here."""
+"""Calibrations by cluster. The fifth cluster of the table, PAI, shares single GPUs between jobs,
+which is not modelled."""
 
 
 def generate(
@@ -50,13 +50,13 @@ def generate(
     Args:
         cluster: a key of CLUSTERS.
         jobs: number of jobs.
-        capacity: GPUs of the cluster it is made for; no gang is larger.
+        capacity: GPUs of the simulated cluster; no gang is larger.
         load: mean demand over capacity.
         users: number of users; their shares of the jobs fall as 1/rank (Zipf).
         seed: the same seed gives the same trace.
 
     Raises:
-        TraceError: there is no such calibration, or a number is out of range.
+        TraceError: no such calibration, or a number is out of range.
     """
     if cluster not in CLUSTERS:
         raise TraceError(f"invalid cluster {cluster!r}: expected one of {', '.join(CLUSTERS)}")
@@ -107,8 +107,8 @@ def gang_sizes(mean: float, most: int) -> tuple[list[int], list[float]]:
 
 
 def _arrivals(draw: random.Random, jobs: int, span_ms: float) -> list[int]:
-    """Draws the times of a Poisson process over the span, thinned to a daily wave, counted from the
-    first."""
+    """Draws the times of a Poisson process over the span, thinned to a daily wave, relative to the
+    first arrival."""
     found: list[float] = []
     while len(found) < jobs:
         when = draw.random() * min(span_ms, LONGEST_MS)

@@ -1,8 +1,8 @@
-"""`fireflyer events --json` as a trace: the requests of the platform's own tasks, and their work
-time.
+"""Reader of `fireflyer events --json` as a trace: the requests of the platform's own tasks, and
+their work time.
 
 The input is an array, as `events --json` prints it, or an object per line, as `events -f --json`
-does. Tasks that have not ended yet, or never ran, are left out.
+prints it. Tasks that have not ended yet, or never ran, are left out.
 """
 
 from collections.abc import Iterator

@@ -1,22 +1,23 @@
-"""Accounting of every GPU-second of a replay. Integers throughout: the parts sum to capacity x time
-exactly."""
+"""Accounting of every GPU-second of a replay. All amounts are integers, so the parts sum to
+capacity x time exactly."""
 
 from array import array
 
 CAUSES = (
     "useful", "lost", "checkpoint", "restart", "suspend", "fragmentation", "idle", "faulty", "window",
 )  # fmt: skip
-"""useful: work that counted; lost: work that a fault undid; checkpoint: stalls of periodic saves;
-restart: GPUs held from the launch until work began; suspend: GPUs held from the suspend request
-until they were free; fragmentation: idle although as much demand was waiting; idle: no demand;
-faulty: on nodes that are down; window: idle on nodes that a window takes out."""
+"""Causes of GPU time. useful: work that was not lost; lost: work that a fault undid; checkpoint:
+stalls of periodic saves; restart: GPUs held from the launch until work began; suspend: GPUs held
+from the suspend request until they were free; fragmentation: idle GPUs while at least as many were
+waited for; idle: GPUs without demand; faulty: GPUs of nodes that are down; window: idle GPUs of
+nodes in a window."""
 
 
 class Ledger:
-    """GPU-milliseconds by cause, and the amounts held, waited for and down over time.
+    """GPU-milliseconds by cause, and the GPUs held, waited for and down over time.
 
-    The held amount is known at once; its split only when an attempt's phase is over. `split` is
-    therefore complete when nothing is held.
+    The number of held GPUs is always known, but the cause of their time only after an attempt's
+    phase is over. `split` is therefore complete only while no GPU is held.
     """
 
     __slots__ = (
@@ -31,19 +32,19 @@ class Ledger:
         """GPUs of all nodes."""
         self.now = 0
         self.held = self.queued = self.down = self.closed = 0
-        """GPUs held by tasks, asked for by waiting tasks, on nodes that are down, idle in a
-        window."""
+        """Numbers of GPUs: held by tasks, asked for by waiting tasks, on nodes that are down, and
+        idle in a window."""
         self.active = 0
         """Number of tasks that have arrived and not ended."""
         self.held_ms = self.down_ms = self.closed_ms = self.fragmentation_ms = 0
         self.active_ms = 0
-        """Integral of `active`: its differences give the mean numbers of contending tasks."""
+        """Integral of `active` over time; its differences give mean numbers of active tasks."""
         self.useful = self.lost = self.checkpoint = self.restart = self.suspend = 0
         self.series_time, self.series_held = array("q"), array("q")
         self.series_queued, self.series_down = array("q"), array("q")
 
     def advance(self, now: int) -> None:
-        """Advances the time with everything unchanged."""
+        """Advances the time to `now`; all amounts stay constant until then."""
         passed = now - self.now
         if not passed:
             return
@@ -64,8 +65,8 @@ class Ledger:
         self.now = now
 
     def split(self) -> dict[str, int]:
-        """Returns GPU-milliseconds by cause, in the order of CAUSES; their sum is capacity x time
-        while nothing is held."""
+        """Returns GPU-milliseconds by cause, in the order of CAUSES. Their sum is capacity x time
+        while no GPU is held."""
         away = self.down_ms + self.closed_ms
         idle = self.capacity * self.now - self.held_ms - away - self.fragmentation_ms
         parts = (

@@ -1,5 +1,5 @@
-"""Measurements of a replay: the figures of the report. Times in hours unless a name says
-otherwise."""
+"""Measurements of a replay: the figures of the report. Times are in hours unless a name has another
+unit."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,8 @@ SIZES = ((1, "1"), (4, "2-4"), (8, "5-8"), (32, "9-32"), (1 << 62, "over 32"))
 """Classes by requested GPUs: upper limit and name."""
 
 BOUND_S = 10.0
-"""Bound of the bounded slowdown: shorter jobs count as this long (Feitelson and Rudolph, 1998)."""
+"""Bound of the bounded slowdown: a shorter job counts as a job of this length (Feitelson and
+Rudolph, 1998)."""
 
 USERS_SHOWN = 50
 
@@ -38,7 +39,7 @@ class Class(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     jobs: int
     gpu_h: float
-    """Work that the jobs asked for."""
+    """Work of the jobs."""
     jct_mean_h: float
     jct_p50_h: float
     wait_mean_h: float
@@ -46,7 +47,7 @@ class Class(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy on one trace. Of these fields only `wall_s` and the `plan_` times depend on the
+    """Results of one policy on one trace. Only `wall_s` and the `plan_` times depend on the
     machine."""
 
     policy: str
@@ -54,7 +55,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int
     too_large: int
     over_quota: int
-    """Jobs larger than their quota; left out, as jobs that are too large."""
+    """Jobs that the replay leaves out because they are larger than their quota."""
     left_out: dict[str, int]
     nodes: int
     gpus_per_node: int
@@ -77,17 +78,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     wait_p99_h: float
     wait_max_h: float
     queued_mean_h: float
-    """All time without nodes: the wait, and the waits after preemptions and faults."""
+    """Mean time of a job without nodes: the first wait, and the waits after preemptions and
+    faults."""
     slowdown: Spread
-    """Bounded: (time in the system) / max(time of work, 10 s), at least 1."""
+    """Bounded slowdown: (time in the system) / max(time of work, 10 s), at least 1."""
     makespan_h: float
 
     occupancy: float
-    """GPU-time held / GPU-time of nodes that are up and not taken out by a window."""
+    """Held GPU-time / GPU-time of nodes that are up and in no window."""
     utilisation: float
-    """GPU-time at work, including work that was lost later / the same denominator."""
+    """GPU-time of work, including work that was lost later / the same denominator as for
+    `occupancy`."""
     goodput: float
-    """GPU-time of work that counted / all GPU-time."""
+    """GPU-time of work that was not lost / all GPU-time."""
     split_gpu_ms: dict[str, int]
     """GPU-milliseconds by cause; they sum to `capacity_gpu_ms`."""
     capacity_gpu_ms: int
@@ -105,17 +108,18 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Finish-time fairness (Themis): time in the system / time on an equal share of the cluster."""
     rho_p95: float
     rho_over_1: float
-    """Share of jobs that would have been done sooner on an equal share."""
+    """Share of jobs that would have ended sooner on an equal share of the cluster."""
     jain: float
-    """Jain's index of users' mean speeds (time of work / time in the system): 1 if all are served
-    alike."""
+    """Jain's index of users' mean speeds (time of work / time in the system): 1 if all speeds are
+    equal."""
     cross_zone_max: int
     cross_zone_over_1: int
-    """Jobs that were placed with more than one pair of neighbours in different zones."""
+    """Number of jobs that were placed with more than one pair of adjacent ranks in different
+    zones."""
 
     by_size: list[Class]
     by_user: list[Class]
-    """Heaviest users, if users have more than one job each."""
+    """Users with the most work; empty if each user has one job."""
     plans: int
     plan_mean_ms: float
     plan_max_ms: float
@@ -123,15 +127,17 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Curves(msgspec.Struct, frozen=True, kw_only=True):
-    """Series for the plots, in addition to the figures. Sampled, so that a page stays small."""
+    """Series for the plots, in addition to the figures. They are sampled, so that a page stays
+    small."""
 
     time_h: list[float]
     held: list[float]
-    """Mean share of all GPUs over the samples' intervals; so are `queued` and `down`."""
+    """Mean share of held GPUs in each interval between samples; likewise `queued` and `down`."""
     queued: list[float]
     down: list[float]
     wait_s: list[float]
-    """Seconds, ascending; `wait_share` is the share of jobs that waited no longer."""
+    """Waits in seconds, ascending; `wait_share` is the share of jobs that waited at most so
+    long."""
     wait_share: list[float]
 
 
@@ -214,8 +220,9 @@ def spread(values: Numbers) -> Spread:
 
 
 def _rho(arrays: _Arrays, capacity: int) -> Numbers:
-    """Compares with a share of capacity / (tasks in the system while the job was): a gang larger
-    than the share would run slower in proportion."""
+    """Returns the finish-time fairness of each job: its time in the system / its time on an equal
+    share of the capacity. The share is capacity / mean number of tasks in the system meanwhile. A
+    gang larger than the share would run slower in proportion."""
     share = capacity / np.maximum(arrays.contending, 1.0)
     ideal = arrays.run_ms * np.maximum(arrays.gpus / share, 1.0)
     found: Numbers = arrays.jct_ms / ideal
@@ -223,7 +230,7 @@ def _rho(arrays: _Arrays, capacity: int) -> Numbers:
 
 
 def _jain(users: Sequence[str], speed: Numbers) -> float:
-    """Returns Jain's index over users of the mean speed of their jobs."""
+    """Returns Jain's index of the mean speeds of users' jobs."""
     _, place = np.unique(np.array(users), return_inverse=True)
     mean = np.bincount(place, weights=speed) / np.bincount(place)
     return float(mean.sum() ** 2 / (len(mean) * (mean**2).sum()))
@@ -259,8 +266,8 @@ def _by_user(arrays: _Arrays, users: Sequence[str]) -> list[Class]:
 
 
 def rounded(value: Any) -> Any:
-    """Rounds floats to 6 decimals, in structs, lists and dicts, so that bytes do not depend on the
-    last bit of a sum."""
+    """Rounds floats to 6 decimals, in structs, lists and dicts, so that the output does not depend
+    on the last bit of a sum."""
     if isinstance(value, float):
         return round(value, 6)
     if isinstance(value, msgspec.Struct):
@@ -280,8 +287,8 @@ def curves(done: Replay, samples: int = 240) -> Curves:
     edges = np.linspace(0, ledger.now, samples + 1)
 
     def shares(series: Sequence[int]) -> list[float]:
-        """Returns the means over the samples' intervals, by differences of the integral at their
-        edges."""
+        """Returns the mean share of the capacity in each interval between samples, computed from
+        the integral at the edges."""
         steps = np.array(series, dtype=np.float64) * np.diff(times)
         whole = np.concatenate(([0.0], np.cumsum(steps)))
         means = np.diff(np.interp(edges, times, whole)) / np.diff(edges) / ledger.capacity

@@ -1,5 +1,5 @@
-"""One HTML page on replays: self-contained, without scripts, for phones and wide screens, light and
-dark."""
+"""HTML page about replays: self-contained, without scripts, for phones and wide screens, in light
+and dark colours."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,10 +12,10 @@ from fireflyer.hai.simulation.measures import SIZES, Curves, Result
 Done = tuple[Result, Curves]
 
 SIZE = (440, 260)
-"""Units of a chart; two stand side by side."""
+"""Width and height of a chart in units; two charts stand side by side."""
 
 COLOURS = {cause: f"var(--c{number})" for number, cause in enumerate(CAUSES)}
-"""Colours of the style sheet."""
+"""Colour of each cause, as a variable of the style sheet."""
 
 ROWS: tuple[tuple[str, str, str], ...] = (
     ("jct_mean_h", "JCT, mean", "h"), ("jct_p50_h", "JCT, median", "h"),
@@ -31,11 +31,11 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("rho_over_1", "jobs slower than on a fair share", "%"), ("jain", "Jain index of users", ""),
     ("cross_zone_over_1", "jobs over two zones more than once", ""),
 )  # fmt: skip
-"""Field, name and unit of the comparison, here and in the terminal's table."""
+"""Rows of the comparison, in the page and in the terminal's table: field, name and unit."""
 
 
 def page(done: Sequence[Done]) -> str:
-    """Returns the page on one or several policies (at most six) on one trace."""
+    """Returns the page about one to six policies on one trace."""
     first = done[0][0]
     names = [result.policy for result, _ in done]
     cluster = f"{first.nodes} nodes of {first.gpus_per_node} GPUs"
@@ -50,7 +50,7 @@ def page(done: Sequence[Done]) -> str:
     about += [_window(window) for window in first.windows]
     if first.left_out:
         words = ", ".join(f"{count:,} {why}" for why, count in sorted(first.left_out.items()))
-        about.append(f"Records of the trace that are no jobs here: {words}.")
+        about.append(f"Records of the trace that do not count as jobs: {words}.")
     if first.faults:
         words = ", ".join(f"{count:,} {kind}" for kind, count in first.faults.items())
         about.append(f"Faults under {first.policy}: {words}.")
@@ -68,7 +68,7 @@ def page(done: Sequence[Done]) -> str:
 
 
 def _quota(quota: Mapping[str, Any]) -> str:
-    """For example "Quota of user ada, priority high: at most 16 GPUs."."""
+    """Describes a quota, for example "Quota of user ada, priority high: at most 16 GPUs."."""
     whose = [f"{word} {quota[word]}" for word in ("user", "group", "priority") if quota[word]]
     most = [
         f"{quota[key]:,} {name}"
@@ -79,7 +79,8 @@ def _quota(quota: Mapping[str, Any]) -> str:
 
 
 def _window(window: Mapping[str, Any]) -> str:
-    """For example "Window: 8 of the nodes from 36 h until 40 h, for user ada."."""
+    """Describes a window, for example "Window: 8 of the nodes from 36 h until 40 h, for user
+    ada."."""
     begin, end = (number_text(window[key] / 3600) for key in ("begin", "end"))
     whose = [f"{word} {window[word]}" for word in ("user", "group") if window[word]]
     text = f"Window: {len(window['nodes'])} of the nodes from {begin} h until {end} h"
@@ -98,7 +99,7 @@ def cell(value: float, unit: str) -> str:
 
 
 def number_text(value: float) -> str:
-    """Formats a number as short as readable: 0.012, 3.4, 1,240."""
+    """Formats a number with about three digits: 0.012, 3.4, 1,240."""
     if value == 0:
         return "0"
     if abs(value) >= 100:
@@ -119,7 +120,7 @@ def _policies(done: Sequence[Done]) -> Section:
 
 
 def _compared(first: Result, result: Result, field: str, unit: str) -> str | Note:
-    """Formats a figure, with its multiple of the first policy's if neither figure is 0."""
+    """Formats a figure. If neither figure is 0, adds its ratio to the first policy's figure."""
     base, value = getattr(first, field), getattr(result, field)
     told = cell(value, unit)
     if result is first or not base or not value:
@@ -160,8 +161,8 @@ def _over_time(done: Sequence[Done], title: str, curve: str) -> Markup:
 
 
 def _waits(done: Sequence[Done]) -> Markup:
-    """Plots seconds on a logarithmic axis; at its left edge are the jobs that waited less than a
-    second."""
+    """Plots the waits on a logarithmic axis of seconds; jobs that waited less than a second are at
+    its left edge."""
     longest = max(10.0, *(curves.wait_s[-1] for _, curves in done))
     series = []
     for result, curves in done:

@@ -1,8 +1,8 @@
 """Readers of traces: Philly CSV, `sacct --parsable2`, the Standard Workload Format, `fireflyer
 events --json`.
 
-A reader rejects a line that it does not understand, and names it. Valid records that are not jobs
-here (no GPU, never started, a step of a job) are left out and counted.
+A reader rejects an invalid line, and the error names the line. Valid records that do not count as
+jobs (no GPU, never started, a step of a job) are left out and counted.
 """
 
 import csv
@@ -16,7 +16,7 @@ from fireflyer.hai.simulation import history, sacct
 from fireflyer.hai.simulation.trace import LONGEST_MS, Record, Source, Trace, assemble
 
 MOST_BYTES = 4 << 30
-"""Maximum size of an unpacked trace; it is read into memory."""
+"""Maximum size of an unpacked trace, because the trace is read into memory."""
 
 LONGEST_S = LONGEST_MS / 1000
 
@@ -27,8 +27,8 @@ SWF_FIELDS = 18
 
 
 def read(path: Path, kind: str | None = None) -> Trace:
-    """Reads a trace. `kind` is a key of FORMATS; None: detected from the content. Files `*.gz` are
-    unpacked.
+    """Reads a trace. `kind` is a key of FORMATS; None: the format is detected from the content.
+    Files `*.gz` are unpacked.
 
     Raises:
         TraceError: the file is not a trace, or a line of it is damaged.
@@ -46,7 +46,7 @@ def read(path: Path, kind: str | None = None) -> Trace:
 
 
 def parse(text: str, name: str, kind: str | None = None) -> Trace:
-    """Parses text as `read` does a file. `name` is for errors.
+    """Parses the text of a trace. `name`: name of the file, for error messages.
 
     Raises:
         TraceError: as `read`.
@@ -59,7 +59,7 @@ def parse(text: str, name: str, kind: str | None = None) -> Trace:
 
 
 def guess(text: str, name: str) -> str:
-    """Returns the format, from the first line that is not a comment.
+    """Returns the format of a trace, detected from the first line that is not a comment.
 
     Raises:
         TraceError: the format is not known.
@@ -83,7 +83,7 @@ def guess(text: str, name: str) -> str:
 
 
 def philly(source: Source, text: str) -> Iterator[Record]:
-    """Reads Philly as flattened by the Sia artifact:
+    """Reads the Philly trace in the CSV form of the Sia artifact:
     `timestamp,duration,num_gpus[,gpu_time][,cluster]`."""
     rows = csv.reader(text.splitlines())
     column: dict[str, int] = {}

@@ -1,9 +1,9 @@
-"""The event loop: arrivals, starts, ends, faults and repairs of a trace around the scheduler's own
-`plan`.
+"""Event loop of a replay: arrivals, starts, ends, faults and repairs of a trace, with the
+scheduler's own `plan`.
 
 The replay takes the place of the controller and the engines of production. Simulated time is in
-integer milliseconds; the scheduler gets it in seconds. Nothing depends on the wall clock except
-measured times such as `plan_s`.
+integer milliseconds; the scheduler gets seconds. Only measured times such as `plan_s` depend on the
+wall clock.
 """
 
 import heapq
@@ -34,7 +34,7 @@ QUEUED, STARTING, WORKING, SUSPENDING, OVER = range(5)
 
 NEVER = 1 << 62
 REPORT_EVERY = 2048
-"""Moments between two calls of `progress`."""
+"""Number of simulated moments between two calls of `progress`."""
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,8 +44,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 8
     """GPUs of each node."""
     types: tuple[tuple[str, int], ...] = ()
-    """Types of GPUs, each with its number of nodes, in the order of the nodes; empty: one type, and
-    jobs get it whatever they ask for."""
+    """Types of GPUs, each with its number of nodes, in the order of the nodes; empty: all GPUs have
+    one type, and the types that jobs ask for are ignored."""
     zones: int = 1
     leaf_nodes: int = 20
     """Nodes below one switch."""
@@ -53,24 +53,26 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     rules: Policy | None = None
     """Parameters of the policy; None: as in production."""
     whole_nodes: bool = False
-    """True if a job takes whole nodes, as on HAI; else it takes some GPUs of each of its nodes."""
+    """True if a job takes complete nodes, as on HAI; False: a job takes some GPUs of each of its
+    nodes."""
     costs: Costs = Costs()
     fault_rates: dict[str, float] = {}
     """Fault rates, from `faults.parse`."""
     estimates: float = 0.0
-    """Estimate of the remaining work that the scheduler gets, as a multiple of the truth; 0:
-    none."""
+    """Ratio of the scheduler's estimate of the remaining work to the true remaining work; 0: no
+    estimates."""
     quotas: tuple[Quota, ...] = ()
-    """Quotas, as `fireflyer quota set` has them."""
+    """Quotas, as in `fireflyer quota set`."""
     windows: tuple[Window, ...] = ()
     """Windows in seconds since the first submission, in whole milliseconds."""
     tick_ms: int = 0
-    """Plan only at multiples of this; 0: after the events of each moment, as in production."""
+    """Interval of plans in simulated milliseconds; 0: plan after the events of each moment, as in
+    production."""
     seed: int = 0
 
 
 class Run:
-    """A job under way, and its measurements."""
+    """State of one job, and its measurements."""
 
     __slots__ = (
         "active_before", "active_mean", "active_since", "cross_zone", "ended", "epoch", "faults",
@@ -80,36 +82,38 @@ class Run:
     def __init__(self, job: Job, wanted: Wanted, gpus: int) -> None:
         self.job, self.wanted = job, wanted
         self.gpus = gpus
-        """GPUs that the job holds when it runs: at least what it asked for."""
+        """GPUs that the job holds while it runs: at least as many as it asked for."""
         self.left = job.run_ms
         self.phase = QUEUED
         self.since = job.submit_ms
         self.epoch = 0
-        """Version of the expected events; it grows when they become void."""
+        """Version of the job's scheduled events. An increment makes the events of older versions
+        void."""
         self.first = self.ended = -1
         self.preemptions = self.faults = 0
         self.held_ms = 0
-        """Time with nodes."""
+        """Milliseconds for which the job held nodes."""
         self.active_before = 0
         self.active_mean = 0.0
-        """Mean number of tasks in the system, itself included, while it was there."""
+        """Mean number of tasks in the system, including the job, from its arrival to its end."""
         self.cross_zone = 0
-        """Maximum number of neighbours in different zones over its placements."""
+        """Maximum, over the job's placements, of the pairs of adjacent ranks in different zones."""
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """A replayed trace: all jobs have ended."""
+    """Completed replay of a trace."""
 
     setup: Setup
     trace: Trace
     runs: list[Run]
     too_large: int
-    """Jobs of the trace that the cluster, or two of its zones, could never hold; left out."""
+    """Jobs that the replay leaves out because the cluster, or two of its zones, cannot hold
+    them."""
     over_quota: int
-    """Other jobs that are larger than their quota; left out."""
+    """Further jobs that the replay leaves out because they are larger than their quota."""
     ledger: Ledger
     faults: dict[str, int]
-    """Faults that hit something, by kind."""
+    """Number of faults that hit a task or took a node down, by kind."""
     plans: int
     plan_s: float
     plan_max_s: float
@@ -124,24 +128,24 @@ def replay(
     Args:
         trace: jobs with users (`with_users`).
         setup: cluster, policy, costs, faults.
-        progress: called now and then with the number of jobs that ended since the last call.
+        progress: called regularly with the number of jobs that ended since the last call.
 
     Raises:
-        TraceError: no job fits the cluster, or the policy leaves jobs waiting for ever.
+        TraceError: no job fits the cluster, or the policy leaves jobs waiting forever.
     """
     return _World(trace, setup).run(progress)
 
 
 def shape(job: Job, setup: Setup) -> tuple[int, int]:
-    """Returns the nodes of a job and the GPUs on each: as few nodes as can hold it, evenly
-    filled."""
+    """Returns the number of nodes of a job and the GPUs on each: as few nodes as possible, with
+    equal shares."""
     gpus = job.gpus or job.nodes * setup.gpus
     nodes = -(-gpus // setup.gpus)
     return nodes, setup.gpus if setup.whole_nodes else -(-gpus // nodes)
 
 
 class _World:
-    """State of one replay. Handlers are called with the moment in milliseconds."""
+    """State of one replay. Event handlers get the simulated time in milliseconds."""
 
     def __init__(self, trace: Trace, setup: Setup) -> None:
         self.trace, self.setup, self.costs = trace, setup, setup.costs
@@ -157,7 +161,7 @@ class _World:
         self.zone = {node.name: node.zone for node in self.nodes}
         self.cluster = Cluster(self.nodes, policy=setup.policy)
         if setup.rules is not None:
-            self.cluster.policy = setup.rules  # before the cluster knows any job
+            self.cluster.policy = setup.rules  # before the cluster has any job
         for key, limit in limits(setup.quotas).items():
             self.cluster.set_quota(*key, limit)
         for window in setup.windows:
@@ -175,7 +179,7 @@ class _World:
         self.events: list[tuple[int, int, Callable[..., None], object, int]] = []
         self.made = 0
         self.closed = 0
-        """Nodes that windows take out now."""
+        """Nodes that are in a window now."""
         for window in setup.windows:
             for edge in (window.begin, window.end):
                 self._at(round(edge * 1000), self._turn, window)
@@ -259,7 +263,7 @@ class _World:
         heapq.heappush(self.events, (when, self.made, handle, subject, epoch))
 
     def _plan(self, now: int) -> bool:
-        """Plans and carries the plan out; returns whether there was something to do."""
+        """Plans and executes the plan; returns whether the plan had actions."""
         begun = time.perf_counter()
         actions = plan(self.cluster, now / 1000)
         took = time.perf_counter() - begun
@@ -275,13 +279,14 @@ class _World:
         return NEVER if look is None else max(math.ceil(look * 1000), now + 1)
 
     def _idle(self) -> bool:
-        """True if nothing runs and no node is down: a job that waits now waits for ever."""
+        """Returns whether jobs wait although no job runs and no node is down: these jobs would wait
+        forever."""
         return not self.ledger.held and not self.ledger.down and bool(self.cluster.queue)
 
     def _stuck(self, total: int) -> TraceError:
         return TraceError(
-            f"policy {self.setup.policy} leaves {total - self.ended} of {total} jobs waiting for ever "
-            "on an idle cluster; look at their size and at quotas"
+            f"policy {self.setup.policy} leaves {total - self.ended} of {total} jobs waiting forever "
+            "on an idle cluster; check their size and the quotas"
         )
 
     # -- a job's life ----------------------------------------------------------------------------------
@@ -356,7 +361,8 @@ class _World:
             self._requeue(run, now)
 
     def _break_off(self, run: Run, now: int, *, saves: bool) -> None:
-        """Ends the attempt's current phase early. `saves`: its work is kept."""
+        """Ends the attempt's current phase early. `saves`: True if the work of the phase is
+        kept."""
         ledger, passed = self.ledger, now - run.since
         run.epoch += 1
         run.held_ms += passed
@@ -381,7 +387,7 @@ class _World:
     # -- windows ---------------------------------------------------------------------------------------
 
     def _turn(self, now: int, _window: Window, _epoch: int) -> None:
-        """Begins or ends a window. The next plan empties its nodes."""
+        """Begins or ends a window. The next plan preempts the jobs on its nodes."""
         self.closed = 0
         for window in self.setup.windows:
             if window.begin * 1000 <= now < window.end * 1000:
@@ -389,8 +395,8 @@ class _World:
                     self.closed |= 1 << self.cluster.places[name]
 
     def _idle_in_windows(self) -> int:
-        """Returns the free GPUs on closed nodes that are up: neither held by a job that still saves
-        nor by one for which the window is a reservation."""
+        """Returns the free GPUs on nodes in a window that are up. GPUs of jobs that are still
+        saving, or for which the window is a reservation, are not free."""
         cluster = self.cluster
         nodes = self.closed & (cluster.ready | cluster.suspect)
         return sum(cluster.capacity.free[place] for place in members(nodes))
@@ -423,7 +429,7 @@ class _World:
             self._requeue(run, now)
 
     def _at_gpu(self, victims: list[Run], fault: faults.Fault) -> list[Run]:
-        """Returns the task on the faulty GPU: the tasks of a node hold its first GPUs, in order of
+        """Returns the task on the faulty GPU. The tasks of a node hold its first GPUs, in order of
         submission."""
         gpu = int(fault.gpu * self.setup.gpus)
         for run in victims:
@@ -442,5 +448,5 @@ class _World:
 
     def _repaired(self, now: int, fault: faults.Fault, _epoch: int) -> None:
         self.ledger.down -= self.setup.gpus
-        if now >= self.down_until[fault.node]:  # else it broke again in this very moment
+        if now >= self.down_until[fault.node]:  # else the node failed again at this moment
             self.cluster.set_node(self.nodes[fault.node])

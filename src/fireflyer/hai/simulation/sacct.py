@@ -1,4 +1,4 @@
-"""`sacct --parsable2` (or `--parsable`) as a trace.
+"""Reader of `sacct --parsable2` (or `--parsable`) output as a trace.
 
     sacct -aXPS 2026-01-01 -o JobID,User,Account,Submit,ElapsedRaw,AllocTRES,NNodes,State > jobs.txt
 
@@ -15,19 +15,20 @@ from fireflyer.hai.simulation.trace import LONGEST_MS, Record, Source
 Instant = Callable[[Source, int, str, str], float]
 
 STEP = re.compile(r"\.(batch|extern|interactive|\d+)\b")
-"""Suffix of a JobID such as 17.batch or 17_3.0: a part of a job, already counted with it."""
+"""Suffix of the JobID of a job step, such as 17.batch or 17_3.0; the job itself includes its
+steps."""
 
 ELAPSED = re.compile(r"(?:(\d+)-)?(?:(\d{1,6}):)?(\d{1,2}):(\d{2})(?:\.\d+)?")
-"""[days-][hours:]minutes:seconds."""
+"""Duration: [days-][hours:]minutes:seconds."""
 
 GPU = re.compile(r"(?:gres/)?gpu(?::([^=:,()]+))?[=:](\d+)")
-"""gres/gpu=8, gres/gpu:a100=8 (TRES); gpu:8, gpu:a100:8 (GRES)."""
+"""GPUs in TRES (gres/gpu=8, gres/gpu:a100=8) or GRES (gpu:8, gpu:a100:8)."""
 
 UNKNOWN = ("", "Unknown", "None", "N/A", "INVALID")
 
 
 def records(source: Source, text: str, instant: Instant) -> Iterator[Record]:
-    """Yields the jobs. If no line of the file names a GPU, jobs are whole nodes.
+    """Yields the jobs. If no line of the file names a GPU, each job uses complete nodes.
 
     Raises:
         TraceError: a line is damaged, or the header lacks a needed column.
@@ -43,7 +44,9 @@ def records(source: Source, text: str, instant: Instant) -> Iterator[Record]:
             _check(source, line, header)
             continue
         fields = _fields(source, line, header, words)
-        if fields != dict(zip(header, header, strict=True)):  # `cat` of exports repeats it
+        if fields != dict(
+            zip(header, header, strict=True)
+        ):  # concatenated exports repeat the header
             record = _record(source, line, fields, instant)
             if record is not None:
                 found.append(record)
@@ -70,8 +73,8 @@ def _check(source: Source, line: int, header: list[str]) -> None:
 
 
 def _fields(source: Source, line: int, header: list[str], words: list[str]) -> dict[str, str]:
-    """Returns a line by column. A job's name may hold the separator, which sacct does not
-    escape."""
+    """Returns the fields of a line by column. A job's name may contain the separator, which sacct
+    does not escape."""
     surplus = len(words) - len(header)
     if surplus > 0 and "JobName" in header:
         place = header.index("JobName")
@@ -114,7 +117,7 @@ def _record(
 
 
 def _run_s(source: Source, line: int, fields: Mapping[str, str], instant: Instant) -> float:
-    """Returns the seconds that the job ran; 0: it never did."""
+    """Returns the seconds that the job ran; 0: the job never ran."""
     raw = fields.get("ElapsedRaw", "")
     if raw not in UNKNOWN:
         return source.number(line, "ElapsedRaw", raw, LONGEST_MS / 1000)
@@ -136,7 +139,7 @@ def _run_s(source: Source, line: int, fields: Mapping[str, str], instant: Instan
 
 
 def _gpus(fields: Mapping[str, str]) -> int:
-    """Returns the job's GPUs over all nodes; TRES holds totals, GRES the GPUs per node."""
+    """Returns the job's GPUs over all nodes. TRES has totals; GRES has the GPUs per node."""
     for column in ("AllocTRES", "ReqTRES"):
         found = GPU.findall(fields.get(column, ""))
         plain = [int(count) for kind, count in found if not kind]
@@ -152,7 +155,8 @@ def _gpus(fields: Mapping[str, str]) -> int:
 
 
 def _gpu_type(fields: Mapping[str, str]) -> str:
-    """Returns the type that the job asked for, if it asked for one."""
+    """Returns the type of GPU that the job asked for; "" if it asked for no type, or for
+    several."""
     for column in ("ReqTRES", "ReqGRES"):
         kinds = {kind for kind, _ in GPU.findall(fields.get(column, "")) if kind}
         if kinds:

@@ -13,7 +13,7 @@ UserFrom = Literal["job", "user", "group", "cluster"]
 
 HOUR_MS = 3_600_000
 LONGEST_MS = 100 * 365 * 24 * HOUR_MS
-"""Maximum length of a run; a longer one is a damaged line."""
+"""Maximum run time of a job; a line with a longer run time is damaged."""
 MOST_GPUS = 1_000_000
 
 
@@ -22,15 +22,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     user: str = ""
-    """User; empty if the trace does not say."""
+    """User; empty if the trace has no users."""
     group: str = ""
     """Account, queue or virtual cluster."""
     submit_ms: int
-    """Time since the first arrival of the trace."""
+    """Milliseconds since the first arrival of the trace."""
     run_ms: int
-    """Time of work; at least 1."""
+    """Milliseconds of work; at least 1."""
     gpus: int
-    """GPUs of the whole gang; 0: all GPUs of its nodes, for traces that count nodes only."""
+    """GPUs over all nodes of the gang; 0: all GPUs of its nodes, for traces that count only
+    nodes."""
     gpu_type: str = ""
     """Type of GPUs that the job asked for; empty: any."""
     nodes: int = 0
@@ -46,11 +47,11 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     format: str
     jobs: tuple[Job, ...]
     left_out: Mapping[str, int] = {}
-    """Number of records that are not jobs here, by reason."""
+    """Number of records that do not count as jobs, by reason."""
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """A job as a reader found it, before times count from the first arrival."""
+    """A job of a trace file, with times that are not yet relative to the first arrival."""
 
     name: str
     submit_s: float
@@ -64,7 +65,7 @@ class Record(msgspec.Struct, kw_only=True):
 
 
 class Source:
-    """Source of a trace, for errors that name the line."""
+    """Source of a trace; builds errors that name the line."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -101,7 +102,8 @@ class Source:
 
 
 def assemble(source: Source, kind: str, records: Iterable[Record]) -> Trace:
-    """Sorts records by arrival (equal times keep their order) and counts time from the first.
+    """Builds a trace: sorts records by arrival (equal times keep their order) and makes times
+    relative to the first arrival.
 
     Raises:
         TraceError: there is no record.
@@ -126,10 +128,9 @@ def assemble(source: Source, kind: str, records: Iterable[Record]) -> Trace:
 
 
 def with_users(trace: Trace, source: UserFrom | None) -> Trace:
-    """Takes the users of jobs from a column: `group` (or `cluster`, the same), `user`, or makes
-    each job its own user.
-
-    None: from `user` if the trace has it, else each job is its own user.
+    """Returns the trace with the users of its jobs set from `source`: the column `group` (or
+    `cluster`, the same), the column `user`, or `job`, which makes each job its own user. None:
+    `user` if the trace has that column, else `job`.
 
     Raises:
         TraceError: the trace does not have the column.

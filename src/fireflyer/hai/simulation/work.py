@@ -1,5 +1,5 @@
-"""Progress of a task's work: periodic saves, the work that a save keeps and a fault undoes. Pure
-arithmetic in milliseconds."""
+"""Progress of a task's work: periodic saves, the work that they keep, and the work that a fault
+undoes. Pure arithmetic in milliseconds."""
 
 import msgspec
 
@@ -18,26 +18,28 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_ms: int = 200
     """Time for which each periodic save stalls the work."""
     suspend_ms: int = 2_000
-    """Time from the request until the nodes are free. Nothing is lost: the last save is of the last
-    step."""
+    """Time from the suspend request until the nodes are free. No work is lost, because the ranks
+    save their last step."""
     restart_ms: int = 5_000
-    """Time from each launch, also the first, until work continues."""
+    """Time from each launch, including the first, until the work begins or continues."""
 
     def __post_init__(self) -> None:
         if (
             self.checkpoint_every_ms < 1
             or min(self.checkpoint_ms, self.suspend_ms, self.restart_ms) < 0
         ):
-            raise ValueError("costs are not negative, and saves are apart")
+            raise ValueError(
+                "invalid costs: expected times of 0 or more, and a save interval above 0"
+            )
 
     def time_for(self, work: int) -> int:
-        """Returns the time an attempt takes to do this much work, with its saves; none is made at
-        the very end."""
+        """Returns the time that an attempt takes for `work`, including its periodic saves. The
+        attempt does not save at its end."""
         return work + (work - 1) // self.checkpoint_every_ms * self.checkpoint_ms
 
     def done_after(self, elapsed: int) -> tuple[int, int]:
-        """Returns the work that an attempt has done after `elapsed`, and how much of it a save has
-        kept."""
+        """Returns the work that an attempt has done after `elapsed`, and the part of that work that
+        is saved."""
         saves, rest = divmod(elapsed, self.checkpoint_every_ms + self.checkpoint_ms)
         kept = saves * self.checkpoint_every_ms
         return kept + min(rest, self.checkpoint_every_ms), kept

@@ -6,17 +6,19 @@
 
 Descriptor 3 is the listening socket; TASK and NODE only make `ps` readable. ATTEMPT_FOLDER is given
 if the engine runs on another machine; the engine must then prove the secret in a file of that folder.
-A zygote (`hai.forkserver.zygote`) uses the last two forms: it forks the processes, and each executes
-this module with the process ids of the others. Descriptor 4 is the socket to the fork server.
+A zygote (`hai.forkserver.zygote`) uses the last two forms: the zygote forks the processes, and each
+process executes this module with the process ids of the others. Descriptor 4 is the socket to the
+fork server.
 
     guard ── supervisor ─┬─ fork server
                          ├─ rank ── processes that it starts
                          └─ rank ...
 
 Guard and supervisor are subreapers and watch each other. When the supervisor dies, the guard adopts
-its descendants and kills all of them before it exits. When the guard dies, the supervisor does the
-same. The listening socket is open in both and in no other process. A connection refused or closed
-without an answer therefore proves that nothing of the task is left on the node.
+the supervisor's descendants, kills all of them, and exits. When the guard dies, the supervisor
+kills all descendants and exits. Only guard and supervisor have the listening socket open. A
+connection that is refused, or closed without an answer, therefore proves that no process of the
+task is left on the node.
 """
 
 import os
@@ -30,7 +32,8 @@ from fireflyer.hai.supervisor import FORK_SERVER, LISTENER
 
 
 def main() -> None:
-    """Runs as the guard or the supervisor, as the arguments say; otherwise forks to run both."""
+    """Runs the guard or the supervisor, if the arguments name one of them; otherwise forks and runs
+    both."""
     node, *rest = sys.argv[2:]
     forks = rest[0:1] == ["--guard"]
     # Closes descriptors that the server inherited from its starter.
@@ -46,26 +49,27 @@ def main() -> None:
         guard = os.getpid()
         supervisor = os.fork()
         if supervisor == 0:
-            os.setsid()  # a signal to the guard's process group spares one of the two
+            os.setsid()  # so that a signal to a process group ends only guard or supervisor, not both
             set_child_subreaper()
             supervise(guard, node, rest[0] if rest else "")
         stand_guard(supervisor)
 
 
 def supervise(guard: int, node: str, attempt: str = "", fork_server: int | None = None) -> NoReturn:
-    """Runs the supervisor; imports here what the guard never needs."""
+    """Runs the supervisor. The imports are here because the guard does not need them."""
     from fireflyer.hai.supervisor.supervise import Supervisor
 
     Supervisor(LISTENER, guard, node, attempt, fork_server).run()
 
 
 def stand_guard(supervisor: int) -> NoReturn:
-    """Waits for the supervisor to end, then kills all descendants. Ignores SIGTERM, so a signal to
-    both processes leaves one to clean up."""
+    """Waits for the end of the supervisor, then kills all descendants. Ignores SIGTERM, so that the
+    guard can clean up after a signal to both processes."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.waitid(os.P_PID, supervisor, os.WEXITED)
     kill_descendants()
-    # At once: while a process holds the listening socket, the engine finds the task alive.
+    # Without cleanup: as long as a process holds the listening socket, the engine takes the task
+    # for alive.
     os._exit(0)
 
 

@@ -3,13 +3,13 @@
     starting ──all ranks known──> running ──over──> ended
         └────────────over─────────────────────────────^
 
-`over` means that all remaining processes must be killed: a rank failed, a deadline passed, an abort
-came, or every rank has exited. The supervisor kills and reaps processes, reports them to the
-attempt, and calls `finish` once no process is left.
+`over` means that all remaining processes must be killed: a rank failed, a deadline passed, the
+engine aborted the part, or every rank has exited. The supervisor kills and reaps processes, reports
+them to the attempt, and calls `finish` once no process is left.
 
 In an elastic attempt whose ranks accept newcomers, the end of a rank is no failure: the other ranks
-continue, and the engine may enlist a newcomer in its place. A part whose ranks are all gone ends as
-`vacant`; newcomers open it `again`, in the same journal.
+continue, and the engine may start a newcomer in its place. A part whose ranks are all gone ends as
+`vacant`. Newcomers open such a part again (`again`), with the same journal.
 """
 
 import contextlib
@@ -55,23 +55,23 @@ from fireflyer.hai.supervisor.messages import (
 )
 
 LOOK_S = 5.0
-"""Seconds after its start at which a rank has imported what it needs."""
+"""Seconds after a rank's start at which its imports are assumed to be complete."""
 
 EXPLAINS_S = 60.0
-"""Seconds for which the kill of a rank's child explains the end of the rank."""
+"""Seconds for which the kill of a rank's child process still explains the end of the rank."""
 
 STACKS_S = 1.0
-"""Seconds that ranks have to write their stacks before they are killed."""
+"""Seconds within which ranks must write their stacks before they are killed."""
 
 
 class Attempt:
-    """A node's part of one attempt. Publishes a record only after it is in the journal."""
+    """A node's part of one attempt. A record is published only after it is in the journal."""
 
     def __init__(
         self, part: Part, publish: Callable[[Record], None], news: str = "", *, again: bool = False
     ) -> None:
-        """`news`: path of the pipe on which newcomers report that they are members. `again`: see
-        above."""
+        """`news`: path of the pipe on which newcomers report that they are members. `again`: True
+        for a part that newcomers open again."""
         self.part = part
         self.records: list[Record] = []
         self.over = False
@@ -84,7 +84,7 @@ class Attempt:
         """time.monotonic() at which `sample` is due."""
         self.suspend_grace_s: float | None = None
         self.vacant = False
-        """True if the part is over because no rank is left, though not all returned 0."""
+        """True if the part is over because no rank is left, although not all ranks returned 0."""
         self._publish = publish
         self._news = news
         self._asked: str | None = None
@@ -94,14 +94,17 @@ class Attempt:
         self._condemned = ""
         self._highest: int | None = None
         self._running: dict[int, int] = {}  # pid -> rank
-        self._incarnation: dict[int, int] = {}  # rank -> last incarnation that was begun
+        self._incarnation: dict[int, int] = {}  # rank -> last incarnation that was started
         self._unknown: set[int] = set()  # running newcomers not known to be members
         self._returned_0: set[int] = set()
-        self._signalled: set[int] = set()  # pids that got SIGTERM so that they save
+        self._signalled: set[int] = set()  # pids that got SIGTERM as a request to save
         self._journal: Journal | None = None
         self._sampler: Sampler | None = None
         self._cgroup: Cgroup | None = None
-        self._out_of_memory = ("", 0.0)  # how the kernel last held the limit, and time.monotonic()
+        self._out_of_memory = (
+            "",
+            0.0,
+        )  # text of the last kill for the memory limit, and its time.monotonic()
         self._page = SuspendPage.create(part.ranks)
         # Bound but not listening: no other process gets this port, and SO_REUSEADDR lets rank 0
         # bind it.
@@ -111,7 +114,7 @@ class Attempt:
         try:
             self._journal = Journal(path, again=again)
             if again:
-                self._take_up(read_journal(path))
+                self._restore(read_journal(path))
             if part.limits.folders:
                 self._cgroup = Cgroup(part.limits, note_path(Path(part.directory), part.node))
             if not self.port:
@@ -122,8 +125,8 @@ class Attempt:
         except (OSError, Corrupted) as error:
             self.fail(f"{part.node} cannot prepare the attempt: {error}")
 
-    def _take_up(self, records: list[Record]) -> None:
-        """Restores the records of an earlier part; ranks that still ran at its end are gone."""
+    def _restore(self, records: list[Record]) -> None:
+        """Restores the records of an earlier part; ranks without a recorded exit count as lost."""
         self.records = records
         running: dict[int, RankStarted] = {}
         joined: set[int] = set()
@@ -162,12 +165,12 @@ class Attempt:
             self.fail(f"the working directory {cwd} cannot be entered: permission denied")
 
     def specs(self) -> tuple[RankSpec, ...]:
-        """Returns the processes to start, by local rank."""
+        """Returns the specs of the attempt's first ranks, by local rank."""
         part = self.part
         return tuple(self._spec(part.first_rank + local, 0) for local in range(part.ranks))
 
     def enlist(self, newcomers: tuple[Newcomer, ...]) -> tuple[RankSpec, ...]:
-        """Returns the processes to start for newcomers, except newcomers that were begun before."""
+        """Returns the specs of newcomers, except newcomers that were started before."""
         running = set(self._running.values())
         fresh = [
             n for n in newcomers
@@ -223,8 +226,8 @@ class Attempt:
             "FIREFLYER_PULSE": os.path.join(part.directory, f"{part.first_rank + local}.pulse"),
             "FIREFLYER_STACKS": os.path.join(part.directory, f"{part.first_rank + local}.stacks"),
             "FIREFLYER_KEEPER": keeper_path(os.path.dirname(part.directory), part.node),
-            # Path through the supervisor's own descriptor: a wrapper that closes inherited ones can
-            # open it, too.
+            # Path through the supervisor's own descriptor, so that a wrapper that closes inherited
+            # descriptors can also open the page.
             "FIREFLYER_CONTROL": f"{local}:/proc/{os.getpid()}/fd/{self._page.fd}",
         }
 
@@ -252,29 +255,29 @@ class Attempt:
             kill_group(pid, signal.SIGTERM)
 
     def sample(self) -> None:
-        """Samples what the ranks use."""
+        """Samples the use of the hardware by the ranks."""
         part, now = self.part, time.monotonic()
         if self._sampler is None:
             path = usage_path(Path(part.directory), part.node)
             self._sampler = Sampler(path, part.node, part.sampled, open_nvml(part.sampled))
         self._sampler.sample(self._running, now)
-        self._look_for_kills(None, None)
+        self._read_kills(None, None)
         self.sample_at = next_sample(self.sample_at or now)
 
     def look_at_ranks(self) -> None:
-        """Marks the task's folder if a rank has torch loaded, so that the next attempt may be
-        forked."""
+        """Creates the file MARK in the task's folder if a rank has loaded torch, so that the next
+        attempt starts by fork."""
         self.look_at = None
         if any(has_loaded_torch(pid) for pid in self._running):
             with contextlib.suppress(OSError):
                 Path(self.part.directory).parent.joinpath(MARK).touch(mode=0o600)
 
     def not_started(self, specs: Iterable[RankSpec]) -> None:
-        """Records newcomers that cannot be started, or are no longer wanted."""
+        """Records the end of newcomers that cannot be started, or that are no longer wanted."""
         for spec in specs:
             self._exited(spec.rank, None, None, joined=False)
 
-    def look_for_members(self) -> None:
+    def read_members(self) -> None:
         """Records newcomers that have been admitted."""
         part = self.part
         for rank in sorted(self._unknown):
@@ -308,11 +311,11 @@ class Attempt:
         )
 
     def decide(self, number: int) -> None:
-        """Sets the call number. If no rank of the gang has ever asked, ranks that catch SIGTERM get
-        it, because such ranks save on it, as under Slurm.
+        """Sets the number of the first call that returns true.
 
-        Other ranks are left alone until the grace is over: a rank may be on its way to its first
-        call.
+        If no rank of the gang has ever called `suspend_requested()`, ranks with a handler for
+        SIGTERM get SIGTERM, because such ranks save on SIGTERM under Slurm. Other ranks get no
+        signal until the grace period is over, because a rank may be about to make its first call.
         """
         self._page.decide(number)
         if number > 1 or self._asked != "suspend" or self.over:
@@ -332,7 +335,7 @@ class Attempt:
         self._asked = "stop"
         self.deadline = deadline
         if not self._running:
-            self.over = True  # no rank has begun: the fork server is still importing
+            self.over = True  # no rank has started: the fork server is still importing
         elif grace_s > 0:
             for pid in self._running:
                 kill_group(pid, signal.SIGTERM)
@@ -342,7 +345,7 @@ class Attempt:
         self.over = True
 
     def condemn(self, reason: str) -> None:
-        """Fails the attempt for this reason, once its ranks have written their stacks."""
+        """Fails the attempt for this reason, after its ranks have written their stacks."""
         if self.over or self._asked is not None or self._condemned:
             return
         self._condemned = reason
@@ -354,18 +357,21 @@ class Attempt:
         self.deadline = time.monotonic() + STACKS_S
 
     def observed(self, found: KernelObservation) -> None:
-        """Records an entry of the kernel's log; a process in it gets a rank if it is one of this
-        attempt. A limit that another task has reached is left out, and an own one, which the cgroup
-        reports."""
+        """Records an observation from the kernel's log. If the observation names a process of this
+        attempt, adds the process's rank. Leaves out kills for the memory limit of another task, and
+        those of this task if its cgroup reports them."""
         if self.ended:
             return
-        part = self.part
         if isinstance(found, OutOfMemory) and found.limited:
             own = self._cgroup is not None and self._cgroup.memory_mib
             if own or found.pid not in self._running:
                 return
         if not isinstance(found, Network | Memory):
             found = replace(found, rank=None if found.pid is None else self._running.get(found.pid))
+        self._record_observation(found)
+
+    def _record_observation(self, found: KernelObservation) -> None:
+        part = self.part
         self._record(
             NodeObserved(
                 task=part.task,
@@ -396,8 +402,8 @@ class Attempt:
     # -- the end -----------------------------------------------------------------------------------
 
     def dying(self, pid: int) -> None:
-        """Kills the process group of a rank that has ended and is not reaped. Only elastic attempts
-        need this, because their other ranks continue."""
+        """Kills the process group of a rank that has ended and is not yet reaped. Only elastic
+        attempts need this, because their other ranks continue."""
         if pid in self._running and self.part.elastic:
             kill_group(pid, signal.SIGKILL)
 
@@ -406,9 +412,9 @@ class Attempt:
         rank = self._running.pop(pid, None)
         if rank is None:
             return False
-        self.look_for_members()
+        self.read_members()
         killed = number == signal.SIGKILL
-        memory = self._look_for_kills(rank if killed else None, pid if killed else None)
+        memory = self._read_kills(rank if killed else None, pid if killed else None)
         if code == 0:
             self._returned_0.add(rank)
         elif not self.over and self._asked != "stop" and not self._may_lose():
@@ -420,9 +426,10 @@ class Attempt:
         self._unknown.discard(rank)
         return True
 
-    def _look_for_kills(self, rank: int | None, pid: int | None) -> str:
-        """Records kills for the limit of memory since the last look; returns the reason of an end
-        that such kills explain. `rank`: a rank that has been killed, `pid`: its process."""
+    def _read_kills(self, rank: int | None, pid: int | None) -> str:
+        """Records the kernel's kills for the memory limit since the last call. Returns text that
+        explains the end of a rank by such a kill, else "". `rank`, `pid`: a rank that was killed,
+        and its process."""
         group, (text, when) = self._cgroup, self._out_of_memory
         if group is None or not group.killed():
             return text if time.monotonic() < when + EXPLAINS_S else ""
@@ -431,21 +438,13 @@ class Attempt:
             node=part.node, wall=time.time(), pid=pid or 0, rank=rank, limited=True,
             limit_mib=group.memory_mib,
         )  # fmt: skip
-        self._record(
-            NodeObserved(
-                task=part.task,
-                attempt=part.attempt,
-                node=part.node,
-                observation=found,
-                monotonic_ns=time.monotonic_ns(),
-                wall=found.wall,
-            )
-        )
+        self._record_observation(found)
         self._out_of_memory = (found.text(), time.monotonic())
         return found.text()
 
     def _may_lose(self) -> bool:
-        """Returns whether the other ranks continue without a lost one: newcomers can connect."""
+        """Returns whether the other ranks continue without a lost rank, because newcomers can
+        connect."""
         return self.part.elastic and members_path(Path(self.part.directory)).exists()
 
     def _exited(
@@ -470,8 +469,8 @@ class Attempt:
         )
 
     def all_exited(self) -> None:
-        """Ends the part if no rank runs, so that their leftovers are killed. REQUIRES: all were
-        started."""
+        """Ends the part if no rank runs, so that remaining processes are killed. REQUIRES: all
+        ranks were started."""
         if not self._running:
             self.over = True
             all_0 = len(self._returned_0) == self.part.ranks
@@ -539,15 +538,15 @@ class Attempt:
 
 
 def devices_environment(part: Part) -> dict[str, str]:
-    """Returns the variables that show the ranks their own GPUs, and no other."""
+    """Returns the variables that make only the ranks' own GPUs visible to them."""
     if part.devices is None:
         return {}
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(part.devices)}
 
 
 def server_environment(part: Part) -> dict[str, str]:
-    """Returns the environment of the task's fork server: the user's, because loader and interpreter
-    read it at start."""
+    """Returns the environment of the task's fork server. It includes the user's variables, because
+    loader and interpreter read them at their start."""
     return {
         **part.env,
         "FIREFLYER_TASK": part.task,

@@ -1,11 +1,12 @@
-"""Cgroups that hold the ranks of one part of an attempt to its memory and its cores.
+"""Cgroups that enforce the limits of memory and cores on the ranks of one part of an attempt.
 
     <base>/fireflyer-<hash of the folder>-<task>-<attempt>-<node>
 
-Cgroups of version 2 have one folder for both controllers; of version 1, one in each hierarchy. The
-engine finds the base, the supervisor makes and removes the cgroup, and the ranks enter it before
-they run. `<attempt>/<node>.cgroups` names the folders while they exist, so that a later server can
-remove them if the supervisor was killed. Imports no asyncio: supervisors use this module.
+Cgroups of version 2 have one folder for both controllers; cgroups of version 1 have one folder in
+each hierarchy. The engine finds the base, the supervisor creates and removes the cgroup, and the
+ranks enter the cgroup before they run. `<attempt>/<node>.cgroups` lists the folders while they
+exist, so that a later server can remove them if the supervisor was killed. This module must not
+import asyncio, because supervisors use it.
 """
 
 import contextlib
@@ -26,34 +27,34 @@ CONTROLLERS: tuple[Controller, ...] = ("memory", "cpu")
 WORDS = {"memory": "memory", "cpu": "cores"}
 
 PREFIX = "fireflyer-"
-"""Begin of the names of all cgroups made here; no other is removed."""
+"""Prefix of the names of all cgroups that this module creates; it removes no others."""
 
 PERIOD_US = 100_000
-"""Period of the quota of cores."""
+"""Period of the CPU quota."""
 
 SERVER = "fireflyer-server"
-"""Cgroup of version 2 into which a server moves itself: a cgroup with limits for its children holds
-no process."""
+"""Cgroup of version 2 into which a server moves itself, because a cgroup whose children have limits
+may not contain processes."""
 
 REMOVE_S = 1.0
-"""Seconds that killed processes have to leave a cgroup."""
+"""Maximum wait for killed processes to leave a cgroup, in seconds."""
 
 
 class Base(msgspec.Struct, frozen=True):
-    """Cgroups below which a server makes those of its tasks."""
+    """Parent cgroups of the tasks' cgroups."""
 
     folders: dict[Controller, str] = {}
-    """Folder of each controller that can be used."""
+    """Folder of each usable controller."""
     missing: dict[Controller, str] = {}
-    """Reason for each that cannot."""
+    """Reason why a controller cannot be used, by controller."""
 
     def unheld(self) -> str:
-        """Returns in words which limits are not held, and why; "" if all are."""
+        """Returns a text that says which limits are not enforced, and why; "" if all are."""
         why: dict[str, list[str]] = {}
         for controller, reason in self.missing.items():
             why.setdefault(reason, []).append(WORDS[controller])
         return "; ".join(
-            f"limits of {' and '.join(names)} are not held: {reason}"
+            f"limits of {' and '.join(names)} are not enforced: {reason}"
             for reason, names in why.items()
         )
 
@@ -69,15 +70,15 @@ class Limits(msgspec.Struct, frozen=True):
     cpus: int = 0
     """0: no limit."""
     folders: dict[Controller, str] = {}
-    """The cgroup, by controller; a limit without its controller is not held."""
+    """Folders of the cgroup, by controller; a limit without its controller is not enforced."""
 
 
 # -- the base --------------------------------------------------------------------------------------
 
 
 def find_base(root: str = "/") -> Base:
-    """Finds where this process may make cgroups, and prepares that place. `root`: of the file
-    system, for tests."""
+    """Finds and prepares the cgroups below which this process may create cgroups. `root`: root of
+    the file system, for tests."""
     try:
         mounts = Path(root, "proc/self/mountinfo").read_text()
         own = parse_own(Path(root, "proc/self/cgroup").read_text())
@@ -113,8 +114,8 @@ def parse_own(text: str) -> dict[str, str]:
 
 
 def parse_mounts(text: str) -> dict[str, tuple[str, str]]:
-    """Parses /proc/self/mountinfo: the mount point by controller, and which cgroup is mounted there;
-    "" is version 2."""
+    """Parses /proc/self/mountinfo: the mount point by controller, and the cgroup that is mounted
+    there; "" is version 2."""
     found: dict[str, tuple[str, str]] = {}
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
@@ -129,7 +130,7 @@ def parse_mounts(text: str) -> dict[str, tuple[str, str]]:
 
 
 def _folder(root: str, mount: tuple[str, str], path: str) -> str:
-    """Returns the folder of a cgroup; that of the mount if the cgroup is not visible below it."""
+    """Returns the folder of a cgroup, or the mount point if the cgroup is not visible below it."""
     where, top = mount
     if top != "/" and (path == top or path.startswith(f"{top}/")):
         path = path[len(top) :]
@@ -138,8 +139,8 @@ def _folder(root: str, mount: tuple[str, str], path: str) -> str:
 
 
 def _second_version(own: str, top: str, controller: Controller) -> tuple[str, str]:
-    """Tries the cgroup of this process; then, without root, its parent, which a service manager may
-    have delegated; as root, that of the whole system."""
+    """Tries the cgroup of this process. If that fails, tries the parent, which a service manager
+    may have delegated; as root, tries the top cgroup instead."""
     if os.path.basename(own) == SERVER:
         own = os.path.dirname(own)
     why = ""
@@ -158,8 +159,8 @@ def _second_version(own: str, top: str, controller: Controller) -> tuple[str, st
 
 
 def _enable(place: str, controller: Controller) -> str:
-    """Gives the controller to the children of a cgroup; returns the reason if that is impossible. A
-    cgroup that holds only this process is emptied for that."""
+    """Enables the controller for the children of a cgroup; returns the reason if that is
+    impossible. If the cgroup contains only this process, moves the process into a child first."""
     path = os.path.join(place, "cgroup.subtree_control")
     try:
         if controller in Path(path).read_text().split():
@@ -178,18 +179,18 @@ def _enable(place: str, controller: Controller) -> str:
             _write(os.path.join(place, SERVER, "cgroup.procs"), "0")
             _write(path, f"+{controller}")
     except OSError as error:
-        return f"no cgroup may be made in {place}: {error.strerror}"
+        return f"cannot create a cgroup in {place}: {error.strerror}"
     return ""
 
 
 def _tried(place: str) -> tuple[str, str]:
-    """Returns the place if a cgroup can be made there, else the reason."""
+    """Returns the folder `place` if this process can create a cgroup in it, else the reason."""
     trial = os.path.join(place, f"fireflyer-trial-{os.getpid()}")
     try:
         os.mkdir(trial)
         os.rmdir(trial)
     except OSError as error:
-        return "", f"no cgroup may be made in {place}: {error.strerror}"
+        return "", f"cannot create a cgroup in {place}: {error.strerror}"
     return place, ""
 
 
@@ -197,13 +198,13 @@ def _tried(place: str) -> tuple[str, str]:
 
 
 class Cgroup:
-    """Cgroup of the ranks of one part of an attempt; its limits hold for all of them together."""
+    """Cgroup of the ranks of one part of an attempt; its limits apply to all of them together."""
 
     def __init__(self, limits: Limits, note: Path) -> None:
-        """Makes it. `note`: the file that names its folders.
+        """Creates the cgroup. `note`: file that lists the folders of the cgroup.
 
         Raises:
-            OSError: the cgroup cannot be made.
+            OSError: the cgroup cannot be created.
         """
         self._note = note
         self._folders = sorted({*limits.folders.values()})
@@ -221,12 +222,12 @@ class Cgroup:
 
     @property
     def entrances(self) -> tuple[str, ...]:
-        """Files into which a rank writes 0 to enter."""
+        """Files into which a rank writes 0 to enter the cgroup."""
         return tuple(os.path.join(folder, "cgroup.procs") for folder in self._folders)
 
     def killed(self) -> int:
-        """Returns how many processes the kernel has killed for the limit of memory since the last
-        call."""
+        """Returns the number of processes that the kernel has killed for the memory limit since the
+        last call."""
         before, self._kills = self._kills, self._counted()
         return self._kills - before
 
@@ -238,12 +239,12 @@ class Cgroup:
         return 0
 
     def remove(self) -> None:
-        """Removes it with all processes in it."""
+        """Kills all processes in the cgroup, and removes it."""
         remove(self._note)
 
 
 def settings(controller: Controller, limits: Limits, files: set[str]) -> list[tuple[str, str]]:
-    """Returns the files of a new cgroup to write, and their texts, in order."""
+    """Returns the files to write in a new cgroup, and their content, in order."""
     if controller == "cpu":
         quota = limits.cpus * PERIOD_US
         if not quota:
@@ -271,8 +272,8 @@ def write_note(path: Path, folders: Iterable[str]) -> None:
 
 
 def remove(note: Path) -> None:
-    """Removes the cgroup that a file names, with all processes in it, and the file. A cgroup that
-    cannot be removed yet keeps its file."""
+    """Removes the cgroup that is listed in the file `note`, with all processes in it, and the file.
+    If the cgroup cannot be removed yet, the file stays."""
     try:
         folders = note.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The supervisor's side of its fork server."""
+"""Supervisor's client of its fork server."""
 
 import os
 import signal
@@ -22,24 +22,24 @@ from fireflyer.hai.supervisor.messages import (
 from fireflyer.rpc import FrameBuffer, frame
 
 REPLY_S = 2.0
-"""Seconds that a warm fork server has to accept a request, and to answer one that is no longer
-wanted, before it is killed. Both take milliseconds unless the server is frozen."""
+"""Seconds within which a warm fork server must accept a request, and answer an abandoned request.
+Otherwise the server is killed. Both take milliseconds unless the server is frozen."""
 
 
 class ForkServer:
-    """Fork server process and its socket. The process ends when this socket or the supervisor
-    does."""
+    """Fork server process and its socket. The process ends when this socket closes or the
+    supervisor ends."""
 
     def __init__(self, pid: int, stream: socket.socket) -> None:
-        """`pid`: a child of this process; `stream`: this side of its socket. It reports when it is
-        ready."""
+        """`pid`: fork server, a child of this process; `stream`: socket to the fork server, which
+        reports when it is ready."""
         self.asked: tuple[RankSpec, ...] = ()
         """Ranks of the last request."""
         self.pending = False
         """True if the last request has not been answered."""
         self.give_up_at: float | None = None
         self._warm = False
-        self._held = b""  # request that waits for the end of the imports
+        self._request = b""  # request that is sent after the imports
         self.pid = pid
         self.socket = stream
         self._buffer = FrameBuffer()
@@ -49,21 +49,21 @@ class ForkServer:
     def request(self, ranks: tuple[RankSpec, ...]) -> None:
         self.asked = ranks
         self.pending = True
-        self._held = frame(msgspec.msgpack.encode(Fork(ranks=ranks, parent=os.getpid())))
+        self._request = frame(msgspec.msgpack.encode(Fork(ranks=ranks, parent=os.getpid())))
         if self._warm:
             self._send()
 
     def _send(self) -> None:
         self.socket.settimeout(REPLY_S)
         try:
-            self.socket.sendall(self._held)
+            self.socket.sendall(self._request)
         except OSError:
-            self.kill()  # frozen or dead: its exit is reaped and ends the request
-        self._held = b""
+            self.kill()  # frozen or dead: reaping its exit ends the request
+        self._request = b""
 
     def replies(self) -> list[Forked | Refused]:
-        """Returns the replies that arrived. Ignores the end of the stream: the exit of the process
-        shows it."""
+        """Returns the replies that arrived. Ignores the end of the stream, because the supervisor
+        handles the exit of the process."""
         answers: list[Forked | Refused] = []
         try:
             data = self.socket.recv(1 << 16, socket.MSG_DONTWAIT)
@@ -73,7 +73,7 @@ class ForkServer:
             reply = self._decoder.decode(payload)
             if isinstance(reply, Ready):
                 self._warm = True
-                if self._held:
+                if self._request:
                     self._send()
             else:
                 self.pending = False
@@ -82,8 +82,9 @@ class ForkServer:
         return answers
 
     def give_up(self) -> None:
-        """Gives up the pending request: within REPLY_S its ranks become known and are killed, or
-        the server is killed. A server that still imports is killed at once."""
+        """Abandons the pending request. If the server replies within REPLY_S, the supervisor kills
+        the reported ranks; else it kills the server. A server that is still importing is killed
+        immediately."""
         if self.give_up_at is not None:
             return
         self.give_up_at = time.monotonic() + REPLY_S
@@ -104,7 +105,7 @@ def start_server(
     """Starts a fork server as a child; returns without waiting for its imports.
 
     Raises:
-        OSError: if no further process can be created.
+        OSError: no further process can be created.
     """
     ours, theirs = socket.socketpair()
     parent = os.getpid()

@@ -1,8 +1,8 @@
-"""Chooses how a task's ranks are started if the user left it open (`start="auto"`).
+"""Chooses the start method of a task's ranks for `start="auto"`.
 
 A fork server with torch imported pays off if ranks import torch, and costs seconds if they do not.
-The choice depends on the imports in the text of the script and of the modules beside it. It also
-depends on what an earlier attempt of the task had loaded.
+The choice depends on the imports in the source of the script and of the modules in its folder. It
+also depends on whether an earlier attempt of the task had loaded torch.
 """
 
 import ast
@@ -14,7 +14,7 @@ WITH_TORCH = frozenset({
     "accelerate", "deepspeed", "diffusers", "hfai", "lightning", "peft", "pytorch_lightning", "timm", "torch",
     "torchaudio", "torchvision", "transformers", "trl",
 })  # fmt: skip
-"""Packages that import torch, or whose users do."""
+"""Packages that import torch, or whose users usually import torch."""
 
 OURS_WITH_TORCH = (
     "fireflyer.checkpoint",
@@ -27,21 +27,22 @@ MOST_FILES = 200
 """Maximum number of files to read for a script."""
 
 MARK = "imports-torch"
-"""File in the task's folder: a rank was seen with torch loaded."""
+"""File in the task's folder which records that a rank had loaded torch."""
 
 LIBRARY = b"/libtorch"
-"""Start of the name of a file that every process with torch has mapped."""
+"""Start of the name of a library that every process with torch has mapped."""
 
 
 def start_of(script: str, task: Path) -> Literal["fork", "exec"]:
-    """Returns how to start the ranks of a script; `task`: the folder of its task."""
+    """Returns the start method for the ranks of a script; `task`: folder of the task."""
     return "fork" if (task / MARK).exists() or imports_torch(script) else "exec"
 
 
 def imports_torch(script: str) -> bool:
-    """Returns whether the script, or a module beside it that it imports, imports torch anywhere.
+    """Returns whether the script, or a module that it imports from its own folder, imports torch.
 
-    A file that cannot be read or parsed imports nothing: the rank reports the error.
+    A file that cannot be read or parsed counts as without imports; the rank itself reports the
+    error.
     """
     folder = os.path.dirname(script)
     waiting, seen = [script], {script}
@@ -62,8 +63,8 @@ def _within(name: str, packages: tuple[str, ...]) -> bool:
 
 
 def _imported(path: str) -> set[str]:
-    """Returns full names of the modules that a file may import; for `from a import b`, a and
-    a.b."""
+    """Returns the full names of the modules that a file may import; for `from a import b` both a
+    and a.b."""
     try:
         with open(path, "rb") as file:
             tree = ast.parse(file.read())
@@ -82,7 +83,7 @@ def _imported(path: str) -> set[str]:
 
 
 def _beside(folder: str, name: str) -> list[str]:
-    """Returns the files beside the script that an import of this name runs."""
+    """Returns the files in the script's folder that an import of this name runs."""
     found: list[str] = []
     path = folder
     for part in name.split("."):
@@ -92,7 +93,7 @@ def _beside(folder: str, name: str) -> list[str]:
 
 
 def has_loaded_torch(pid: int) -> bool:
-    """Returns whether a process has torch's library mapped; False if the process has ended."""
+    """Returns whether a process has mapped torch's library; False if the process has ended."""
     try:
         with open(f"/proc/{pid}/maps", "rb") as file:
             return LIBRARY in file.read()

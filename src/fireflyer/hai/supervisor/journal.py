@@ -1,5 +1,5 @@
-"""Files of an attempt. A node's journal holds one JSON record a line, appended before it is
-published."""
+"""Files of an attempt. A node's journal has one JSON record per line; a record is appended before
+it is published."""
 
 import contextlib
 import os
@@ -16,27 +16,30 @@ def journal_path(directory: Path, node: str) -> Path:
 
 
 def members_path(directory: Path) -> Path:
-    """Returns the path of the file in which members of an elastic attempt publish where newcomers
-    connect. Until the file exists, the attempt is like any other."""
+    """Returns the path of the file in which members of an elastic attempt publish the addresses for
+    newcomers. Until the file exists, the attempt accepts no newcomers."""
     return directory / "doors"
 
 
 RESERVE_BYTES = 32 << 10
-"""Bytes that a journal holds ahead, so that an attempt ends as it did though the disk is full."""
+"""Bytes that a journal reserves, so that the end of an attempt can be recorded when the disk is
+full."""
 
 
 class Journal:
-    """Appends records. Does not sync: a crash of the machine also ends the processes that lost
-    records describe.
+    """Appends records to a journal. Does not sync, because a crash of the machine also ends the
+    processes that the lost records describe.
 
-    Zeros follow the last line, in which the next lines are written; readers take them for a torn
-    line. `close` gives them back."""
+    Zeros after the last line reserve space, which later lines overwrite. Readers take the zeros for
+    a torn line; `close` removes them.
+    """
 
     def __init__(self, path: Path, *, again: bool = False) -> None:
-        """Creates a journal, or with `again` continues one, without its torn last line.
+        """Creates a journal. With `again`, continues an existing journal after removing a torn last
+        line.
 
         Raises:
-            OSError: if the journal cannot be written.
+            OSError: the journal cannot be written.
         """
         flags = os.O_RDWR | os.O_CREAT
         self._fd = os.open(path, flags if again else flags | os.O_TRUNC, 0o600)
@@ -45,29 +48,30 @@ class Journal:
             data = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
             self._end = data.rfind(b"\n") + 1
             os.ftruncate(self._fd, self._end)
-        self._held = self._end  # end of the zeros
-        self._hold()
+        self._reserved_to = self._end  # end of the zeros
+        self._reserve()
 
-    def _hold(self) -> None:
-        """Writes zeros ahead, unless enough are left or the disk is full."""
-        if self._held - self._end < RESERVE_BYTES // 2:
+    def _reserve(self) -> None:
+        """Reserves space by writing zeros, unless enough are left or the disk is full."""
+        if self._reserved_to - self._end < RESERVE_BYTES // 2:
             with contextlib.suppress(OSError):
-                while self._held < self._end + RESERVE_BYTES:
-                    more = bytes(self._end + RESERVE_BYTES - self._held)
-                    self._held += os.pwrite(self._fd, more, self._held)
+                while self._reserved_to < self._end + RESERVE_BYTES:
+                    more = bytes(self._end + RESERVE_BYTES - self._reserved_to)
+                    self._reserved_to += os.pwrite(self._fd, more, self._reserved_to)
 
     def append(self, record: Record) -> None:
-        """Writes the whole line.
+        """Writes the record as one line.
 
         Raises:
-            OSError: if the write fails (a full disk); the journal may then end in a torn line.
+            OSError: the write failed, for example on a full disk; the journal may then end in a
+                torn line.
         """
         line = msgspec.json.encode(record) + b"\n"
         at, end = self._end, self._end + len(line)
         while at < end:
             at += os.pwrite(self._fd, line[at - end :], at)
-        self._end, self._held = end, max(self._held, end)
-        self._hold()
+        self._end, self._reserved_to = end, max(self._reserved_to, end)
+        self._reserve()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -76,11 +80,11 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[Record]:
-    """Returns the records of a journal, without a torn last line; an empty list if there is no
-    file.
+    """Returns the records of a journal, without a torn last line; an empty list if the file does
+    not exist.
 
     Raises:
-        Corrupted: if a whole line is not a record.
+        Corrupted: a complete line is not a record.
     """
     try:
         data = path.read_bytes()

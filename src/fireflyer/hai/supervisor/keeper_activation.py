@@ -13,7 +13,7 @@ import sys
 from fireflyer._native.hai import set_parent_death_signal
 
 MODULE = "fireflyer.checkpoint.memory.keeper"
-"""Module that serves on descriptor 3. Used by name and at run time only: the platform never imports
+"""Module that serves on descriptor 3. It is started by name, because the platform never imports
 it."""
 
 KEEPER_SUFFIX = ".keeper.sock"
@@ -25,18 +25,18 @@ def keeper_path(directory: str, node: str) -> str:
 
 
 class KeeperActivation:
-    """The supervisor's side: the listening socket, and the keeper's pid while it lives. The keeper
-    ends with the supervisor."""
+    """Socket activation of the keeper by the supervisor: the listening socket, and the keeper's pid
+    while it lives. The keeper ends with the supervisor."""
 
     def __init__(self, path: str) -> None:
         """Opens the listening socket.
 
         Raises:
-            OSError: if the socket cannot be created.
+            OSError: the socket cannot be created.
         """
         self.pid: int | None = None
         self.socket = socket.socket(socket.AF_UNIX)
-        # Short path: an address holds 108 bytes, `path` may be longer.
+        # A socket address holds at most 108 bytes, and `path` may be longer.
         directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
         try:
             address = f"/proc/self/fd/{directory}/{os.path.basename(path)}"
@@ -52,10 +52,10 @@ class KeeperActivation:
         self.socket.setblocking(False)
 
     def start(self) -> None:
-        """Starts the keeper for a new connection. REQUIRES: no keeper lives.
+        """Starts the keeper for a new connection. REQUIRES: no keeper is running.
 
         Raises:
-            OSError: if no further process can be created.
+            OSError: no further process can be created.
         """
         parent = os.getpid()
         self.pid = os.fork()
@@ -71,7 +71,7 @@ class KeeperActivation:
 
     def ended(self) -> None:
         """Handles the exit of the keeper after it was reaped. Closes pending connections, because
-        one of them may be the reason."""
+        one of them may have caused the exit."""
         self.pid = None
         with contextlib.suppress(BlockingIOError):
             while True:

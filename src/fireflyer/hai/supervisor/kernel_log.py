@@ -1,9 +1,9 @@
-"""Reader of the kernel's log as it grows: /dev/kmsg, or a file, for tests and for log daemons that
-write one.
+"""Reader of the kernel's log while it grows: /dev/kmsg, or a file, for tests and for log daemons
+that write one.
 
-FIREFLYER_KERNEL_LOG of the server names the log; "off": none. Only lines written after the opening
-are read. If the log may not be read (`kernel.dmesg_restrict`, no /dev/kmsg in a container), nothing
-is observed, and nothing else changes. A rotated file is not followed.
+FIREFLYER_KERNEL_LOG of the server names the log; "off": read no log. Only lines that are written
+after `open_kernel_log` are read. If the log may not be read (`kernel.dmesg_restrict`, no /dev/kmsg
+in a container), the supervisor makes no observations from it. A rotated file is not followed.
 """
 
 import contextlib
@@ -14,8 +14,8 @@ import stat
 DEFAULT = "/dev/kmsg"
 
 KMSG = os.makedev(1, 11)
-"""The only device accepted; others, such as /dev/null or a console in its place, would always be
-readable."""
+"""Device number of /dev/kmsg. Other devices in its place, such as /dev/null or a console, are
+rejected because they would always be readable."""
 
 RECORD_BYTES = 8192
 """Maximum size of a record of /dev/kmsg."""
@@ -24,7 +24,7 @@ _IN_MODIFY = 0x2
 
 
 class KernelLog:
-    """Non-blocking reader; its owner reads when `descriptor` is readable."""
+    """Non-blocking reader; the caller calls `read` when `descriptor` is readable."""
 
     def __init__(self, path: str) -> None:
         """Raises OSError if the log may not be read."""
@@ -34,7 +34,7 @@ class KernelLog:
         try:
             found = os.fstat(self._file)
             self._lines = stat.S_ISREG(found.st_mode)
-            """True if the data are lines; else each read returns one record."""
+            """True if the log is a file of lines; False: each read returns one record."""
             if self._lines:
                 self.descriptor = _watch(path)
             elif not stat.S_ISCHR(found.st_mode) or found.st_rdev != KMSG:
@@ -57,7 +57,7 @@ class KernelLog:
             except BlockingIOError:
                 return found
             except OSError as error:
-                if error.errno == errno.EPIPE:  # overtaken: the oldest remaining record comes next
+                if error.errno == errno.EPIPE:  # the kernel overwrote unread records
                     continue
                 return found
             if not data:
@@ -91,7 +91,7 @@ def open_kernel_log(path: str) -> KernelLog | None:
 
 def _watch(path: str) -> int:
     """Returns an inotify descriptor that is readable when the file has grown."""
-    import ctypes  # most supervisors read /dev/kmsg, and stay small without it
+    import ctypes  # imported here, because most supervisors read /dev/kmsg and do not need it
 
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))

@@ -1,4 +1,4 @@
-"""Parser of kernel log lines about a node. Pure; accepts any bytes, and recognises few of them.
+"""Parser of kernel log lines about a node. Pure; accepts any bytes and ignores unknown lines.
 
 Formats: /dev/kmsg as in Documentation/ABI/testing/dev-kmsg of Linux; Xid lines as in NVIDIA's "XID
 Errors" guide; network lines as the mlx5 driver and the usual Ethernet drivers print them; EDAC and
@@ -39,7 +39,7 @@ def message(record: bytes) -> str:
 
 
 def parse(record: bytes, node: str, wall: float) -> KernelObservation | None:
-    """Returns the observation in a record or line; None: not recognised."""
+    """Returns the observation in a record or line; None: the line is not recognised."""
     text = message(record)
     if found := _XID.search(text):
         pid = _PID.search(found[3])

@@ -24,7 +24,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     args: tuple[str, ...]
     cwd: str
     env: dict[str, str]
-    """The user's environment; the supervisor adds the names of the rank environment."""
+    """The user's environment; the supervisor adds the variables of each rank."""
     first_rank: int
     ranks: int
     world_size: int
@@ -44,23 +44,23 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""
     """Interpreter of the ranks; empty: the supervisor's."""
     devices: tuple[str, ...] | None = None
-    """The ranks' GPUs, as CUDA_VISIBLE_DEVICES names them; None: leave the environment as it is."""
+    """The ranks' GPUs, as named in CUDA_VISIBLE_DEVICES; None: do not set the variable."""
     sampled: tuple[int, ...] = ()
-    """Indexes of these GPUs in NVML, whose load the supervisor samples."""
+    """NVML indexes of the GPUs whose load the supervisor samples."""
     kernel_log: str = ""
-    """Kernel log of the node to read; "" or "off": none."""
+    """Kernel log of the node to read; "" or "off": read no log."""
     limits: Limits = Limits()
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
-    """Request: start an attempt; an older one ends first. Answered by Launched."""
+    """Request: start an attempt, after ending an older attempt. Answered by Launched."""
 
     part: Part
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
-    """Request like Launch, for the part in the attempt's folder. An attacker on the network learns
-    nothing from it and can have nothing executed."""
+    """Request like Launch, for the part in the attempt's folder. The message contains no secret and
+    no program, so an attacker on the network learns nothing and cannot make the node run code."""
 
     attempt: int
     port: int
@@ -75,10 +75,10 @@ class Newcomer(msgspec.Struct, frozen=True):
 
 class Enlist(msgspec.Struct, frozen=True, kw_only=True, tag="enlist"):
     """Request: start newcomers of an elastic attempt. Opens the part again if it is vacant or not
-    known here.
+    known to this supervisor.
 
-    The only answer is records: each newcomer's RankStarted, or its RankExited alone if it cannot be
-    started. A newcomer that was started before changes nothing.
+    The only answers are records: each newcomer's RankStarted, or only its RankExited if it cannot
+    be started. A newcomer that was already started is ignored.
     """
 
     part: Part
@@ -137,17 +137,18 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
 class Attached(msgspec.Struct, frozen=True, kw_only=True, tag="attached"):
     attempt: int
     known: bool
-    """False if this supervisor never ran the attempt, or has begun a later one."""
+    """False if this supervisor never ran the attempt, or has started a later one."""
     grace_s: float | None
-    """Grace of the suspend in progress, whose second phase may be missing; None: no suspend."""
+    """Grace period of the suspend in progress, whose second phase may be missing; None: no
+    suspend."""
 
 
 class Frozen(msgspec.Struct, frozen=True, kw_only=True, tag="frozen"):
     attempt: int
     highest: int
-    """Highest call number that was answered with false before the freeze, over the node's ranks."""
+    """Highest call number, over the node's ranks, that returned false before the freeze."""
     decision: int
-    """Call number that was decided; 0 before the second phase."""
+    """Decided call number; 0 before the second phase."""
 
 
 class PartEnded(msgspec.Struct, frozen=True, kw_only=True, tag="part_ended"):
@@ -156,13 +157,14 @@ class PartEnded(msgspec.Struct, frozen=True, kw_only=True, tag="part_ended"):
     node: str
     cause: Cause
     """finished: every rank returned 0 and no stop was requested; aborted: killed because of another
-    node or a newer attempt; vacant: an elastic attempt has no rank here any more, and not all
+    node or a newer attempt; vacant: an elastic attempt has no rank left on this node, and not all
     returned 0. Newcomers may open a vacant part again."""
     reason: str
     told: bool
-    """True if a rank of the node was answered true, acknowledged a suspend, or got its SIGTERM."""
+    """True if a call of a rank returned true, or if a rank acknowledged a suspend or got SIGTERM
+    for it."""
     highest: int
-    """As in Frozen; without a freeze, over all calls."""
+    """Highest call number, as in Frozen; without a freeze, over all calls."""
     failed_ns: int
     """CLOCK_MONOTONIC of the first failure on the node; 0: no failure."""
     monotonic_ns: int
@@ -170,8 +172,8 @@ class PartEnded(msgspec.Struct, frozen=True, kw_only=True, tag="part_ended"):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag="record"):
-    """Line of the node's journal of an attempt; `seq` counts from 1, over all supervisors that
-    write it."""
+    """Line of a node's journal of an attempt; `seq` counts from 1, over all supervisors that write
+    the journal."""
 
     attempt: int
     seq: int
@@ -182,7 +184,8 @@ Reply = Launched | Attached | Frozen | Record
 
 
 TITLE_ROOM = " " * 2000
-"""Last argument of a fork server and of a zygote: room for the command lines of ranks in `ps`."""
+"""Last argument of a fork server and of a zygote. The blanks reserve space for the command lines of
+ranks in `ps`."""
 
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,11 +199,11 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     log: str
     incarnation: int = 0
     entrances: tuple[str, ...] = ()
-    """Files of its cgroup into which the new process writes 0 to enter."""
+    """Files into which the new process writes 0 to enter its cgroup."""
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag="fork"):
-    """Supervisor to fork server: start these as children of `parent`. Answered by Forked or
+    """Supervisor to fork server: start these ranks as children of `parent`. Answered by Forked or
     Refused."""
 
     ranks: tuple[RankSpec, ...]
@@ -209,8 +212,8 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag="fork"):
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True):
     """Engine to zygote: start a guard, a supervisor and a fork server for the task on the node.
-    Comes with descriptors of /dev/null, the log and the listening socket. Answered by the guard's
-    pid in decimal."""
+    The message carries descriptors of /dev/null, the log and the listening socket. Answered by the
+    guard's pid in decimal."""
 
     task: str
     node: str
@@ -218,11 +221,12 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str]
     """Environment of guard and supervisor; `python` is their interpreter."""
     marks: dict[str, str]
-    """Variables by which the fork server and its ranks are found."""
+    """Environment variables by which orphans of the fork server and its ranks can be found."""
 
 
 PRESENT = b"?"
-"""Engine to zygote: are the imported files unchanged on disk? If so it answers, else it exits."""
+"""Engine to zygote: check whether the imported files are unchanged on disk. The zygote answers if
+they are, else it exits."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

@@ -1,7 +1,8 @@
 """Files that engine and nodes share: a node's part of a gang, and the address of its supervisor.
 
-Each file is written in place: a network file system re-reads a file when it is opened, but sees a
-replaced name only after a while. Imports no asyncio: supervisors use this module.
+Each file is written in place, because on a network file system a client sees new content when it
+opens the file, but a renamed file only after a delay. This module must not import asyncio, because
+supervisors use it.
 
     <task>/<node>.address          Announcement, by the node
     <task>/<attempt>/<node>.part   Part, by the engine; mode 0600: environment and secret
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     from fireflyer.rpc.handshake import Handshake
 
 DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-"""Variables that the node's resource manager sets for a job; ranks get them unless the task has its
-own."""
+"""Variables that the node's resource manager sets for a job. Ranks inherit them unless the task
+sets them itself."""
 
 ROLE = 0
-"""Role of both sides of a handshake: there is only one."""
+"""Role of both peers in a handshake; this protocol has only one role."""
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -42,7 +43,8 @@ def announce(task: Path, node: str, where: Announcement) -> None:
 
 
 def read_announcement(task: Path, node: str, job: int) -> Announcement | None:
-    """Returns the announcement of this job's supervisor, if it has written one."""
+    """Returns the announcement of this job's supervisor; None if the supervisor has not written it
+    yet."""
     try:
         data = (task / f"{node}.address").read_bytes()
         found = msgspec.json.decode(data, type=Announcement) if data.endswith(b"\n") else None
@@ -69,7 +71,7 @@ def read_part(attempt: Path, node: str) -> Part:
 
     Raises:
         OSError: the file is missing or not readable.
-        MsgspecError: the file holds no part.
+        MsgspecError: the file does not contain a part.
     """
     part = msgspec.json.decode(part_path(attempt, node).read_bytes(), type=Part)
     devices = {name: os.environ[name] for name in DEVICES if name in os.environ}
@@ -77,7 +79,7 @@ def read_part(attempt: Path, node: str) -> Part:
 
 
 def server_handshake(secret: str) -> "Handshake":
-    """Returns a supervisor's side of the handshake of `remote.reach`."""
+    """Returns the supervisor's handshake, whose peer is `remote.reach`."""
     from fireflyer.rpc.handshake import Handshake  # loads OpenSSL: 3 MB
     from fireflyer.rpc.proof import Secret
 

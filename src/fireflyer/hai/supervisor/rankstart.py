@@ -13,7 +13,7 @@ def become_rank(spec: RankSpec, parent: int) -> None:
     writes to the rank's log and runs in the rank's folder.
 
     Raises:
-        OSError: if the cgroup, the log or the folder cannot be used; the caller exits with status 1.
+        OSError: the cgroup, the log or the folder cannot be used; the caller exits with status 1.
     """
     for path in spec.entrances:
         entrance = os.open(path, os.O_WRONLY)
@@ -37,10 +37,10 @@ def exec_rank(spec: RankSpec, python: str) -> int:
     """Starts a rank as a fresh interpreter, a child of this process; returns its pid.
 
     Raises:
-        OSError: if the rank could not be started; no process is left then.
+        OSError: the rank could not be started; no process is left.
     """
     parent = os.getpid()
-    readable, writable = os.pipe()  # execve closes it; it carries an error number
+    readable, writable = os.pipe()  # the pipe carries an error number; execve closes it
     pid = os.fork()
     if pid == 0:
         try:

@@ -1,10 +1,10 @@
 """The supervisor's loop: one thread, a selector, and no timers except pending deadlines and the
-samples of what running ranks use.
+samples of running ranks.
 
 Every input is a readable descriptor: an engine's request, the fork server's reply, the guard's
 death (a pidfd), a descendant's death (SIGCHLD through a wakeup socket), a newcomer's admission (a
-pipe). After each round of inputs, `_advance` kills what is left of an attempt that is over and
-records its end. The loop then exits if it is no longer needed.
+pipe). After each round of inputs, `_advance` kills the remaining processes of an attempt that is
+over, and records its end. The loop then exits if the supervisor is no longer needed.
 """
 
 import contextlib
@@ -62,15 +62,16 @@ IDLE_S = 60.0
 """Seconds that a supervisor without an attempt waits for an engine to connect before it exits."""
 
 UNAUTHENTICATED = 64
-"""Maximum number of unauthenticated connections; one more drops all of these."""
+"""Maximum number of unauthenticated connections; a further one drops all of them."""
 
 BACKLOG_BYTES = 4 << 20
-"""Unsent bytes at which a connection is dropped; its engine reads all records again on
-reconnect."""
+"""Unsent bytes above which a connection is dropped; the engine gets all records again when it
+reconnects."""
 
 
 def leave(status: int) -> NoReturn:
-    """Exits and closes the listening socket in one step: a refused client finds nothing left."""
+    """Exits without cleanup. The listening socket closes with the process, so a refused client can
+    rely on its end."""
     sys.stderr.flush()
     os._exit(status)
 
@@ -82,21 +83,21 @@ class Connection:
         stream.setblocking(False)
         self.socket = stream
         self.handshake = handshake
-        """Handshake that the peer has yet to complete; None: complete, or not needed."""
+        """Handshake in progress; None: complete, or not needed."""
         self.attached: int | None = None
         """Attempt whose records the connection gets."""
         self.buffer = FrameBuffer()
         self.unsent = bytearray()
 
     def flush(self) -> None:
-        """Sends what the socket accepts without blocking. Raises OSError if the connection is
-        gone."""
+        """Sends as much as the socket accepts without blocking. Raises OSError if the connection is
+        lost."""
         with contextlib.suppress(BlockingIOError):
             while self.unsent:
                 del self.unsent[: self.socket.send(self.unsent)]
 
     def proven(self, data: bytes) -> bytes:
-        """Returns the received bytes that come from an authenticated peer.
+        """Returns the received bytes that follow the handshake.
 
         Raises:
             ProtocolMismatch: the peer cannot prove the secret.
@@ -140,9 +141,9 @@ class Supervisor:
         self._keeper: KeeperActivation | None = None
         self._early: dict[int, tuple[int | None, int | None]] = {}
         self._waiting: list[RankSpec] = []
-        """Ranks to fork when the fork server has answered its previous request."""
+        """Ranks to fork after the fork server has answered its previous request."""
         self._deferred: list[tuple[Connection, Request]] = []
-        """An Enlist for a part that is being swept, and the requests after it."""
+        """An Enlist for a part whose processes are being killed, and the requests after it."""
         self._leaving = False
         self._idle_since: float | None = time.monotonic()
         self._encode = msgspec.msgpack.Encoder().encode
@@ -168,10 +169,11 @@ class Supervisor:
         self._kernel: KernelLog | None = None
         if fork_server is not None:
             self._use(ForkServer(fork_server, socket.socket(fileno=listener + 1)))
-            self._reap()  # in case it died before its death could be reported
+            self._reap()  # the fork server may have died before SIGCHLD was handled
 
     def run(self) -> NoReturn:
-        """Serves until asked to leave or no longer needed; nothing of the task is left then."""
+        """Serves until a Leave request, or until the supervisor is no longer needed. At its exit no
+        process of the task is left."""
         while not self._done():
             for key, _ in self._selector.select(self._timeout()):
                 callback: Callable[[], None] = key.data
@@ -229,24 +231,24 @@ class Supervisor:
                         forks.kill()
                 self._sweep(attempt)
         if not self._busy():
-            self._take_up_deferred()
+            self._handle_deferred()
         if self._busy() or any(c.handshake is None for c in self._connections):
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
 
     def _sweep(self, attempt: Attempt) -> None:
-        """Kills child processes except fork server and keeper. Their orphans become children of the
-        supervisor and are killed after the SIGCHLD of their parents. Finishes the attempt if no
-        child is left."""
+        """Kills all child processes except fork server and keeper. Their orphans become children of
+        the supervisor, and are killed after the SIGCHLD of their parents. Finishes the attempt if
+        no child is left."""
         forks = self._forks
-        left = [pid for pid in self._mortal() if forks is None or pid != forks.pid]
+        left = [pid for pid in self._killable() if forks is None or pid != forks.pid]
         for pid in left:
             kill(pid, signal.SIGKILL)
         if not left and not (forks is not None and forks.pending):
             attempt.finish()
 
-    def _mortal(self) -> list[int]:
+    def _killable(self) -> list[int]:
         """Returns the child processes that do not outlive an attempt: all except the keeper."""
         keeper = None if self._keeper is None else self._keeper.pid
         return [pid for pid in children() if pid != keeper]
@@ -255,7 +257,7 @@ class Supervisor:
         kill_descendants()
         if self._attempt is not None:
             self._attempt.remove_cgroup()
-        print("supervisor: the guard died; all of the task here was killed", file=sys.stderr)  # noqa: T201
+        print("supervisor: the guard died; killed all processes of the task", file=sys.stderr)  # noqa: T201
         leave(1)
 
     # -- processes ---------------------------------------------------------------------------------
@@ -264,7 +266,7 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             while self._wakeup.recv(4096):
                 pass
-        self._read_kernel()  # an entry about a process comes before the process's exit
+        self._read_kernel()  # first: an entry about a process precedes the process's exit
         while True:
             try:
                 result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -286,7 +288,7 @@ class Supervisor:
             activation.ended()
             self._watch(activation.socket.fileno(), self._start_keeper)
         elif forks is not None and pid == forks.pid:
-            self._take_replies()  # replies from before its death still count
+            self._take_replies()  # replies sent before its death still count
             self._selector.unregister(forks.socket)
             forks.close()
             self._forks = None
@@ -302,7 +304,10 @@ class Supervisor:
         elif attempt is not None and attempt.reaped(pid, code, number):
             pass
         elif forks is not None and forks.pending:
-            self._early[pid] = (code, number)  # perhaps a rank that is not reported yet
+            self._early[pid] = (
+                code,
+                number,
+            )  # may be a rank that the fork server has not reported yet
 
     def _take_replies(self) -> None:
         forks, attempt = self._forks, self._attempt
@@ -348,8 +353,8 @@ class Supervisor:
             self._fork_next(attempt)
 
     def _cannot_start(self, attempt: Attempt, specs: tuple[RankSpec, ...], reason: str) -> None:
-        """Handles ranks that cannot start: without its first ranks an attempt fails; without
-        newcomers it continues."""
+        """Handles ranks that cannot start. The attempt fails without its first ranks, but continues
+        without newcomers."""
         if all(spec.incarnation for spec in specs):
             print(f"supervisor: {reason}", file=sys.stderr)  # noqa: T201
             attempt.not_started(specs)
@@ -357,8 +362,8 @@ class Supervisor:
             attempt.fail(reason)
 
     def _fork_next(self, attempt: Attempt) -> None:
-        """Requests the waiting ranks, unless the fork server has yet to answer the previous
-        request."""
+        """Requests the waiting ranks, unless the previous request of the fork server is still
+        pending."""
         part = attempt.part
         if not self._waiting or (self._forks is not None and self._forks.pending):
             return
@@ -380,7 +385,7 @@ class Supervisor:
             while os.read(self._news, 4096):
                 pass
         if self._attempt is not None:
-            self._attempt.look_for_members()
+            self._attempt.read_members()
 
     def _open_kernel_log(self, path: str) -> None:
         if self._kernel is None:
@@ -480,12 +485,12 @@ class Supervisor:
             part = read_part(self._task / str(request.attempt), self._node)
             request = Launch(part=msgspec.structs.replace(part, port=request.port))
         elif isinstance(request, Launch | Enlist) and self._secret:
-            raise ProtocolMismatch("over a network only a part in the task's folder is started")
+            raise ProtocolMismatch("a Launch or Enlist over the network: only Start is accepted")
         if isinstance(request, Launch):
             self._launch(connection, request)
             return
         attempt = self._attempt
-        if self._deferred or (isinstance(request, Enlist) and self._sweeps_vacant()):
+        if self._deferred or (isinstance(request, Enlist) and self._is_killing_vacant()):
             self._deferred.append((connection, request))
             return
         if isinstance(request, Enlist):
@@ -512,26 +517,26 @@ class Supervisor:
                     attempt.abort()
 
     def _attach(self, connection: Connection, number: int) -> None:
-        """Sends all records of the attempt to the connection: first the existing ones, then new
-        ones."""
+        """Sends the existing records of the attempt to the connection, and subscribes it to new
+        records."""
         connection.attached = number
         attempt = self._attempt
         if attempt is not None and attempt.part.attempt == number:
             for record in list(attempt.records):
                 self._send(connection, record)
 
-    def _take_up_deferred(self) -> None:
+    def _handle_deferred(self) -> None:
         """Handles the deferred requests. REQUIRES: the part has ended."""
         deferred, self._deferred = self._deferred, []
         for connection, request in deferred:
             self._handle(connection, request)
 
-    def _sweeps_vacant(self) -> bool:
+    def _is_killing_vacant(self) -> bool:
         return self._busy() and self._attempt is not None and self._attempt.vacant
 
     def _enlist(self, connection: Connection, request: Enlist) -> None:
-        """Starts newcomers. Ignores a request of an older attempt, or for a part that ended but not
-        as vacant."""
+        """Starts newcomers. Ignores a request of an older attempt, or for a part that ended for
+        another cause than `vacant`."""
         attempt, part = self._attempt, request.part
         if self._leaving or (attempt is not None and attempt.part.attempt > part.attempt):
             return
@@ -547,14 +552,14 @@ class Supervisor:
             self._begin(attempt, attempt.enlist(request.newcomers))
 
     def _launch(self, connection: Connection, request: Launch) -> None:
-        """Starts an attempt. Answers a repeated launch again, and ignores one older than the
+        """Starts an attempt. Answers a repeated request again, and ignores a request older than the
         current attempt."""
         attempt, number = self._attempt, request.part.attempt
         if attempt is None or attempt.part.attempt < number:
             if attempt is not None and not attempt.ended:
                 self._end_at_once(attempt)
             self._deferred = [(c, r) for c, r in self._deferred if not isinstance(r, Enlist)]
-            self._take_up_deferred()
+            self._handle_deferred()
             self._leaving = False
             attempt = self._attempt = Attempt(request.part, self._publish, self._news_path)
             connection.attached = number
@@ -565,15 +570,15 @@ class Supervisor:
             self._send(connection, Launched(attempt=number, port=attempt.port))
 
     def _end_at_once(self, attempt: Attempt) -> None:
-        """Ends an attempt that a newer one fences: kills its processes and the fork server that it
-        may wait for."""
+        """Ends an attempt that a newer attempt fences. Kills its processes, and the fork server,
+        whose answer the attempt may wait for."""
         attempt.abort()
         while not attempt.ended:
-            doomed = self._mortal()
-            for pid in doomed:
+            killable = self._killable()
+            for pid in killable:
                 kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
-                result = os.waitid(os.P_ALL, 0, os.WEXITED) if doomed else None
+                result = os.waitid(os.P_ALL, 0, os.WEXITED) if killable else None
                 if result is not None:
                     exited = result.si_code == os.CLD_EXITED
                     status = result.si_status

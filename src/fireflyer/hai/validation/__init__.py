@@ -1,1 +1,2 @@
-"""Validation of nodes by the platform: on idle nodes, weekly, after a fault, before a return."""
+"""Validation of idle nodes by the platform: weekly, after a fault, and before a return to
+service."""

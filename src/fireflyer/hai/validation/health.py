@@ -9,14 +9,14 @@ from fireflyer.hai.model.validations import Ended, Finding
 from fireflyer.validator.judgement import judge
 
 Standing = Literal["passed", "not run", "worse", "failed"]
-"""Status of a figure; worse: it passed, but the node is worse than the fleet explains."""
+"""Status of a figure; worse: the figure passed its limits, but is an outlier in the fleet."""
 
 SEVERITY: tuple[Standing, ...] = ("passed", "not run", "worse", "failed")
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Newest result of one figure on one node. There are thousands: gc=False, because cells hold
-    only text and numbers."""
+    """Newest result of one figure on one node. A fleet has thousands of cells; gc=False is safe
+    because a cell holds only text and numbers."""
 
     node: str
     figure: str
@@ -24,7 +24,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     value: float | None
     unit: str
     loss: float | None
-    """Loss against the fleet's median, as a share of it; below 0: better. None: unknown."""
+    """Loss against the fleet's median, as a share of the median; below 0: better. None: unknown."""
     reason: str
 
 
@@ -34,7 +34,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     """Validated nodes, in the order of the input."""
     figures: tuple[str, ...]
-    """Figures that any node measured or failed, then those that no node could measure."""
+    """Figures that at least one node measured or failed, then figures that no node could
+    measure."""
     medians: dict[str, float]
     """Median of each figure over the nodes that measured it."""
     cells: dict[str, dict[str, Cell]]
@@ -45,7 +46,7 @@ def health(latest: Mapping[str, Ended]) -> Health:
     """Compares the newest results of all nodes.
 
     Args:
-        latest: newest validation with results of each node, in the order to keep.
+        latest: newest validation with results of each node; the result keeps the order of nodes.
     """
     findings: dict[str, dict[str, Finding]] = {}
     for node, ended in latest.items():
@@ -74,7 +75,8 @@ def _measured(cells: Mapping[str, Cell]) -> bool:
 
 
 def _median(values: list[float]) -> float:
-    """Returns the middle value; of two, the lower one: a value that a node really has."""
+    """Returns the middle value; with an even number of values the lower one, so that the result is
+    a measured value."""
     return sorted(values)[(len(values) - 1) // 2]
 
 
@@ -89,7 +91,8 @@ def _cell(node: str, found: Finding, median: float | None, worse: bool) -> Cell:
 
 
 def loss(found: Finding, median: float | None) -> float | None:
-    """Returns the loss of a result against a median, as a share of it; None: there is no scale."""
+    """Returns the loss of a result against a median, as a share of the median; None: no value, or
+    no median."""
     if found.value is None or not median:
         return None
     share = (found.value - median) / abs(median)

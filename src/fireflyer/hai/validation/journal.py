@@ -3,10 +3,10 @@
 Only the leading server writes it. An entry is on disk when `add` returns. A line that a crash cut
 short is skipped and ended by the next entry.
 
-The journal keeps the newest KEPT entries of each node. It is thinned when it is twice as large as
-after the last thinning: one summary replaces a node's older entries and holds the state that they
-result in. So thinning changes no node's state. The new file replaces the old one by a rename, so a
-crash leaves the old file or the new one.
+The journal keeps the newest KEPT entries of each node. It is compacted when its size has doubled
+since the last compaction: one summary, which contains the resulting state, replaces a node's older
+entries. Compaction therefore changes no node's state. The new file replaces the old file by a
+rename, so a crash leaves one of the two.
 """
 
 import os
@@ -23,10 +23,10 @@ from fireflyer.log import get_logger
 NAME = "validator.jsonl"
 
 KEPT = 120
-"""Entries of a node that thinning leaves: begin and end of a year of weekly validations."""
+"""Maximum entries of a node after a compaction: start and end of a year of weekly validations."""
 
 LEAST_BYTES = 8 << 20
-"""Size below which the journal is not thinned."""
+"""Size below which the journal is not compacted."""
 
 _log = get_logger("hai")
 
@@ -45,7 +45,7 @@ class Journal:
 
     def of(self, node: str, most: int) -> list[Entry]:
         """Returns the newest entries of one node, oldest first, at most `most`."""
-        # Encoding a text is deterministic, so only lines with these bytes can name the node.
+        # The encoding of a text is deterministic, so only lines with these bytes can name the node.
         named, found = msgspec.json.encode(node), deque[Entry](maxlen=most)
         for _, entry in self._lines(named):
             if entry.node == node and not isinstance(entry, Summary):
@@ -56,7 +56,7 @@ class Journal:
         """Appends an entry.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the entry cannot be written.
         """
         new = not self._path.exists()
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -69,18 +69,18 @@ class Journal:
         finally:
             os.close(file)
         if size > self._most_bytes:
-            self._thin(size)
+            self._compact(size)
 
-    def _thin(self, size: int) -> None:
-        """Thins the journal. After a failure, `add` tries again once the file has doubled."""
+    def _compact(self, size: int) -> None:
+        """Compacts the journal. After a failure, `add` retries once the file has doubled."""
         try:
-            size = self._thinned()
+            size = self._compacted()
         except OSError as error:
-            _log.warning("the journal %s cannot be thinned: %s", self._path, error)
+            _log.warning("the journal %s cannot be compacted: %s", self._path, error)
         self._most_bytes = max(LEAST_BYTES, 2 * size)
 
-    def _thinned(self) -> int:
-        """Replaces the file by one with KEPT entries a node; returns its size."""
+    def _compacted(self) -> int:
+        """Replaces the file by one with at most KEPT entries a node; returns the new size."""
         surplus = Counter(entry.node for _, entry in self._lines())
         surplus.subtract(dict.fromkeys(surplus, KEPT))
         states: dict[str, NodeState] = {}
@@ -130,7 +130,7 @@ def _write(file: int, data: bytes) -> None:
 
 
 def _decoded(line: bytes) -> Entry | Summary | None:
-    """Returns the entry of a line; None: a crash cut it short."""
+    """Returns the entry of a line; None: a crash cut the line short."""
     try:
         found: Entry | Summary = msgspec.json.decode(line, type=Entry | Summary)
     except (msgspec.DecodeError, UnicodeDecodeError):

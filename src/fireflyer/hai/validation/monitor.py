@@ -1,10 +1,10 @@
-"""Shell: validates nodes beside the controller, on its loop.
+"""Validation monitor: validates nodes, on the controller's loop.
 
     due (policy)      -> a task on the node, outside the queue (`Dispatch`)
     the task ended    -> journal, observations for the fault rules, which drain
-    a drained node    -> retest; if it passes what it was drained for, it returns
+    a drained node    -> retest; returns to service if the checks that drained it pass
 
-The journal survives the server; a new server goes on where the old one ended.
+The journal outlives the server, so a new server continues where the old one ended.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from fireflyer.hai.validation.settings import ValidationSettings, load
 from fireflyer.log import get_logger
 
 LOOK_S = 5.0
-"""Time between two looks if nothing happens."""
+"""Maximum seconds between two checks for due validations."""
 
 GRACE_S = 10.0
 
@@ -106,12 +106,13 @@ class ValidationMonitor:
         self.entries += 1
 
     def history(self, node: str, most: int) -> list[Entry]:
-        """Returns the newest entries of a node, oldest first; reads the journal, so call it in a
-        thread."""
+        """Returns the newest entries of a node, oldest first. Reads the journal from disk, so call
+        this method in a thread."""
         return self._journal.of(node, most)
 
     def suspected(self, node: str, found: Observation | None, action: str) -> None:
-        """Records a fault that the rules blame on a node; None: an attempt ended there."""
+        """Records a fault that the rules blame on a node. `found` None: the fault is the end of an
+        attempt."""
         check = found.check if isinstance(found, Validator) else ""
         what = "exit" if found is None else kind(found)
         entry = Suspected(
@@ -120,10 +121,10 @@ class ValidationMonitor:
         self._add(entry)
 
     def request(self, node: str) -> "asyncio.Future[str]":
-        """Asks for a validation of a node as soon as it is idle.
+        """Requests a validation of a node as soon as the node is idle.
 
         Returns:
-            A future of the id of its task.
+            Future that gets the id of the validation task.
 
         Raises:
             NoSuchNode: no such node.
@@ -147,7 +148,7 @@ class ValidationMonitor:
         await asyncio.Event().wait()
 
     async def look(self) -> None:
-        """Handles the validation that runs, then starts the next one that is due."""
+        """Checks the running validation, then starts the next validation that is due."""
         for node, state in list(self.states.items()):
             if state.task:
                 await self._follow(node, state)
@@ -178,7 +179,8 @@ class ValidationMonitor:
             asked.set_result(task.id)
 
     async def _follow(self, node: str, state: NodeState) -> None:
-        """Ends a validation whose task is over, or whose node is needed by other tasks."""
+        """Records the end of a validation whose task is over. Stops a waiting validation if other
+        tasks use its node."""
         task = state.task
         try:
             row = self._row(task)
@@ -221,7 +223,7 @@ class ValidationMonitor:
         self._platform.observed(found)
 
     def _result(self, row: Row) -> tuple[tuple[Finding, ...], str]:
-        """Returns what the task left behind, or the reason why it left nothing."""
+        """Returns the findings that the task wrote, or the reason why it wrote none."""
         if row.state != "finished":
             return (), f"task {row.task} {row.state}: {row.reason}"
         try:

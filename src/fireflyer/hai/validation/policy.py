@@ -1,7 +1,8 @@
 """Decisions about the validation of nodes. Pure: no I/O, no clock.
 
-The journal's entries make the state of each node (`fold`). `due` says which node to validate next
-and why; `may_return` says whether a drained node passed what it was drained for.
+`fold` computes the state of each node from the journal's entries. `due` returns the node to
+validate next, and why. `may_return` decides whether a drained node passed the checks that its fault
+requires.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,23 +16,24 @@ from fireflyer.hai.validation.settings import ValidationSettings
 RETURNS_S = 30 * 86_400.0
 
 PATIENCE_S = 60.0
-"""Time after which a node whose validation ended without results is tried again."""
+"""Seconds before a retry if a validation ended without results."""
 
 PEERS = 3
-"""Listeners that a node sends to; the best counts, so that one bad peer blames no other node."""
+"""Number of listeners that a node sends to. The best result counts, so that one bad peer does not
+make other nodes fail."""
 
 PROOF: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "xid": (("gpu health",), ("gpu memory",), ("gpu gemm",)),
     "memory": (("memory pattern",),),
     "network": (("infiniband ports", "network bandwidth"),),
 }
-"""Figures by the kind of the fault: one of each group must have passed."""
+"""Groups of figures by kind of fault: one figure of each group must have passed."""
 
-OTHERWISE = (("gemm",), ("memory pattern",))
+DEFAULT_PROOF = (("gemm",), ("memory pattern",))
 
 
 class NodeState(msgspec.Struct):
-    """State of one node, as the journal tells it."""
+    """State of one node, computed from the journal."""
 
     last: float = 0.0
     """End of the last validation with results."""
@@ -42,17 +44,18 @@ class NodeState(msgspec.Struct):
     suspected: float = 0.0
     """Time of the last fault that no validation has followed; 0: none."""
     causes: tuple[Suspected, ...] = ()
-    """Faults since the node last returned or passed while it was in service."""
+    """Faults since the node last returned to service, or last passed a validation while in
+    service."""
     drained: float = 0.0
-    """Time of the last drain by a rule; 0: not drained since its return."""
+    """Time of the last drain by a rule; 0: not drained since the last return."""
     returns: tuple[float, ...] = ()
     task: str = ""
-    """Task of the validation that runs."""
+    """Task of the running validation; empty: none."""
     trigger: Trigger = "weekly"
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary"):
-    """State of one node after its older entries, which the journal no longer has."""
+    """State of one node that results from older entries, which were compacted away."""
 
     node: str
     state: NodeState
@@ -93,10 +96,10 @@ def due(
     settings: ValidationSettings,
     now: float,
 ) -> tuple[str, Trigger] | None:
-    """Returns the node to validate now, and why; None: none.
+    """Returns the node to validate now, and why; None: no validation is due.
 
-    Only idle nodes are validated, one at a time: virtual nodes share a machine, and a check of the
-    network or of a shared file system would disturb another one.
+    Only idle nodes are validated, one at a time. Virtual nodes share a machine, and simultaneous
+    checks of the network or of a shared file system would disturb each other.
     """
     if any(state.task for state in states.values()):
         return None
@@ -105,7 +108,7 @@ def due(
     for name in requested:
         if name in names:
             return name, "requested"
-    waits = [node for node in idle if _rested(states.get(node.name, NodeState()), now)]
+    waits = [node for node in idle if _may_retry(states.get(node.name, NodeState()), now)]
     for node in waits:
         state = states.get(node.name, NodeState())
         if settings.returns and drained_by_rule(node, state):
@@ -125,10 +128,10 @@ def due(
 
 
 def peers_of(node: str, peers: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the listeners that a node sends to: those of the next PEERS other nodes, in a ring.
+    """Returns the listeners that a node sends to: the listeners of the next PEERS nodes, in a ring.
 
     Args:
-        peers: HOST:PORT of the listener of each node that has one.
+        peers: HOST:PORT of the listener of each node with a listener.
     """
     names = list(peers)
     begin = names.index(node) + 1 if node in peers else 0
@@ -136,8 +139,9 @@ def peers_of(node: str, peers: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(peers[name] for name in ring[:PEERS])
 
 
-def _rested(state: NodeState, now: float) -> bool:
-    """Returns whether the last validation had results, or ended long enough ago."""
+def _may_retry(state: NodeState, now: float) -> bool:
+    """Returns whether the node may be validated: its last validation had results, or ended at least
+    PATIENCE_S ago."""
     return state.tried <= state.last or now >= state.tried + PATIENCE_S
 
 
@@ -147,14 +151,15 @@ def drained_by_rule(node: NodeView, state: NodeState) -> bool:
 
 
 def may_return(ended: Ended, causes: Sequence[Suspected]) -> str:
-    """Returns "" if the node passed what it was drained for, else the reason why it stays."""
+    """Returns "" if the node passed the checks that its faults require, else the reason why it
+    stays drained."""
     if not ended.findings:
         return ended.error or "the validation gave no result"
     if ended.failed:
         return "failed: " + ", ".join(found.name for found in ended.failed)
     status = {found.name: found for found in ended.findings}
     for cause in (each for each in causes if each.drained):
-        groups = PROOF.get(cause.kind, OTHERWISE)
+        groups = PROOF.get(cause.kind, DEFAULT_PROOF)
         if cause.kind == "validator":
             groups = ((cause.check,),)
         for group in groups:

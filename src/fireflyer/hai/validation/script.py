@@ -1,7 +1,7 @@
-"""Script of a validation task: runs the checks on its node and leaves the results in `output`.
+"""Script of a validation task: runs the checks on its node and writes the results to `output`.
 
-Arguments: one JSON object, an `Order`. A suspend ends the check that runs; the task then returns to
-its place and begins anew.
+The argument is one JSON object, an `Order`. A suspend ends the running check; the task then waits
+again and starts from the beginning.
 """
 
 import os

@@ -19,19 +19,19 @@ class ValidationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     every_s: float = 7 * 86_400.0
     """Time after which an idle node is validated again; 0: never."""
     after_faults: bool = True
-    """True if a node is validated after a fault that the rules blame on it."""
+    """True if a node is validated after a fault that the rules blame on the node."""
     returns: bool = True
-    """True if a node that a rule drained returns once it passes."""
+    """True if a node that a rule drained returns to service after a passed validation."""
     retest_s: float = 3600.0
     """Time from the drain, or from the last retest, to the next retest."""
     most_returns: int = 3
-    """Returns within 30 days after which a node stays drained: it fails again and again."""
+    """Maximum returns to service within 30 days; a node that fails more often stays drained."""
     checks: tuple[str, ...] = ()
     """Names of the checks to run; empty: all."""
     limits: dict[str, Bound] = {}
     """Fixed thresholds by figure."""
     peers: dict[str, str] = {}
-    """HOST:PORT of the listener of each node that has one, for the network check."""
+    """HOST:PORT of the listener of each node with a listener, for the network check."""
     secret_file: str = ""
     """File with the secret of the listeners, at this path on every node."""
 

@@ -1,16 +1,16 @@
-"""Workspaces: the folder that a task runs in, as it was when the task was submitted.
+"""Workspaces: a copy of the user's folder at the submission of a task, in which the task runs.
 
-    manifest.py    definition of a workspace; checks of manifests from outside (pure)
-    gitignore.py    names that .gitignore files leave out
-    snapshot.py    a folder becomes a manifest
-    stream.py      many blobs in one request body (pure)
-    blob_store.py       blobs and manifests in the home
-    fsync.py     durability across a power cut
-    materialize.py     a manifest becomes a folder: a task's, or one that is pulled
-    client.py    the client's side: ship, list, pull, prune
-    routes.py      the server's side
-    venvs.py       environments by lock file; venv_builder.py is the process that makes one
-    tasks.py       the controller's checks of a new task, and preparation of an attempt
+    manifest.py      definition of a workspace; checks of untrusted manifests (pure)
+    gitignore.py     names that .gitignore files leave out
+    snapshot.py      a folder becomes a manifest
+    stream.py        format of a request body with many blobs (pure)
+    blob_store.py    blobs and manifests in the home
+    fsync.py         durability across a power cut
+    materialize.py   a manifest becomes a folder: of a task, or of a user who pulls a workspace
+    containment.py   checks that a task's files are in its workspace
+    client.py        client: ship, list, pull, prune; its routes are in `server/routes/workspaces.py`
+    venvs.py         environments by lock file; venv_builder.py is the program that creates one
+    tasks.py         the controller's checks of a new task, and preparation of an attempt
 
 docs/operate/hai-workspace.md lists the guarantees.
 """

@@ -1,13 +1,12 @@
-"""Blobs and manifests in the home. A workspace exists once its manifest does, which is written
-last.
+"""Blobs and manifests in the home. The manifest of a workspace is written last, so a workspace
+exists once its manifest does.
 
     workspaces/blobs/<sha256>                 bytes of a file, shared by all workspaces
-    workspaces/manifests/u<user>/<id>.json    the workspaces of a user; mtime is that of the last
-        use
+    workspaces/manifests/u<user>/<id>.json    the workspaces of a user; mtime: last use
     workspaces/partial/                       files being written; emptied by each server that
         starts
 
-A user has a blob only after that user has uploaded it, or if one of the user's workspaces names it.
+A user can use a blob only after uploading it, or if one of the user's workspaces contains it.
 Knowing the hash of another user's file does not give access to its bytes. Methods may be called
 from several threads.
 """
@@ -86,7 +85,7 @@ class BlobStore:
     # -- in ----------------------------------------------------------------------------------------
 
     def offer(self, manifest: Manifest, user: str) -> Offer:
-        """Creates the workspace if all its blobs are here; else returns the missing ones.
+        """Creates the workspace if the store has all its blobs; else returns the missing blobs.
 
         Args:
             manifest: checked.
@@ -175,11 +174,11 @@ class BlobStore:
         return sorted(found, key=lambda view: (-view.used, view.id))
 
     def blob(self, sha256: str) -> Path:
-        """Returns the path of a file's bytes. REQUIRES: a hash from a checked manifest."""
+        """Returns the path of a blob. REQUIRES: the hash is from a checked manifest."""
         return self._blobs / sha256
 
     def spoiled(self, sha256: str) -> None:
-        """Removes a blob that no longer matches its hash: the next upload restores it."""
+        """Removes a damaged blob, so that the next upload restores it."""
         with self._lock, _translated(self._blobs):
             (self._blobs / sha256).unlink(missing_ok=True)
 
@@ -187,7 +186,7 @@ class BlobStore:
         """Removes workspaces last used before this moment, then blobs that no manifest names.
 
         Args:
-            before: seconds since 1970. Later uploads stay, too.
+            before: moment in seconds since 1970. Blobs that were uploaded later stay, too.
             keep: ids that stay in any case.
         """
         with self._lock, _translated(self._manifests):
@@ -250,7 +249,8 @@ class BlobStore:
 
 
 class Receiver:
-    """Writes the blobs of one upload; they become visible once the whole upload is on disk."""
+    """Writes the blobs of one upload. They become visible after all blobs of the upload are on
+    disk."""
 
     def __init__(self, store: BlobStore, user: str) -> None:
         self._store = store
@@ -261,7 +261,7 @@ class Receiver:
         self._digest = hashlib.sha256()
         self._sha256 = ""
         self._whole: list[tuple[str, Path]] = []
-        """Verified blobs, to be taken once they are on disk."""
+        """Verified blobs and their partial files, which `finish` adds to the store."""
 
     def feed(self, data: bytes) -> None:
         """Receives the next bytes of the body.
@@ -296,7 +296,7 @@ class Receiver:
         self._whole.append((self._sha256, self._path))
 
     def finish(self) -> None:
-        """Ends the body and takes its blobs.
+        """Ends the body and adds its blobs to the store.
 
         Raises:
             WorkspaceError: the body ends in the middle of a blob.
@@ -308,7 +308,7 @@ class Receiver:
         self._whole = []
 
     def close(self) -> None:
-        """Removes files that were not taken."""
+        """Removes partial files that were not added to the store."""
         if self._file is not None:
             self._file.close()
             self._path.unlink(missing_ok=True)
@@ -340,5 +340,5 @@ def _translated(path: Path) -> Iterator[None]:
 
 
 def hours_ago(hours: float) -> float:
-    """Returns that moment in seconds since 1970."""
+    """Returns the moment `hours` before now, in seconds since 1970."""
     return time.time() - hours * 3600.0

@@ -1,4 +1,4 @@
-"""The client's side of workspaces: ship, list, pull, prune. Standard library and msgspec only."""
+"""Client of workspaces: ship, list, pull, prune. Imports only the standard library and msgspec."""
 
 import hashlib
 import os
@@ -33,7 +33,7 @@ class Shipped(msgspec.Struct, frozen=True, kw_only=True):
     sent_files: int
     sent_bytes: int
     left_out: tuple[str, ...]
-    """Names neither ignored nor shipped, each with the reason."""
+    """Names that are neither ignored nor shipped, each with the reason."""
 
 
 def ship(client: Client, folder: Path, limit: int = DEFAULT_LIMIT) -> Shipped:
@@ -41,7 +41,7 @@ def ship(client: Client, folder: Path, limit: int = DEFAULT_LIMIT) -> Shipped:
 
     Args:
         client: the platform.
-        folder: as it is now; later changes have no effect.
+        folder: folder to ship; later changes have no effect.
         limit: maximum bytes of all its files together.
 
     Raises:
@@ -51,7 +51,7 @@ def ship(client: Client, folder: Path, limit: int = DEFAULT_LIMIT) -> Shipped:
 
 
 def ship_snapshot(client: Client, snapshot: Snapshot) -> Shipped:
-    """Ships a folder like `ship`, from a snapshot."""
+    """Ships a folder from a snapshot; otherwise like `ship`."""
     manifest = snapshot.manifest
     sizes, source = manifest.blobs(), snapshot.source()
     sent_files = sent_bytes = 0
@@ -111,7 +111,7 @@ def manifest_of(client: Client, name: str) -> Manifest:
 
     Args:
         client: the platform.
-        name: the workspace's id, or at least its first 6 digits, or a task.
+        name: id of the workspace, or at least its first 6 digits, or id of a task.
 
     Raises:
         WorkspaceError: no workspace matches, or several do.
@@ -134,12 +134,12 @@ def manifest_of(client: Client, name: str) -> Manifest:
 
 
 def pull(client: Client, name: str, folder: Path) -> Manifest:
-    """Writes a workspace, as it was shipped, into a folder that does not exist or is empty.
+    """Writes the shipped content of a workspace into a folder that does not exist or is empty.
 
     Args:
         client: the platform.
         name: as in `manifest_of`.
-        folder: written as a whole or not at all.
+        folder: target folder; written completely or not at all.
 
     Raises:
         WorkspaceError: there is no such workspace, or the folder is not empty.

@@ -1,4 +1,5 @@
-"""Checks that a task's files are in its workspace. Standard library and msgspec only."""
+"""Checks that a task's files are in its workspace. Imports only the standard library and
+msgspec."""
 
 import os
 
@@ -8,7 +9,7 @@ from fireflyer.hai.workspaces.manifest import Manifest
 
 
 def check_inside(spec: TaskSpec, manifest: Manifest) -> None:
-    """Rejects a script or a working directory that the workspace does not have.
+    """Rejects a script or a working directory that is not in the workspace.
 
     Raises:
         ConfigError: the script or the directory is missing.

@@ -21,8 +21,8 @@ def sync_names(folder: Path) -> None:
 
 
 def sync_all(folder: Path) -> None:
-    """Syncs everything on the file system of a folder in one call. For thousands of files, this
-    costs one commit of its journal instead of thousands.
+    """Syncs the complete file system of a folder in one call. For thousands of files, this costs
+    one commit of the file system's journal instead of thousands.
 
     Raises:
         OSError: the disk failed.

@@ -1,9 +1,9 @@
 """Decides which names .gitignore files leave out, by git's own rules (gitignore(5)).
 
-The deepest file with a matching pattern decides, and in it the last such pattern. A name in a
-directory that is left out cannot be included again. `.git/info/exclude` ranks below all .gitignore
-files. Personal excludes and the index are not read: a tracked file that a pattern names is left
-out, too.
+The deepest file with a matching pattern decides; within the file, the last matching pattern
+decides. A name in a directory that is left out cannot be included again. `.git/info/exclude` ranks
+below all .gitignore files. Personal excludes and the index are not read, so a tracked file is left
+out, too, if a pattern matches it.
 """
 
 from pathlib import Path
@@ -47,8 +47,8 @@ class Rules:
 
 
 def _names(pattern: RegexPattern, name: str) -> bool:
-    """Returns whether a pattern matches this name itself, not a directory that contains it. The
-    directory's own rules have decided about that one."""
+    """Returns whether a pattern matches this name itself. A match of a directory that contains the
+    name does not count, because the directory was decided before."""
     regex = pattern.regex
     if regex is None:
         return False

@@ -1,7 +1,7 @@
 """Definition of a workspace: names, modes and hashes, no bytes. Pure.
 
-A manifest comes from outside, so it is not used before `check` has accepted it. A checked manifest
-can be written into an empty folder without leaving that folder, by following its entries in order.
+A manifest is untrusted input until `check` has accepted it. Writing the entries of a checked
+manifest in order into an empty folder never reaches outside the folder.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import msgspec
 from fireflyer.errors import WorkspaceError
 
 MAX_BYTES = 4 << 30
-"""Maximum bytes of all files of a workspace, each counted as often as it is named."""
+"""Maximum bytes of all files of a workspace; a blob counts once for each file that contains it."""
 MAX_ENTRIES = 100_000
 MAX_MANIFEST_BYTES = 64 << 20
 MAX_PATH_BYTES = 1024
@@ -44,7 +44,7 @@ class Entry(
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All names of a workspace, sorted by path; a directory comes before what is in it."""
+    """All names of a workspace, sorted by path; a directory comes before its content."""
 
     entries: tuple[Entry, ...]
 
@@ -55,7 +55,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return sum(entry.size for entry in self.files())
 
     def blobs(self) -> dict[str, int]:
-        """Returns sizes by hash, each hash once."""
+        """Returns the size of each blob by its hash."""
         return {entry.sha256: entry.size for entry in self.files()}
 
 
@@ -86,7 +86,7 @@ def decode(data: bytes) -> Manifest:
 
 
 def check(manifest: Manifest) -> None:
-    """Rejects a manifest that cannot be written as it is, or could reach outside its folder.
+    """Rejects a manifest that cannot be written exactly, or that could reach outside its folder.
 
     Raises:
         WorkspaceError: names the entry.
@@ -170,13 +170,13 @@ def _is_text(text: str) -> bool:
 
 
 def _fold(path: str) -> str:
-    """Maps names to the same text if a file system without case, or with one Unicode form, confuses
-    them."""
+    """Maps two names to the same text if a file system that ignores case or Unicode forms would
+    treat them as one name."""
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", path).casefold())
 
 
 def stays_inside(path: str, links: dict[str, str]) -> bool:
-    """Returns whether a link, followed through all others, stays below the root. Missing names
+    """Returns whether a link, followed through all other links, stays below the root. Missing names
     count as directories."""
     place: list[str] = path.split("/")[:-1]
     todo = links[path].split("/")[::-1]
@@ -204,7 +204,7 @@ def stays_inside(path: str, links: dict[str, str]) -> bool:
 
 
 def largest(entries: Iterable[Entry], count: int = 5) -> str:
-    """Lists the largest files in words, e.g. "data/a.bin (1.5 GiB), b (20 MiB)"."""
+    """Lists the largest files as text, e.g. "data/a.bin (1.5 GiB), b (20 MiB)"."""
     found = sorted(entries, key=lambda entry: (-entry.size, entry.path))[:count]
     return ", ".join(f"{entry.path} ({in_words(entry.size)})" for entry in found)
 

@@ -1,5 +1,5 @@
-"""Turns a manifest into a folder, whole or not at all: writes it beside its place, verifies, syncs,
-renames."""
+"""Turns a manifest into a folder, completely or not at all: writes a partial folder, verifies,
+syncs, and renames it."""
 
 import contextlib
 import errno
@@ -20,16 +20,16 @@ _NO_CLONE = {errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.EN
 
 
 def place_task(store: BlobStore, name: str, user: str, folder: Path) -> None:
-    """Creates a task's own copy of a workspace, unless it exists. Later attempts find it as it was
-    left.
+    """Creates a task's own copy of a workspace, unless the copy exists. Later attempts see the
+    changes of earlier attempts.
 
-    Copies share no bytes that one side could change: they are the file system's copies on write if
-    it has any, else plain copies.
+    A change of a copy never changes the store. Files are copy-on-write clones if the file system
+    supports them, else plain copies.
 
     Raises:
         WorkspaceError: the workspace no longer exists.
-        Corrupted: a blob no longer matches its hash; it is removed, so shipping again restores it.
-        NoSpace, StorageError: the folder cannot be written.
+        Corrupted: a blob no longer matches its hash. The blob is removed, so shipping again
+        restores it. NoSpace, StorageError: the folder cannot be written.
     """
     if folder.is_dir():
         return
@@ -56,7 +56,7 @@ def place(manifest: Manifest, folder: Path, fetch: Callable[[Entry, int], None])
 
     Args:
         manifest: checked.
-        folder: exists as a whole afterwards, or not at all.
+        folder: target folder; afterwards it exists completely or not at all.
         fetch: writes an entry's bytes to a descriptor; the bytes are read back and verified.
 
     Raises:
@@ -72,7 +72,7 @@ def place(manifest: Manifest, folder: Path, fetch: Callable[[Entry, int], None])
         _fill(manifest, partial, fetch)
         sync_all(partial)
         try:
-            os.rename(partial, folder)  # replaces nothing, or an empty directory
+            os.rename(partial, folder)  # replaces at most an empty directory
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise WorkspaceError(f"{folder} exists and is not an empty folder") from None
@@ -90,8 +90,8 @@ def place(manifest: Manifest, folder: Path, fetch: Callable[[Entry, int], None])
 
 
 def _fill(manifest: Manifest, folder: Path, fetch: Callable[[Entry, int], None]) -> None:
-    """Writes the entries. Links come after files: until then no name leads elsewhere. Modes of
-    directories come last, deepest first."""
+    """Writes the entries. Links come after files, so that no file is written through a link. Modes
+    of directories come last, deepest first."""
     kinds = {kind: [e for e in manifest.entries if e.kind == kind] for kind in _KINDS}
     for entry in kinds["directory"]:
         (folder / entry.path).mkdir(mode=0o700)

@@ -1,4 +1,4 @@
-"""Turns a folder into a manifest of everything below it that its .gitignore files do not leave
+"""Turns a folder into a manifest of its content, without the names that its .gitignore files leave
 out."""
 
 import hashlib
@@ -21,22 +21,22 @@ from fireflyer.hai.workspaces.manifest import (
 )
 
 DEFAULT_LIMIT = 256 << 20
-"""Default limit of a folder in bytes: a larger folder usually contains data by mistake."""
+"""Default maximum size of a folder in bytes; a larger folder usually contains data by mistake."""
 
 PIECE = 1 << 20
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Folder as it was when it was read."""
+    """Content of a folder at the time it was read."""
 
     root: Path
     manifest: Manifest
     left_out: tuple[str, ...]
-    """Names neither ignored nor shipped, each with the reason, e.g. "data -> /mnt/data leads
-    outside"."""
+    """Names that are neither ignored nor shipped, each with the reason, e.g. "data -> /mnt/data
+    leads outside"."""
 
     def source(self) -> dict[str, Path]:
-        """Returns a file for each hash."""
+        """Returns, for each hash, the path of a file with this content."""
         return {entry.sha256: self.root / entry.path for entry in self.manifest.files()}
 
 
@@ -46,11 +46,11 @@ def take(root: Path, limit: int = DEFAULT_LIMIT, *, without: Path | None = None)
     Args:
         root: the folder.
         limit: maximum bytes of all files together.
-        without: folder that is left out if it is below, e.g. the platform's own.
+        without: folder that is left out if it is inside `root`, e.g. the platform's own folder.
 
     Raises:
-        WorkspaceError: `root` is no folder, too large, unreadable, or has names that cannot be
-            shipped.
+        WorkspaceError: `root` is not a folder, is too large or unreadable, or has names that cannot
+            be shipped.
     """
     root = Path(os.path.realpath(root))
     if not root.is_dir():
@@ -99,7 +99,7 @@ class _Walk:
 
     def directory(self, below: str, prefix: str, rules: Rules) -> bool:
         """Records the content of the directory `below` ("" or "a/b/"). Returns whether the
-        directory needs an entry: it is empty, or some of its content was recorded."""
+        directory needs an entry, because it is empty or some of its content was recorded."""
         folder = self._root / below
         noted = len(self.entries)
         with os.scandir(folder) as found:
@@ -115,7 +115,7 @@ class _Walk:
         if item.name == ".git" or rules.leave_out(prefix + path, directory=inside):
             return
         if len(self.entries) > MAX_ENTRIES:
-            return  # rejected later; do not read all of a data set
+            return  # `_within` rejects the folder; do not read a large data set before
         mode = stat.S_IMODE(facts.st_mode) & 0o777
         if inside:
             if self._without is not None and self._without == self._root / path:
@@ -134,8 +134,8 @@ class _Walk:
             self.left_out.append(f"{path} is neither a file nor a directory nor a link")
 
     def drop_links_that_leave(self) -> None:
-        """Drops links that lead outside. A drop may leave another link dangling, but lets no link
-        lead out."""
+        """Drops links that lead outside the folder. A dropped link may leave another link dangling,
+        but cannot make it lead outside."""
         links = {entry.path: entry.target for entry in self.entries if entry.kind == "link"}
         gone = {path for path in links if not stays_inside(path, links)}
         self.left_out += [f"{path} -> {links[path]} leads outside" for path in sorted(gone)]

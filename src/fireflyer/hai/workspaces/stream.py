@@ -1,5 +1,5 @@
-"""Many blobs as one body, each as its SHA-256 (32 bytes), length (u64, little-endian), bytes.
-Pure."""
+"""Format of a body with many blobs: for each blob its SHA-256 (32 bytes), its length (u64,
+little-endian) and its bytes. Pure."""
 
 import struct
 from collections.abc import Iterator
@@ -27,8 +27,8 @@ class Ended:
 
 
 class Splitter:
-    """Splits a body that comes in pieces of any size. `feed` yields the content of each piece:
-    Begun, bytes..., Ended.
+    """Splits a body that arrives in pieces of any size. `feed` yields, for each blob: Begun,
+    bytes..., Ended.
 
     Args:
         limit: maximum bytes of a blob.
@@ -40,7 +40,7 @@ class Splitter:
         self._left = 0
 
     def feed(self, data: bytes) -> Iterator[Begun | bytes | Ended]:
-        """Yields the content of these bytes.
+        """Yields the parts of blobs that the next bytes of the body contain.
 
         Raises:
             WorkspaceError: a blob is longer than the limit.

@@ -30,8 +30,8 @@ class Paths(msgspec.Struct, frozen=True):
     """Interpreter of the ranks; empty: the platform's."""
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Returns the inherited environment, in which programs of the task's environment come
-        first."""
+        """Returns the inherited environment, with the programs of the task's Python environment
+        first in PATH."""
         if not self.python:
             return dict(inherited)
         bin = os.path.dirname(self.python)
@@ -50,10 +50,11 @@ class Workspaces:
         self._in_use = in_use
 
     def admit(self, spec: TaskSpec, user: str = "") -> None:
-        """Rejects a task whose workspace or environment is not here, or has no such script.
+        """Rejects a task whose workspace or lock file is not stored, or whose workspace lacks the
+        script.
 
         Raises:
-            WorkspaceError: the workspace or the lock file is not here.
+            WorkspaceError: the workspace or the lock file is not stored.
             ConfigError: the workspace has no such script or folder.
         """
         if spec.venv:
@@ -67,11 +68,11 @@ class Workspaces:
         Args:
             task: id of the task.
             spec: spec of the task.
-            log: log of rank 0; gets the output of making an environment.
+            log: log of rank 0, to which the creation of an environment writes its output.
             user: owner of the task.
 
         Raises:
-            FireflyerError: the workspace or the environment cannot be made.
+            FireflyerError: the workspace or the environment cannot be created.
         """
         if spec.workspace:
             folder = self._tasks / task / FOLDER
@@ -80,7 +81,7 @@ class Workspaces:
             try:
                 await asyncio.shield(placing)
             except asyncio.CancelledError:
-                # A thread cannot be cancelled; the next attempt finds its work.
+                # A thread cannot be cancelled; the next attempt uses the result of this one.
                 await asyncio.wait({placing})
                 raise
         if spec.venv:
@@ -100,8 +101,8 @@ class Workspaces:
         return {spec.workspace for spec in specs}, {spec.venv for spec in specs}
 
     def prune(self, before: float, keep: tuple[set[str], set[str]]) -> Pruned:
-        """Removes workspaces and environments last used before this moment, except those to
-        keep."""
+        """Removes workspaces and environments last used before this moment, except the ids in
+        `keep`."""
         found = self.store.prune(before, keep[0])
         return msgspec.structs.replace(found, venvs=self.venvs.prune(before, keep[1]))
 
@@ -111,18 +112,18 @@ async def finish_unless(
     unwanted: Callable[[], bool],
     news: Callable[[], Coroutine[Any, Any, Any]],
 ) -> bool:
-    """Runs a call to its end, or cancels it once it is unwanted.
+    """Runs a coroutine to its end, or cancels it once it is unwanted.
 
     Args:
-        call: may be cancelled at any point.
-        unwanted: checked at the start and after every change.
+        call: coroutine that may be cancelled at any point.
+        unwanted: returns whether to cancel; called at the start and after every change.
         news: waits for the next change.
 
     Returns:
         True if the call has returned, False if it was cancelled.
 
     Raises:
-        Exception: the call's own.
+        Exception: the error of the coroutine.
     """
     running = asyncio.create_task(call)
     try:

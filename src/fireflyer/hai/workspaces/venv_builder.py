@@ -1,4 +1,4 @@
-"""The process that makes one environment; it dies with the server that started it:
+"""Program that creates one environment. The process dies with the server that started it:
 
     python -m fireflyer.hai.workspaces.venv_builder SERVER FOLDER LOCK_FILE PARENT_FOLDER...
 
@@ -19,15 +19,16 @@ from fireflyer.hai.home import write_private
 from fireflyer.hai.processes import orphans
 
 MARK = "FIREFLYER_MAKING"
-"""Environment variable of all processes that make an environment: its folder."""
+"""Environment variable of all processes that create an environment; the value is the environment's
+folder."""
 
 END_LIMIT_S = 60.0
-"""Limit for killed processes of an earlier maker to end. An attempt fails after
-it, so a busy machine must not reach it."""
+"""Maximum wait for killed processes of an earlier builder. After this time the attempt fails, so
+the limit must suffice on a busy machine."""
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status: 0 once the environment may be used."""
+    """Runs the program; returns the exit status, 0 if the environment can be used."""
     set_parent_death_signal(signal.SIGKILL)
     server, folder, lock_file, *parents = arguments
     if os.getppid() != int(server):
@@ -36,10 +37,10 @@ def main(arguments: list[str]) -> int:
 
 
 def make(folder: Path, lock_file: Path, parents: list[str]) -> int:
-    """Makes the environment in `folder` unless it is ready; returns 0, or 1 if that fails."""
+    """Creates the environment in `folder` unless it is ready; returns 0, or 1 after a failure."""
     ready = folder.with_name(f"{folder.name}.ready")
     lock = os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    os.set_inheritable(lock, True)  # a pip that outlives this process keeps the lock
+    os.set_inheritable(lock, True)  # so that a pip that outlives this process keeps the lock
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -47,9 +48,9 @@ def make(folder: Path, lock_file: Path, parents: list[str]) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)
     if ready.exists():
         return 0
-    # Kills processes that an earlier maker started and that outlived it; its lock is gone.
+    # Kills processes of an earlier builder that outlived it without its lock.
     if left := orphans.end({MARK: str(folder)}, END_LIMIT_S):
-        _say(f"{left} of an earlier attempt cannot be killed; run the task again")
+        _say(f"processes {left} of an earlier attempt cannot be killed; run the task again")
         return 1
     os.environ[MARK] = str(folder)
     _say(f"making the environment of {lock_file.name[:12]}")
@@ -83,17 +84,17 @@ def make(folder: Path, lock_file: Path, parents: list[str]) -> int:
             "the environment cannot be made: see above; correct the lock file and run the task again"
         )
         return 1
-    # After pip: it must not take their packages for packages of the lock file.
+    # After pip, which would take the parents' packages for packages of this environment.
     _inherit(folder, parents)
-    os.sync()  # an environment that is marked as ready survives a power cut
+    os.sync()  # so that an environment marked as ready survives a power cut
     write_private(ready, b"")
     _say("the environment is ready")
     return 0
 
 
 def _inherit(folder: Path, parents: list[str]) -> None:
-    """Makes packages of the platform's own environment importable after those of this
-    environment."""
+    """Makes packages of the platform's own environment importable, with lower priority than
+    packages of this environment."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     lines = [f"import site; site.addsitedir({parent!r})\n" for parent in parents]
     path = folder / "lib" / version / "site-packages" / "zz_fireflyer_parent.pth"

@@ -1,9 +1,10 @@
-"""Environments by lock file: one per content, made when a task first needs it, shared by all tasks.
+"""Environments by lock file: one for each content of a lock file, created at its first use by a
+task and shared by all tasks.
 
 venvs/<id>.lock.txt    the lock file; <id> is its SHA-256
 venvs/<key>/           the environment; <key> names the lock file and the interpreter
-venvs/<key>.ready      it may be used; written last, so a half-made one is never used
-venvs/<key>.lock       locked (flock) by the process that makes it, and by its pip
+venvs/<key>.ready      marks a usable environment; written last, so an incomplete one is never used
+venvs/<key>.lock       locked (flock) by the process that creates the environment, and by its pip
 """
 
 import asyncio
@@ -92,7 +93,7 @@ class Venvs:
         """Marks an environment's lock file as used.
 
         Raises:
-            WorkspaceError: the lock file is not here.
+            WorkspaceError: the lock file is not stored.
         """
         if not re.fullmatch("[0-9a-f]{64}", name):
             raise WorkspaceError(f"unknown environment {name!a}; give a lock file with --venv-lock")
@@ -107,20 +108,21 @@ class Venvs:
         return self.folder / f"{name}.lock.txt"
 
     def python(self, name: str) -> Path:
-        """Returns the interpreter of the environment; it exists once `make` has returned."""
+        """Returns the path of the environment's interpreter, which exists once `make` has
+        returned."""
         return self.folder / key(name) / "bin" / "python"
 
     async def make(self, name: str, log: Path) -> None:
-        """Makes the environment unless it exists; waits while another task has it made.
+        """Creates the environment unless it exists; waits if it is being created for another task.
 
-        Cancelling this call kills the process that makes the environment.
+        Cancelling this call kills the process that creates the environment.
 
         Args:
             name: id of a stored lock file.
-            log: file that pip's output is appended to.
+            log: file to which pip's output is appended.
 
         Raises:
-            WorkspaceError: the environment cannot be made; the log has the reason.
+            WorkspaceError: the environment cannot be created; the log has the reason.
         """
         if (self.folder / f"{key(name)}.ready").exists():
             return
@@ -144,8 +146,8 @@ class Venvs:
             )
 
     def prune(self, before: float, keep: Collection[str]) -> int:
-        """Removes environments whose lock file was last used before this moment; returns their
-        number.
+        """Removes environments whose lock file was last used before this moment; returns the number
+        of removed environments.
 
         Args:
             before: seconds since 1970.
@@ -160,11 +162,13 @@ class Venvs:
         return gone
 
     def _remove(self, name: str, file: Path) -> bool:
-        """Removes an environment, unless it is being made; returns whether it was removed."""
+        """Removes an environment unless it is being created; returns whether it was removed."""
         lock = os.open(self.folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (self.folder / f"{name}.ready").unlink(missing_ok=True)  # first, so no half one is used
+            (self.folder / f"{name}.ready").unlink(
+                missing_ok=True
+            )  # first, so that no incomplete environment is used
             shutil.rmtree(self.folder / name, ignore_errors=True)
             file.unlink()
         except BlockingIOError:
@@ -182,6 +186,6 @@ def key(name: str) -> str:
 
 
 def parent_folders() -> list[str]:
-    """Returns the folders whose packages an environment inherits, such as Fireflyer and torch,
-    unless its lock file names others."""
+    """Returns the folders with inherited packages, such as Fireflyer and torch. Packages of the
+    lock file take precedence over inherited ones."""
     return [folder for folder in site.getsitepackages() if os.path.isdir(folder)]

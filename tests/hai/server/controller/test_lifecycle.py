@@ -298,7 +298,7 @@ class Platform(RuleBasedStateMachine):
         self.dispatch = Dispatch(policy, Unmarked(), lambda: self.now)
         self.dispatch.set_nodes([Node(name=f"n{number}") for number in range(self.NODES)])
         for name, found in self.tasks.items():
-            self.dispatch.take_up(found, self.specs[name], [])
+            self.dispatch.recover(found, self.specs[name], [])
 
     def apply(self, step: Step) -> None:
         before = self.tasks.get(step.task.id)

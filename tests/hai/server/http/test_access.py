@@ -306,7 +306,7 @@ def test_a_token_expires(database: Database, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(Unauthenticated, match="has expired"):
         accounts.identify(made.token, "")
     assert accounts.identify(forever.token, "").user == "ada"
-    assert (accounts.taken(made.view.id), accounts.taken(forever.view.id)) == (False, True)
+    assert (accounts.valid(made.view.id), accounts.valid(forever.view.id)) == (False, True)
 
 
 def test_a_user_makes_and_revokes_own_tokens_that_may_no_more(

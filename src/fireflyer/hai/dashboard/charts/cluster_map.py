@@ -26,13 +26,14 @@ LETTERS: dict[str, str] = {"suspect": "?", "drained": "D", "down": "×"}
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Cell of one node. There are thousands: gc=False, because cells hold only text and numbers."""
+    """Cell of one node. A page has thousands of cells; gc=False is safe because a cell holds only
+    text and numbers."""
 
     name: str
     x: int
     y: int
     fill: int
-    """Height of the part in use, of CELL - 4."""
+    """Height of the part in use, at most CELL - 4."""
     state: State
     letter: str
     own: bool
@@ -58,7 +59,7 @@ class Zone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def state_of(node: NodeView) -> State:
-    """Returns a node's state as it matters to a search for free capacity."""
+    """Returns a node's state in the map, which distinguishes free, partly used and full nodes."""
     if node.state != "ready":
         return node.state
     if not node.tasks:

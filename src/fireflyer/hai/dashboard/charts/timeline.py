@@ -1,4 +1,5 @@
-"""Draws a task's time as bars in percent of the width: one of the whole, one per attempt. Pure."""
+"""Draws a task's time as bars in percent of the width: one row for the task, one per attempt.
+Pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,7 +10,8 @@ from fireflyer.hai.ledger import Cause, Segment
 from fireflyer.hai.model import Event
 
 MOST_BARS = 400
-"""Maximum number of bars. For more segments, each slot shows the cause that filled most of it."""
+"""Maximum number of bars. If there are more segments, each bar shows the cause with the largest
+share of its time."""
 
 ATTEMPTS = 30
 """Maximum number of attempts shown: the newest."""
@@ -23,7 +25,7 @@ _TICKS_S = (
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """Stretch of time."""
+    """Bar of one time span."""
 
     x: float
     width: float
@@ -32,7 +34,7 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """Moment."""
+    """Mark of one moment."""
 
     x: float
     kind: str
@@ -116,8 +118,8 @@ def _bars(segments: Sequence[Segment], scale: _Scale) -> tuple[Bar, ...]:
 
 
 def _coarse(segments: Sequence[Segment]) -> list[Segment]:
-    """Returns about MOST_BARS segments of equal length, each with the cause that filled most of
-    it."""
+    """Returns about MOST_BARS segments of equal length, each with the cause that has the largest
+    share of its time."""
     first, last = segments[0].begin, segments[-1].end
     size = max((last - first) // MOST_BARS, 1)
     found = []

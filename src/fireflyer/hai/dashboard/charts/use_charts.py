@@ -1,7 +1,7 @@
-"""Charts of what a cluster, a node, a user or a task uses over time, from its series. Pure.
+"""Charts of the use of a cluster, a node, a user or a task over time, from its series. Pure.
 
-Lines differ by dash, and each chart says its newest value, mean and maximum in words: nothing
-depends on colour.
+Lines differ by dash, and the caption of each chart gives its newest value, mean and maximum, so no
+information depends on colour.
 """
 
 import math
@@ -14,18 +14,19 @@ from fireflyer.charts.axes import number
 from fireflyer.hai.model import SeriesView
 
 SIZE = (360, 230)
-"""Units of a drawing: three beside each other on a desktop, one on a phone, where a unit is little
-less than a pixel."""
+"""Width and height of a drawing in units. A desktop shows three drawings side by side. A phone
+shows one, with a unit of slightly less than a pixel."""
 
 FEW = 12
-"""Number of points up to which each has a marker; a line of one point cannot be seen."""
+"""Maximum points of a line whose points all have markers. Without a marker, a line of one point is
+invisible."""
 
 SPANS = (
     ("minutes", 60.0, 2 * 3600.0),
     ("hours", 3600.0, 3 * 86_400.0),
     ("days", 86_400.0, math.inf),
 )
-"""Unit of the time axis, its seconds, and the longest time for which it is used."""
+"""Units of the time axis: name, seconds, and the longest time for which the unit is used."""
 
 
 class Graph(msgspec.Struct, frozen=True):
@@ -33,7 +34,7 @@ class Graph(msgspec.Struct, frozen=True):
 
     title: str
     unit: str
-    """Unit of the vertical axis; "" for the unit in which the cluster counts."""
+    """Unit of the vertical axis; "" for the unit of the cluster's capacity."""
     metrics: tuple[tuple[str, str], ...]
     """Each metric (`sampling/series.py`) and its name."""
     factor: float = 1.0
@@ -73,7 +74,7 @@ def draw(view: SeriesView, unit: str, now: float | None, only: Sequence[str] = (
 
     Args:
         view: the series.
-        unit: unit in which the cluster counts: "GPU" or "node".
+        unit: unit of the cluster's capacity: "GPU" or "node".
         now: wall clock at the right end; None: count from the first point on.
         only: titles of the charts to draw; empty: all.
     """

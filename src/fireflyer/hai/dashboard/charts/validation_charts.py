@@ -12,7 +12,8 @@ from fireflyer.hai.validation.health import SEVERITY, Cell, Health, Standing, lo
 ROOT = "/dashboard/validations"
 
 MOST_COLUMNS = 40
-"""Columns of a heat map; more nodes share a column, which shows the worst of them."""
+"""Maximum columns of a heat map. If there are more nodes, several share a column, which shows the
+worst of them."""
 
 MARKS: dict[Standing, str] = {"passed": "", "not run": "·", "worse": "!", "failed": "×"}
 
@@ -33,7 +34,7 @@ def fleet_map(found: Health, part: int | None) -> str:
 
     Args:
         found: what to draw; with at least one node and one figure.
-        part: draw only the nodes of this column of the whole map; None: all.
+        part: draw only the nodes of this column of the complete map; None: all.
 
     Raises:
         IndexError: the map has no such column.

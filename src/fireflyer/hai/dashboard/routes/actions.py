@@ -47,7 +47,8 @@ def acting_routes(
 
     @app.post(f"{ROOT}/nodes/{{node}}/drain")
     async def drain(request: Request, node: str, who: Identity = needs("operate")) -> Response:
-        """Drain a node: start nothing new on it; its tasks may have to leave, too."""
+        """Drain a node: no new task starts there. With `evict` its tasks continue on other
+        nodes."""
         form = await checked_form(request, refusals)
         with trail.change(who, "drain", f"node {node[:63]}"):
             mark = Mark(health="drained", reason=form.get("reason", "").strip())

@@ -15,7 +15,7 @@ ELSEWHERE = "this form does not come from a page of this server"
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """Returns the fields of an urlencoded form; the last one if a name comes twice.
+    """Returns the fields of an urlencoded form; if a name comes twice, its last value.
 
     Raises:
         ConfigError: the body is too large, or not a form.

@@ -31,7 +31,7 @@ def live_routes(app: FastAPI, controller: Controller, sessions: Sessions, trail:
 
     @app.get(f"{ROOT}/changes/stream")
     async def changes(request: Request, who: Identity = needs("read")) -> Response:
-        """Notify that something has changed, at most once in PAUSE_S, without saying what. The page
+        """Notify the page of changes, at most once in PAUSE_S, without their content. The page
         reloads once after the head of this response, so it misses no change."""
         del who
         known = await controller.news(0, 0.0)
@@ -50,7 +50,7 @@ def live_routes(app: FastAPI, controller: Controller, sessions: Sessions, trail:
         attempt: Number | None = None,
         who: Identity = needs("read"),
     ) -> Response:
-        """Download all of a log's current content, unchanged, as a file."""
+        """Download the complete current content of a log, unchanged, as a file."""
         controller.check_owner(task, who.only)
         file = controller.logs.find(task, rank, attempt)
         name = f"{file.task}-{file.attempt}-{rank}.log"
@@ -61,9 +61,9 @@ def live_routes(app: FastAPI, controller: Controller, sessions: Sessions, trail:
 
 
 class _Download(StreamingResponse):
-    """Response in chunks. Once `allowed` returns False nothing follows, not even the last, empty
-    chunk. The server closes the connection within the body, so that no client mistakes the part for
-    the whole."""
+    """Response in chunks. Once `allowed` returns False, no chunk follows, not even the last, empty
+    chunk. The server then closes the connection within the body, so that no client takes the
+    truncated body for a complete one."""
 
     allowed: Callable[[], bool]
 

@@ -44,13 +44,13 @@ STATES: dict[str, tuple[str, ...]] = {
 
 
 def page_routes(
-    app: FastAPI, looks: PageQueries, accounts: Accounts, store: Store, trail: AuditLog
+    app: FastAPI, queries: PageQueries, accounts: Accounts, store: Store, trail: AuditLog
 ) -> None:
     """Adds these routes to the application."""
-    _cluster_pages(app, looks, trail)
-    _task_pages(app, looks, trail)
-    _node_pages(app, looks, trail)
-    validation_pages(app, looks, trail)
+    _cluster_pages(app, queries, trail)
+    _task_pages(app, queries, trail)
+    _node_pages(app, queries, trail)
+    validation_pages(app, queries, trail)
     needs = needing(trail)
 
     @app.get(f"{ROOT}/ledger")
@@ -59,7 +59,7 @@ def page_routes(
     ) -> Response:
         """Show the time of your own tasks by cause; for an operator, of the cluster and every
         user."""
-        found = await looks.ledger(window)
+        found = await queries.ledger(window)
         return await pages.page(
             request, "ledger", ledger=found, window=window, windows=list(WINDOWS),
             causes=(*CAUSES, IDLE),
@@ -76,36 +76,36 @@ def page_routes(
         scopes = [
             "cluster",
             f"user:{who.user}",
-            *(f"node:{each.name}" for each in looks.nodes(who)),
+            *(f"node:{each.name}" for each in queries.nodes(who)),
         ]
         return await pages.page(
-            request, "use", drawn=looks.use(scope, window, who), scope=scope, window=window,
+            request, "use", drawn=queries.use(scope, window, who), scope=scope, window=window,
             windows=list(USE_WINDOWS), scopes=scopes[:50],
         )  # fmt: skip
 
     @app.get(f"{ROOT}/users")
     async def users(request: Request, who: Identity = needs("admin")) -> Response:
         """Show the users, their groups and tokens, and the quotas."""
-        tokens = Counter(view.user for view in accounts.tokens(None) if accounts.taken(view.id))
+        tokens = Counter(view.user for view in accounts.tokens(None) if accounts.valid(view.id))
         return await pages.page(
             request, "users", users=accounts.users(), tokens=tokens, quotas=store.quotas()
         )
 
 
-def _cluster_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
+def _cluster_pages(app: FastAPI, queries: PageQueries, trail: AuditLog) -> None:
     needs = needing(trail)
 
     @app.get(ROOT)
     async def overview(request: Request, who: Identity = needs("read")) -> Response:
         """Show the current state at a glance."""
-        waiting, queued = await looks.queue(who, 0, 5)
-        ledger = await looks.ledger("24h")
-        running = looks.tasks(who, HOLDING, "", None, 10)
+        waiting, queued = await queries.queue(who, 0, 5)
+        ledger = await queries.ledger("24h")
+        running = queries.tasks(who, HOLDING, "", None, 10)
         return await pages.page(
-            request, "overview", occupancy=looks.occupancy(looks.nodes(who)), counts=looks.counts(who),
+            request, "overview", occupancy=queries.occupancy(queries.nodes(who)), counts=queries.counts(who),
             waiting=waiting, queued=queued, ledger=ledger, running=running,
-            faults=looks.faults(who, 8), causes=(*CAUSES, IDLE),
-            drawn=looks.use("cluster", "24h", who, ("Occupancy", "Queue")),
+            faults=queries.faults(who, 8), causes=(*CAUSES, IDLE),
+            drawn=queries.use("cluster", "24h", who, ("Occupancy", "Queue")),
         )  # fmt: skip
 
     @app.get(f"{ROOT}/map")
@@ -113,10 +113,10 @@ def _cluster_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
         request: Request, leaf: Text | None = None, who: Identity = needs("read")
     ) -> Response:
         """Show the zones, leaves and nodes."""
-        nodes = looks.nodes(who)
-        zones = clustermap.zones(nodes, looks.own(who), leaf)
+        nodes = queries.nodes(who)
+        zones = clustermap.zones(nodes, queries.own(who), leaf)
         return await pages.page(
-            request, "map", zones=zones, leaf=leaf, occupancy=looks.occupancy(nodes),
+            request, "map", zones=zones, leaf=leaf, occupancy=queries.occupancy(nodes),
             columns=clustermap.COLUMNS, cell=clustermap.CELL, letters=clustermap.LETTERS,
         )  # fmt: skip
 
@@ -124,14 +124,14 @@ def _cluster_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
     async def queue(request: Request, page: Number = 0, who: Identity = needs("read")) -> Response:
         """Show the queue: its tasks, their reasons and waiting times."""
         first = page * QUEUED_PER_PAGE
-        waiting, count = await looks.queue(who, first, QUEUED_PER_PAGE)
+        waiting, count = await queries.queue(who, first, QUEUED_PER_PAGE)
         last = (count - 1) // QUEUED_PER_PAGE if count else 0
         return await pages.page(
             request, "queue", waiting=waiting, count=count, page=page, last=last
         )
 
 
-def _task_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
+def _task_pages(app: FastAPI, queries: PageQueries, trail: AuditLog) -> None:
     needs = needing(trail)
 
     @app.get(f"{ROOT}/tasks")
@@ -143,7 +143,7 @@ def _task_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
         who: Identity = needs("read"),
     ) -> Response:
         """List the tasks, newest first."""
-        found = looks.tasks(who, STATES[state], user, before, PER_PAGE + 1)
+        found = queries.tasks(who, STATES[state], user, before, PER_PAGE + 1)
         more = found[PER_PAGE - 1].task[1:] if len(found) > PER_PAGE else None
         return await pages.page(
             request, "tasks", tasks=found[:PER_PAGE], state=state, states=list(STATES), user=user,
@@ -159,11 +159,11 @@ def _task_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
         who: Identity = needs("read"),
     ) -> Response:
         """Show one task: state, time, log, history."""
-        looks.check_owner(task, who)
-        found = await looks.task(task, rank, attempt)
+        queries.check_owner(task, who)
+        found = await queries.task(task, rank, attempt)
         return await pages.page(
             request, "task", task=found, rank=rank, attempt=attempt, causes=CAUSES,
-            drawn=looks.use_of_task(found),
+            drawn=queries.use_of_task(found),
         )  # fmt: skip
 
     @app.get(f"{ROOT}/tasks/{{task}}/profile/{{attempt}}/{{name}}")
@@ -174,8 +174,8 @@ def _task_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
         who: Identity = needs("read"),
     ) -> Response:
         """Show the report of a profiled attempt, or download its trace."""
-        looks.check_owner(task, who)
-        path = looks.profile_file(task, attempt, name)
+        queries.check_owner(task, who)
+        path = queries.profile_file(task, attempt, name)
         if name == profiles.REPORT:
             headers = {"Content-Security-Policy": profiles.REPORT_POLICY}
             return FileResponse(path, media_type="text/html; charset=utf-8", headers=headers)
@@ -184,7 +184,7 @@ def _task_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
         )
 
 
-def _node_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
+def _node_pages(app: FastAPI, queries: PageQueries, trail: AuditLog) -> None:
     needs = needing(trail)
 
     @app.get(f"{ROOT}/nodes")
@@ -195,8 +195,8 @@ def _node_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
         who: Identity = needs("read"),
     ) -> Response:
         """List the nodes and their problems."""
-        found = looks.nodes(who)
-        occupancy = looks.occupancy(found)
+        found = queries.nodes(who)
+        occupancy = queries.occupancy(found)
         chosen = [node for node in found if state in ("all", clustermap.state_of(node))]
         first = page * NODES_PER_PAGE
         last = (len(chosen) - 1) // NODES_PER_PAGE if chosen else 0
@@ -211,11 +211,11 @@ def _node_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
     @app.get(f"{ROOT}/nodes/{{node}}")
     async def one(request: Request, node: str, who: Identity = needs("read")) -> Response:
         """Show one node: its tasks, its mark, the observations there."""
-        found = next((each for each in looks.nodes(who) if each.name == node), None)
+        found = next((each for each in queries.nodes(who) if each.name == node), None)
         if found is None:
             raise NoSuchNode(f"no node {node[:63]!a} here")
         return await pages.page(
             request, "node", node=found, state=clustermap.state_of(found),
-            lines=looks.named(found.tasks), faults=looks.faults(who, 30, node),
-            drawn=looks.use(f"node:{node}", "24h", who),
+            lines=queries.named(found.tasks), faults=queries.faults(who, 30, node),
+            drawn=queries.use(f"node:{node}", "24h", who),
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """Log of rejected forms and sign-ins: a line of the audit log if the user is known, else of the
-server's log. Any client can send them, so lines per minute are limited in each log; further ones
-are counted."""
+server's log. Any client can send such requests, so each log has a limit of lines a minute;
+rejections beyond the limit are only counted."""
 
 import asyncio
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class RefusalLog:
     Args:
         trail: audit log of the same server.
         accounts: finds the users of tried tokens.
-        later: calls a function after so many seconds.
+        later: calls a function after a delay in seconds.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RefusalLog:
         self._minute = False
         """True while a minute and its limits are running."""
         self._lines = 0
-        self._said = False
+        self._logged = False
         self._counted = 0
         """Rejections not logged yet."""
         self._last = ""
@@ -57,10 +57,10 @@ class RefusalLog:
         """
         error = PermissionDenied(why)
         who: Identity = request.state.who
-        if self._room():
+        if self._within_limit():
             self._write(who, request.scope["route"].name, request.url.path, error)
         else:
-            self._tell(who.address, error)
+            self._count(who.address, error)
         return error
 
     def sign_in(self, request: Request, text: str, error: AuthError) -> None:
@@ -69,14 +69,15 @@ class RefusalLog:
         parts = split_token(text)
         if parts is not None and self._lines < LINES:
             for view in self._accounts.tokens(None):
-                if view.id == parts[0] and self._room():
+                if view.id == parts[0] and self._within_limit():
                     who = Identity(user=view.user, token=view.id, scope=view.scope, address=address)
                     self._write(who, "sign_in", "", error)
                     return
-        self._tell(address, error)
+        self._count(address, error)
 
-    def _room(self) -> bool:
-        """Takes a line of this minute's audit log; returns whether there was one left."""
+    def _within_limit(self) -> bool:
+        """Counts one line against this minute's limit of the audit log; returns whether the limit
+        allows the line."""
         self._begin()
         self._lines += 1
         return self._lines <= LINES
@@ -85,18 +86,16 @@ class RefusalLog:
         with suppress(type(error)), self._trail.change(who, what, object):
             raise error
 
-    def _tell(self, address: str, error: AuthError) -> None:
+    def _count(self, address: str, error: AuthError) -> None:
         self._counted += 1
         self._last = f"from {address}: {error}"
-        if not self._said:
-            self._say()
+        if not self._logged:
+            self._log_counted()
 
-    def _say(self) -> None:
+    def _log_counted(self) -> None:
         self._begin()
-        self._said = True
-        _log.warning(
-            "sign-ins and forms that were refused: %d, the last %s", self._counted, self._last
-        )
+        self._logged = True
+        _log.warning("rejected sign-ins and forms: %d, the last %s", self._counted, self._last)
         self._counted = 0
 
     def _begin(self) -> None:
@@ -105,7 +104,7 @@ class RefusalLog:
             self._later(MINUTE_S, self._end)
 
     def _end(self) -> None:
-        self._minute = self._said = False
+        self._minute = self._logged = False
         self._lines = 0
         if self._counted:
-            self._say()
+            self._log_counted()

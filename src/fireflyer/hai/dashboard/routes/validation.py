@@ -17,7 +17,7 @@ from fireflyer.hai.model.validations import Ended
 from fireflyer.hai.validation.health import noteworthy
 
 LISTED = 50
-"""Maximum number of cells in the list of failed and slow ones."""
+"""Maximum number of failed and slow cells in the list."""
 
 COLUMNS = 40
 """Newest validations in the heat map of a node."""
@@ -25,7 +25,7 @@ COLUMNS = 40
 # Charts are markup whose texts the chart functions escape, so templates insert them as they are.
 
 
-def validation_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
+def validation_pages(app: FastAPI, queries: PageQueries, trail: AuditLog) -> None:
     """Adds these routes to the application."""
     needs = needing(trail)
 
@@ -34,7 +34,7 @@ def validation_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
         request: Request, part: Number | None = None, who: Identity = needs("read")
     ) -> Response:
         """Show the newest figures of all nodes as a heat map."""
-        found, running = await looks.health(), looks.validating()
+        found, running = await queries.health(), queries.validating()
         drawing = ""
         if found.nodes and found.figures:
             try:
@@ -46,7 +46,7 @@ def validation_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
         return await pages.page(
             request, "validations", found=found, drawing=drawing, part=part, shown=shown,
             cells=noteworthy(found, LISTED), most=LISTED, running=running, root=charts.ROOT,
-            count=len(looks.nodes(who)), grouped=len(shown) > charts.MOST_COLUMNS,
+            count=len(queries.nodes(who)), grouped=len(shown) > charts.MOST_COLUMNS,
         )  # fmt: skip
 
     @app.get(f"{ROOT}/validations/{{node}}")
@@ -55,8 +55,8 @@ def validation_pages(app: FastAPI, looks: PageQueries, trail: AuditLog) -> None:
     ) -> Response:
         """Show the validations of one node, and one of its figures over time."""
         del who
-        entries, fleet = await looks.validations(node), await looks.health()
-        if not entries and all(each != node for each in looks.node_names()):
+        entries, fleet = await queries.validations(node), await queries.health()
+        if not entries and all(each != node for each in queries.node_names()):
             raise NoSuchNode(f"no node {node[:63]!a} here")
         ended = [e for e in entries if isinstance(e, Ended) and e.findings][-COLUMNS:]
         latest = ended[-1].findings if ended else ()

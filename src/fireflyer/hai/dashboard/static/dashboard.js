@@ -1,14 +1,14 @@
-// What a page does beyond being read: times of the reader's zone, sections that stay true, logs that go on. Pages
-// work without it. Text of tasks and logs becomes text nodes, never markup.
+// Behaviour of the pages: times in the reader's time zone, sections that refresh, logs that are streamed. Pages
+// also work without this script. Text of tasks and logs becomes text nodes, never markup.
 "use strict";
 
-const REFRESH_MS = 2000; // at least, between two looks at what has changed
-const RATE = 50; // characters of pages a millisecond, at most
-const OLDEST_MS = 30000; // a page is never older
-const PATIENCE_MS = 15000; // for an answer
-const LINES = 5000; // of a log, that are kept in the page
+const REFRESH_MS = 2000; // minimum time between two refreshes
+const RATE = 50; // maximum characters of pages a millisecond
+const OLDEST_MS = 30000; // maximum age of a page
+const TIMEOUT_MS = 15000; // of a request
+const LINES = 5000; // maximum lines of a log in the page
 const CHARACTERS = 2000000;
-const LINE = 65536; // characters of a line that has not ended
+const LINE = 65536; // maximum characters of an incomplete line
 
 // -- times ------------------------------------------------------------------------------------------------
 
@@ -29,8 +29,8 @@ function tell(time, today) {
 
 // -- signing in by a link -----------------------------------------------------------------------------------
 
-// The code is behind '#': it reaches the server in the form alone, and no log of addresses. A link that is opened
-// in the tab that has this page already changes no more than what is behind '#'.
+// The code is in the fragment, so the browser sends it only in the form, and no log of addresses contains it. If the
+// link is opened in a tab that already shows this page, only the fragment changes.
 function signIn() {
   const form = document.querySelector("form[data-sign-in]");
   const found = /^#code=([A-Za-z0-9_-]+)$/.exec(location.hash);
@@ -40,11 +40,11 @@ function signIn() {
   form.submit();
 }
 
-// -- sections that stay true --------------------------------------------------------------------------------
+// -- sections that refresh ----------------------------------------------------------------------------------
 
-const source = new Map(); // id -> its markup as the server sent it
+const source = new Map(); // id of a section -> its markup as the server sent it
 let looking = false;
-let again = false; // something has changed since the answer that is under way was asked for
+let again = false; // a change was reported while a request was in flight
 let looked = Date.now();
 let due = 0;
 let pause = REFRESH_MS;
@@ -56,7 +56,7 @@ function remember() {
 
 async function ask() {
   const answer = await fetch(location.href, {
-    redirect: "manual", headers: { Accept: "text/html" }, signal: AbortSignal.timeout(PATIENCE_MS),
+    redirect: "manual", headers: { Accept: "text/html" }, signal: AbortSignal.timeout(TIMEOUT_MS),
   });
   if (answer.type === "opaqueredirect") location.reload();
   if (answer.status >= 500) throw new Error(`${answer.status}`);
@@ -84,7 +84,7 @@ async function look() {
   renew(new DOMParser().parseFromString(text, "text/html"));
 }
 
-// The server does not answer: what is shown is as it was, and the page says so until it does.
+// Shows that the server does not answer and the page is outdated, until the server answers again.
 function tellAway(gone) {
   if (away === gone) return;
   away = gone;
@@ -129,7 +129,7 @@ function follow(address) {
   let changes = null;
   const open = () => {
     changes = new EventSource(address);
-    changes.onopen = soon; // what has changed between the page and now is not told
+    changes.onopen = soon; // the stream does not report changes since the page was made
     changes.addEventListener("change", soon);
     changes.onerror = soon;
   };
@@ -145,7 +145,7 @@ function follow(address) {
 
 // -- logs -----------------------------------------------------------------------------------------------------
 
-// As words.py: a newline, like the next escape, ends a sequence that has no end of its own.
+// As in text_filters.py: a newline, or the next escape, ends an unterminated sequence.
 const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*(?:[@-~]|(?=[^ -~]))|\][^\x07\x1b\n]*(?:\x07|\x1b\\|(?=[\x1b\n]))|[PX^_][^\x1b\n]*(?:\x1b\\|(?=[\x1b\n]))|[ -/]*[0-OQ-WYZ\\`-~])/g;
 const UNFINISHED = /\x1b[^\x1b\n]{0,4000}$/;
 const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]/g;
@@ -156,7 +156,7 @@ function last(line) {
   return parts.length ? parts[parts.length - 1] : "";
 }
 
-// The text of a log as text nodes: blocks of whole lines, then the line that has not ended.
+// Text of a log as text nodes: blocks of complete lines, then the incomplete last line.
 class Pane {
   constructor(pre) {
     const text = pre.textContent;
@@ -248,7 +248,7 @@ function watchLog() {
   pause.addEventListener("click", () => {
     const paused = pause.getAttribute("aria-pressed") !== "true";
     pause.setAttribute("aria-pressed", String(paused));
-    pause.textContent = paused ? "Go on" : "Pause";
+    pause.textContent = paused ? "Continue" : "Pause";
     if (paused) { close(); note.textContent = "Paused."; } else open();
   });
   following.addEventListener("change", scroll);
@@ -265,7 +265,7 @@ function watchLog() {
   open();
 }
 
-// The next attempt of the task has begun: its log takes the place of the last one's, unless one was asked for.
+// Shows the log of the task's next attempt once it has started, unless the reader has selected an attempt.
 function newAttempt(fresh) {
   const old = document.getElementById("log-section");
   const next = fresh.getElementById("log-section");
@@ -277,7 +277,7 @@ function newAttempt(fresh) {
   watchLog();
 }
 
-// -- beginning ------------------------------------------------------------------------------------------------
+// -- start ----------------------------------------------------------------------------------------------------
 
 remember();
 localize(document.body);

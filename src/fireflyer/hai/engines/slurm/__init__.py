@@ -1,1 +1,1 @@
-"""The `slurm` engine: the jobs of a partition, and what runs on their nodes."""
+"""The `slurm` engine: jobs of a partition, and the programs that run on their nodes."""

@@ -1,8 +1,9 @@
-"""Slurm's commands and parsers of their text. Text, because the layout of --json changes with
-releases.
+"""Slurm's commands and parsers of their text output. The parsers use text because the layout of
+--json changes with releases.
 
-Every call blocks for as long as the command takes; the engine calls from threads. Commands inherit
-only a few variables, so nothing else of the server's environment reaches slurmctld or a job.
+Every call blocks until the command ends, so the engine calls from threads. Commands inherit only a
+few environment variables, so that slurmctld and jobs do not see the rest of the server's
+environment.
 """
 
 import os
@@ -20,13 +21,13 @@ from fireflyer.errors import ConfigError, PeerLost, TaskError
 from fireflyer.hai.model.engine import Node
 
 COMMAND_S = 30.0
-"""Timeout of a command in seconds; without slurmctld commands give up after about 10 s."""
+"""Timeout of a command in seconds. If slurmctld is down, commands fail after about 10 s."""
 
 _INHERITED = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL"),
     *("LD_LIBRARY_PATH", "PYTHONPATH", "SLURM_CONF"),
 )
-_SILENT = re.compile(
+_UNREACHABLE = re.compile(
     r"unable to contact|connection refused|timed out|zero bytes|standby mode|not connected", re.I
 )
 _UP = {"idle", "allocated", "mixed", "completing", "planned"}
@@ -47,7 +48,7 @@ class JobLine(msgspec.Struct, frozen=True):
     state: str
     """State: PENDING, RUNNING, COMPLETING, COMPLETED, ..."""
     nodes: frozenset[str]
-    """Nodes that the job asked for."""
+    """Nodes that the job requested."""
     name: str
 
     @property
@@ -68,19 +69,19 @@ class Place(msgspec.Struct, frozen=True):
     node: Node
     address: str
     silent: bool = False
-    """True if the node does not respond yet, or Slurm has restarted and not asked it. The node may
-    come back, or go down."""
+    """True if the node does not respond yet, or if slurmctld has restarted and has not contacted
+    the node. The node may come back or go down."""
 
 
 class Share(msgspec.Struct, frozen=True):
-    """Resources that a job gets of each of its nodes."""
+    """Resources that a job gets on each of its nodes."""
 
     gpus: int
     whole: bool
     cpus: int = 0
-    """0: all that a whole node has."""
+    """0: all CPUs of a whole node."""
     memory_mib: int = 0
-    """MiB; 0: Slurm's default, or all that a whole node has."""
+    """MiB; 0: Slurm's default, or all memory of a whole node."""
     gpu_type: str = ""
     """Type in Slurm's gres; empty: any."""
 
@@ -100,9 +101,9 @@ def share_of(
     gpus: int, memory_mib: int, nodes: Iterable[Node], *, cpus: int = 0, typed: bool = False
 ) -> Share:
     """Returns the share of a gang that asks for `gpus` (0: whole nodes), `memory_mib` and `cpus` of
-    each node. CPUs and memory for which it does not ask are in proportion to the GPUs, by the smallest
-    node. `typed`: the gang asks for GPUs of a type; the nodes have it, and the job names it if it
-    is the same on all of them."""
+    each node. CPUs and memory that the gang leaves open are in proportion to the GPUs, by the
+    smallest node. `typed`: the gang asks for a type of GPU. The job then names the type in Slurm's
+    gres, if all nodes have the same one."""
     nodes = list(nodes)
     least = min((node.gpus for node in nodes), default=0)
     if not gpus or not least or any(node.whole for node in nodes):
@@ -144,7 +145,7 @@ class Slurm:
         raise TaskError(f"Slurm has no default partition: give --partition, one of {known}")
 
     def _spots(self) -> dict[str, Spot]:
-        """Returns positions by node; empty if the cluster has no tree."""
+        """Returns the position of each node; empty if the cluster has no tree of switches."""
         try:
             text = self._run("scontrol", "show", "topology")
         except TaskError:
@@ -173,7 +174,8 @@ class Slurm:
         return [parse_node(line, self.spots, whole=self.whole) for line in text.splitlines()]
 
     def jobs(self, prefix: str) -> list[JobLine]:
-        """Returns this user's jobs whose names begin with `prefix`, also those that ended recently.
+        """Returns this user's jobs whose names begin with `prefix`, including jobs that ended
+        recently.
 
         Raises:
             PeerLost: slurmctld does not answer.
@@ -192,7 +194,7 @@ class Slurm:
         """Submits the job that starts supervisors; returns its number.
 
         Args:
-            name: name by which the job is found again.
+            name: name by which `jobs` finds the job.
             nodes: names of the nodes.
             share: share of each node.
             attempt: the folder of the first attempt.
@@ -245,7 +247,7 @@ class Slurm:
             raise PeerLost(f"{command[0]} got no answer within {COMMAND_S:.0f} s") from None
         if done.returncode:
             said = "; ".join(done.stderr.split("\n")).strip("; ") or f"status {done.returncode}"
-            kind = PeerLost if _SILENT.search(said) else TaskError
+            kind = PeerLost if _UNREACHABLE.search(said) else TaskError
             raise kind(f"{command[0]}: {said}")
         return done.stdout
 
@@ -275,8 +277,8 @@ def parse_node(line: str, spots: dict[str, Spot], *, whole: bool = False) -> Pla
 def parse_tree(text: str) -> dict[str, Spot]:
     """Parses the switch tree of `scontrol show topology`: node -> leaf and zone. Ignores blocks.
 
-    The leaf is the lowest switch. The zone is the highest switch above the leaf that does not hold
-    every node of the tree: if there are several roots, the root.
+    The leaf is the lowest switch above a node. The zone is the highest switch above the leaf that
+    does not cover every node of the tree. In a tree with several roots the zone is a root.
     """
     leaves: dict[str, str] = {}
     above: list[tuple[int, str, list[str]]] = []

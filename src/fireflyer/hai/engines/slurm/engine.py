@@ -1,10 +1,10 @@
 """The `slurm` engine: gangs on the nodes of a Slurm partition. docs/operate/hai-slurm.md lists its
 guarantees.
 
-Slurm starts the supervisors, one per node, in one job per task. From then on they get the same
-requests over TCP that the local engine sends over Unix sockets, and the same states follow. Slurm
-takes its time, so `launch` and `recover` continue in the background; a stop or suspend that comes
-meanwhile is kept in a `Pending`.
+Slurm starts the supervisors, one per node, in one job per task. The supervisors then get the same
+requests over TCP that the local engine sends over Unix sockets. A job may wait long in Slurm, so
+`launch` and `recover` continue in the background. A `Pending` keeps a stop or suspend that arrives
+meanwhile.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from fireflyer.hai.engines.membership import Outcome
 from fireflyer.hai.engines.remote import RemoteLink, reach
 from fireflyer.hai.engines.slurm.cli import Slurm, share_of
 from fireflyer.hai.engines.slurm.jobs import Job, Jobs, Places
-from fireflyer.hai.engines.slurm.pending import Background, Ended, Pending, patiently
+from fireflyer.hai.engines.slurm.pending import Background, Ended, Pending, retry_while_unreachable
 from fireflyer.hai.forkserver import DEFAULT_PRELOAD
 from fireflyer.hai.model.engine import EngineEvent, Gang, NodesChanged
 from fireflyer.hai.supervisor.journal import journal_path
@@ -37,9 +37,9 @@ JOBS_S = 2.0
 NODES_S = 5.0
 """Interval in seconds of queries for nodes."""
 ANSWER_S = 60.0
-"""Seconds that the supervisors of a running job have to answer."""
+"""Seconds within which the supervisors of a running job must answer."""
 LEAVE_S = 5.0
-"""Seconds that supervisors have to exit before their job is cancelled."""
+"""Seconds within which supervisors must exit before their job is cancelled."""
 
 _log = get_logger("hai")
 
@@ -53,8 +53,8 @@ class SlurmEngine(LocalEngine):
         """Connects to Slurm and reads the nodes.
 
         Args:
-            home: the platform's folder, shared by the nodes; tells its jobs from those of other
-                homes.
+            home: the platform's folder, shared by the nodes; distinguishes its jobs from jobs of
+                other homes.
             partition: name; empty: the cluster's default.
             preload: as for the local engine.
 
@@ -88,7 +88,7 @@ class SlurmEngine(LocalEngine):
     async def close(self) -> None:
         await self._work.cancel()  # these tasks create links
         await super().close()
-        await self._work.cancel()  # links that ended meanwhile started these
+        await self._work.cancel()  # tasks that ending links started
 
     # -- launch and recovery -----------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class SlurmEngine(LocalEngine):
 
         async def whole() -> None:
             await work(gang, start)
-            del self._starts[key]  # from here on stop and suspend take their usual path
+            del self._starts[key]  # stop and suspend now act on the attempt itself
             start.done.set()
             if start.asked == "stopped":
                 await self.stop(*key, start.grace_s)
@@ -136,7 +136,7 @@ class SlurmEngine(LocalEngine):
             job = await self._job(gang, start)
             links = await self._reach(gang, job, start)
         except Ended as ended:
-            run.state.never_begins(ended.outcome, ended.reason)
+            run.state.never_starts(ended.outcome, ended.reason)
         else:
             await self._start_parts(run, job, links)
 
@@ -146,7 +146,7 @@ class SlurmEngine(LocalEngine):
         async with run.lock:
             gang = run.gang = await decided(gang)
             try:
-                job = await patiently(lambda: self._jobs.find(gang.task), start)
+                job = await retry_while_unreachable(lambda: self._jobs.find(gang.task), start)
                 if job is None or job.nodes != set(gang.nodes):
                     text = "; ".join(
                         f"{node} has no processes of the attempt" for node in gang.nodes
@@ -156,23 +156,23 @@ class SlurmEngine(LocalEngine):
                 links = await self._reach(gang, job, start)
                 grace = await self._start_parts(run, job, links)
             except Ended as ended:
-                self._settle_all(run, ended)
+                self._determine_ends(run, ended)
             run.state.sealed(_now())
             self._follow(run)
         if grace is not None:  # the server may have died before the suspend's second phase
             await self.suspend(gang.task, gang.attempt, grace)
 
-    def _settle_all(self, run: _Run, ended: Ended) -> None:
-        """Settles a gang without supervisors: the journals tell how its parts ended, unless none
-        was started."""
+    def _determine_ends(self, run: _Run, ended: Ended) -> None:
+        """Determines how a gang without supervisors ended: from the journals of its parts, unless
+        no part was started."""
         gang = run.gang
         if not any(journal_path(gang.directory, node).exists() for node in gang.nodes):
-            run.state.never_begins(ended.outcome, ended.reason)
+            run.state.never_starts(ended.outcome, ended.reason)
             return
         for node in gang.nodes:
             run.state.opened(node)
         for node in gang.nodes:
-            self._settle(run, node, f"{node} has no processes of the attempt")
+            self._determine_end(run, node, f"{node} has no processes of the attempt")
 
     def _write_parts(self, gang: Gang) -> None:
         master = self._places.address(gang.nodes[0])
@@ -182,7 +182,8 @@ class SlurmEngine(LocalEngine):
             write_part(gang.directory, part)
 
     async def _job(self, gang: Gang, start: Pending) -> Job:
-        """Returns the task's job on these nodes; ends an older job elsewhere first."""
+        """Returns the task's job on the gang's nodes, submitted if necessary. First ends an older
+        job on other nodes."""
 
         async def get() -> Job:
             job = await self._jobs.find(gang.task)
@@ -196,10 +197,10 @@ class SlurmEngine(LocalEngine):
             )
             return await self._jobs.submit(gang.task, gang.nodes, share, gang.directory)
 
-        return await patiently(get, start)
+        return await retry_while_unreachable(get, start)
 
     async def _reach(self, gang: Gang, job: Job, start: Pending) -> dict[str, RemoteLink | None]:
-        """Returns links to all supervisors of the job, None for a dead one."""
+        """Returns links to all supervisors of the job; None for a dead supervisor."""
         links: dict[str, RemoteLink | None] = {}
         deadline: float | None = None
         pause, looked = 0.02, time.monotonic()
@@ -235,8 +236,8 @@ class SlurmEngine(LocalEngine):
     async def _connect_to(
         self, gang: Gang, job: Job, node: str, links: dict[str, RemoteLink | None]
     ) -> None:
-        """Puts a link to the supervisor into `links`, None if it is dead, nothing if that is not
-        known."""
+        """Puts a link to the supervisor into `links`, or None if the supervisor is dead. Adds no
+        entry if the state of the supervisor is unknown."""
         task, directory = gang.task, gang.directory.parent
         link = self._links.get((task, node))
         if isinstance(link, RemoteLink):
@@ -279,7 +280,7 @@ class SlurmEngine(LocalEngine):
         for node in old:
             run.state.opened(node)
         for node in old - set(answers):
-            self._settle(run, node, self._why(job, node), innocent=self._innocent(job, node))
+            self._determine_end(run, node, self._why(job, node), innocent=self._innocent(job, node))
         port = 0
         for node in gang.nodes if len(old) < len(gang.nodes) else ():
             target = links[node]
@@ -287,7 +288,9 @@ class SlurmEngine(LocalEngine):
                 break
             run.state.opened(node)
             if target.gone.is_set():
-                self._settle(run, node, self._why(job, node), innocent=self._innocent(job, node))
+                self._determine_end(
+                    run, node, self._why(job, node), innocent=self._innocent(job, node)
+                )
                 break
             begin = Start(attempt=gang.attempt, port=port)
             if port:
@@ -321,8 +324,8 @@ class SlurmEngine(LocalEngine):
             if name == task:
                 start.ask("stopped", 0.0)
                 await start.done.wait()
-        with contextlib.suppress(Ended):  # Slurm rejects the query: this engine has no job
-            job = await patiently(lambda: self._jobs.find(task), Pending())
+        with contextlib.suppress(Ended):  # if Slurm rejects the query, this engine has no job
+            job = await retry_while_unreachable(lambda: self._jobs.find(task), Pending())
             if job is not None:
                 await self._end(task, job)
         for key in [key for key in self._runs if key[0] == task]:
@@ -339,11 +342,11 @@ class SlurmEngine(LocalEngine):
         if node not in {known.name for known in self._nodes}:
             raise NoSuchNode(f"there is no node {node!r}; `fireflyer nodes` lists them")
         await asyncio.to_thread(self._slurm.mark, node, state, reason)
-        await self._look_at_nodes()
-        self._nodes_at = 0.0  # a resumed node has yet to answer
+        await self._refresh_nodes()
+        self._nodes_at = 0.0  # a resumed node must first respond
 
     async def _end(self, task: str, job: Job) -> None:
-        """Ends a task's job; returns once nothing of it is left."""
+        """Ends a task's job; returns once no process of the job is left."""
         links = [link for (name, _), link in self._links.items() if name == task]
         for link in links:
             link.send(Leave())
@@ -364,14 +367,14 @@ class SlurmEngine(LocalEngine):
             self._work.start(self._look())
 
     async def _look(self) -> None:
-        """Polls Slurm for states that connections do not show."""
+        """Polls Slurm for changes that the connections to supervisors do not show."""
         while True:
             if self._jobs.any():
                 await self._jobs.refresh()
             broken = [k for k, link in self._links.items() if not link.connected]
             if broken or time.monotonic() >= self._nodes_at:
                 self._nodes_at = time.monotonic() + NODES_S
-                await self._look_at_nodes()
+                await self._refresh_nodes()
             down = {node.name for node in self._nodes if node.state == "down"}
             for (task, node), link in list(self._links.items()):
                 job = self._jobs.of(task)
@@ -380,7 +383,7 @@ class SlurmEngine(LocalEngine):
                     link.give_up()
             await asyncio.sleep(JOBS_S)
 
-    async def _look_at_nodes(self) -> None:
+    async def _refresh_nodes(self) -> None:
         if await self._places.look():
             self._nodes = self._places.nodes
             self._events.put_nowait(NodesChanged())
@@ -389,14 +392,16 @@ class SlurmEngine(LocalEngine):
         """Handles the loss of a node's supervisor; Slurm may know the reason."""
         await self._jobs.refresh()
         if job.state != "RUNNING":
-            await self._look_at_nodes()
+            await self._refresh_nodes()
         for run in [r for (name, _), r in self._runs.items() if name == task]:
             if node in run.state.open:
-                self._settle(run, node, self._why(job, node), innocent=self._innocent(job, node))
+                self._determine_end(
+                    run, node, self._why(job, node), innocent=self._innocent(job, node)
+                )
 
     def _innocent(self, job: Job, node: str) -> bool:
-        """Returns whether Slurm ended the whole job and this node is not to blame: only a down node
-        is."""
+        """Returns whether Slurm ended the complete job and this node is not down. Only a node that
+        is down counts as faulty."""
         down = any(known.name == node and known.state == "down" for known in self._nodes)
         return not down and job.state not in ("RUNNING", "PENDING")
 

@@ -1,8 +1,7 @@
-"""Slurm jobs of an engine's tasks, one per task: finds, submits, watches and ends them. Also the
-nodes.
+"""Slurm jobs of an engine's tasks, one per task, and the nodes of the partition. Finds, submits,
+watches and ends jobs.
 
-If Slurm does not answer, nothing is known and no state changes. Used on one asyncio loop; the
-commands run in threads.
+If Slurm does not answer, no state changes. Used on one asyncio loop; the commands run in threads.
 """
 
 import asyncio
@@ -32,14 +31,16 @@ class Job:
 
     @property
     def alive(self) -> bool:
-        """True if the job waits or runs, and no supervisor is known to be dead."""
+        """True if the job is pending or running, and no supervisor is known to be dead."""
         ending = self.state in ("COMPLETING", GONE) or final(self.state)
         return not ending and self.left == self.nodes
 
     @property
     def over(self) -> bool:
-        """True if nothing of the job is left on any node."""
-        if self.state == "COMPLETING":  # on a dead node for as long as Slurm waits for it
+        """True if no process of the job is left on any node."""
+        if (
+            self.state == "COMPLETING"
+        ):  # Slurm may keep this state for as long as it waits for a dead node
             return not self.left
         return self.state == GONE or final(self.state)
 
@@ -72,7 +73,7 @@ class Places:
         return self._addresses.get(node, node)
 
     async def look(self) -> bool:
-        """Reads the nodes again; returns whether any has changed, False if Slurm does not
+        """Reads the nodes again; returns whether any node has changed, False if Slurm does not
         answer."""
         async with self._looking:  # an older answer must not replace a newer one
             try:
@@ -87,15 +88,15 @@ class Places:
 
 class Jobs:
     def __init__(self, slurm: Slurm, prefix: str) -> None:
-        """`prefix` begins the names of all jobs of this engine, and of no other engine's."""
+        """`prefix`: start of the names of all jobs of this engine; no other engine uses it."""
         self._slurm = slurm
         self._prefix = prefix
         self._jobs: dict[str, Job] = {}
-        self._silent = False
+        self._unreachable = False
         self._looking = asyncio.Lock()
 
     def of(self, task: str) -> Job | None:
-        """Returns the task's job, if this engine knows of one."""
+        """Returns the task's job if this engine knows the job, else None."""
         return self._jobs.get(task)
 
     def any(self) -> bool:
@@ -106,7 +107,8 @@ class Jobs:
         self._jobs.pop(task, None)
 
     async def find(self, task: str) -> Job | None:
-        """Returns the task's job, also if an earlier engine submitted it; None if it is over.
+        """Returns the task's job, also if an earlier engine submitted the job; None if the job is
+        over.
 
         Raises:
             PeerLost: slurmctld does not answer.
@@ -124,10 +126,10 @@ class Jobs:
         return self._jobs[task]
 
     async def submit(self, task: str, nodes: tuple[str, ...], share: Share, attempt: Path) -> Job:
-        """Submits a new job. REQUIRES: the task has none.
+        """Submits a new job. REQUIRES: the task has no job.
 
         Raises:
-            PeerLost: slurmctld does not answer; `find` tells whether it took the job.
+            PeerLost: slurmctld does not answer; `find` tells whether slurmctld accepted the job.
             TaskError: slurmctld rejects the job.
         """
         name = self._prefix + task
@@ -138,21 +140,24 @@ class Jobs:
     async def refresh(self) -> None:
         """Reads the states of all known jobs."""
         async with self._looking:  # an older answer must not replace a newer one
-            known = list(self._jobs.values())  # a job submitted from here on may not be listed
+            known = list(
+                self._jobs.values()
+            )  # the query may miss a job that is submitted meanwhile
             try:
                 lines = await self._list()
             except (PeerLost, TaskError) as error:
-                if not self._silent:
+                if not self._unreachable:
                     _log.warning("could not query jobs: %s", error)
-                self._silent = True
+                self._unreachable = True
                 return
-            self._silent = False
+            self._unreachable = False
             states = {line.id: line.state for line in lines}
             for job in known:
                 job.state = states.get(job.id, GONE)
 
     async def until(self, ready: Callable[[], bool], limit_s: float | None = None) -> bool:
-        """Refreshes with growing pauses until `ready`; returns False if the limit is over first."""
+        """Refreshes with growing pauses until `ready` returns true; returns False after
+        `limit_s`."""
         end = None if limit_s is None else time.monotonic() + limit_s
         pause = 0.02
         while True:
@@ -165,7 +170,7 @@ class Jobs:
             pause = min(1.5 * pause, 1.0)
 
     async def end(self, job: Job) -> None:
-        """Cancels the job, and returns once nothing of it is left."""
+        """Cancels the job; returns once no process of the job is left."""
         while True:
             try:
                 await asyncio.to_thread(self._slurm.cancel, job.id)

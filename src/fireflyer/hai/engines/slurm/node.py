@@ -4,8 +4,8 @@ and supervisor.
     python -P -m fireflyer.hai.engines.slurm.node ATTEMPT_FOLDER        (a task of the job's one
         step)
 
-Its input is in the attempt's folder, in a file that only its user can read; arguments and
-environment hold no secret.
+The input is a file in the attempt's folder that only its user can read; arguments and environment
+contain no secret.
 """
 
 import fcntl
@@ -34,7 +34,9 @@ def main(arguments: list[str]) -> None:
     job = int(os.environ["SLURM_JOB_ID"])
     announce(directory.parent, node, Announcement(job=job, host=part.address, port=port))
     null = os.open("/dev/null", os.O_RDONLY)
-    bound = fcntl.fcntl(listener, fcntl.F_DUPFD, 10)  # above the descriptors that are overwritten
+    bound = fcntl.fcntl(
+        listener, fcntl.F_DUPFD, 10
+    )  # above the descriptors that the loop overwrites
     for source, target in ((null, 0), (output, 1), (output, 2), (bound, 3)):
         os.dup2(source, target)
     os.close(bound)

@@ -1,4 +1,5 @@
-"""An attempt that Slurm has not started yet: the requests it gets meanwhile, and how it may end."""
+"""Attempts that Slurm has not started yet: the requests that they get meanwhile, and how they may
+end."""
 
 import asyncio
 import contextlib
@@ -41,24 +42,24 @@ class Pending:
         self._news.set()
 
     async def pause(self, seconds: float) -> None:
-        """Waits until a request arrives, for at most this long."""
+        """Waits until a request arrives, for at most `seconds`."""
         self._news.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._news.wait()
 
 
-async def patiently(call: Callable[[], Awaitable[T]], pending: Pending) -> T:
-    """Returns the call's result; retries for as long as Slurm does not answer.
+async def retry_while_unreachable(call: Callable[[], Awaitable[T]], pending: Pending) -> T:
+    """Returns the call's result; retries while Slurm does not answer.
 
     Raises:
-        Ended: Slurm rejects the call, or does not answer while the attempt is asked to end.
+        Ended: Slurm rejects the call, or does not answer after the attempt was asked to end.
     """
     while True:
         try:
             return await call()
         except PeerLost as error:
-            _log.warning("waits for Slurm: %s", error)
+            _log.warning("Slurm does not answer; retrying: %s", error)
         except TaskError as error:
             raise Ended("failed", f"cannot start: {error}") from error
         if pending.asked is not None:
@@ -67,7 +68,7 @@ async def patiently(call: Callable[[], Awaitable[T]], pending: Pending) -> T:
 
 
 class Background:
-    """Tasks that run on after their caller has returned. An error in a task sets `error`, then
+    """Tasks that continue after their caller has returned. An error in a task sets `error`, then
     calls `on_error()`."""
 
     def __init__(self, on_error: Callable[[], None]) -> None:
@@ -81,7 +82,7 @@ class Background:
         task.add_done_callback(self._finished)
 
     async def cancel(self) -> None:
-        """Cancels all tasks; returns when none runs."""
+        """Cancels all tasks; returns when all have ended."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

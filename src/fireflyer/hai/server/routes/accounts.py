@@ -33,15 +33,15 @@ def account_routes(
     trail: AuditLog,
     quotas_changed: Callable[[], None],
 ) -> None:
-    """Adds these routes to the application. Admins may change everything. Other users see their own
-    data, and create and revoke their own tokens."""
+    """Adds these routes to the application. Admins may change all accounts. Other users see their
+    own data, and create and revoke their own tokens."""
     needs = needing(trail)
     _user_routes(app, accounts, trail)
     _token_routes(app, accounts, trail)
 
     @app.get("/quotas", **documented(list[Quota]))
     async def quotas(who: Identity = needs("read")) -> Response:
-        """List limits: all of them for an operator, else the limits that concern you."""
+        """List quotas: all quotas for an operator, else the quotas that apply to you."""
         mine = {""} if who.only else set()
         if who.only:
             known = [user for user in accounts.users() if user.name == who.user]
@@ -50,7 +50,8 @@ def account_routes(
 
     @app.post("/quotas", **documented(Quota, Quota))
     async def set_quota(request: Request, who: Identity = needs("admin")) -> Response:
-        """Set the limits of a user, group and priority; without gpus and nodes, remove them."""
+        """Set the quota of a user, group and priority. A quota without gpus and nodes is
+        removed."""
         quota = await read(request, Quota, "quota")
         about = " ".join(f"{name} {value}" for name, value in _parts(quota))
         with trail.change(who, "quota.set", about):
@@ -66,7 +67,7 @@ def account_routes(
 
     @app.get("/whoami", **documented(Identity))
     async def whoami(who: Identity = needs("read")) -> Response:
-        """Show whose token this is and what it allows."""
+        """Show the user and the scope of the request's token."""
         return json(who)
 
 
@@ -127,12 +128,12 @@ def _token_routes(app: FastAPI, accounts: Accounts, trail: AuditLog) -> None:
 
     @app.get("/tokens", **documented(list[TokenView]))
     async def tokens(who: Identity = needs("read")) -> Response:
-        """List tokens without their secrets: all of them for an admin, else your own."""
+        """List tokens without their secrets: all tokens for an admin, else your own."""
         return json(accounts.tokens(None if who.allows("admin") else who.user))
 
     @app.post("/tokens", **documented(NewToken, TokenRequest))
     async def create_token(request: Request, who: Identity = needs("read")) -> Response:
-        """Create a token; its text appears in this answer only."""
+        """Create a token; only this response contains its text."""
         asked = await read(request, TokenRequest, "token")
         with trail.change(who, "token.create", f"user {asked.user} scope {asked.scope}"):
             return json(accounts.create_token(asked, who))

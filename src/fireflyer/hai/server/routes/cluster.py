@@ -42,8 +42,8 @@ def cluster_routes(
 
     @app.get("/faults", **documented(Faults))
     async def faults(limit: Limit = 100, who: Identity = needs("read")) -> Response:
-        """Read the rules in force and the newest observations of your own tasks; for an operator,
-        of all."""
+        """Read the rules in force and the newest observations: of your own tasks, or of all tasks
+        for an operator."""
         return json(controller.faults.recent(limit, who.only))
 
     @app.post("/observations", **documented(Decision, Validator))
@@ -70,8 +70,8 @@ def _node_routes(app: FastAPI, controller: Controller, store: Store, trail: Audi
 
     @app.post("/nodes/{node}/drain", **documented(dict, DrainRequest))
     async def drain(node: str, request: Request, who: Identity = needs("operate")) -> Response:
-        """Drain a node: start nothing new on it; with `evict` its tasks save, leave and continue
-        elsewhere. The drain is on disk when this answers."""
+        """Drain a node: no new task starts there. With `evict` its tasks save, exit and continue on
+        other nodes. The drain is on disk when the response is sent."""
         asked = await read(request, DrainRequest, "request")
         with trail.change(who, "drain", f"node {node[:63]}"):
             mark = Mark(health="drained", reason=asked.reason, until=asked.until)
@@ -88,8 +88,8 @@ def _node_routes(app: FastAPI, controller: Controller, store: Store, trail: Audi
 
     @app.post("/nodes/{node}/validate", **documented(dict))
     async def validate(node: str, who: Identity = needs("operate")) -> Response:
-        """Validate a node as soon as it is idle. A node that a fault rule drained returns to
-        service if it passes."""
+        """Validate a node as soon as the node is idle. A node that a fault rule drained returns to
+        service if the validation passes."""
         with trail.change(who, "validate", f"node {node[:63]}"):
             controller.validation.request(node)
         controller.replan()
@@ -97,7 +97,8 @@ def _node_routes(app: FastAPI, controller: Controller, store: Store, trail: Audi
 
     @app.get("/nodes/{node}/validations", **documented(NodeHistory))
     async def validations(node: str, who: Identity = needs("read")) -> Response:
-        """Read the newest validations of a node, and the faults and returns between them."""
+        """Read the newest entries of a node's validation journal: validations, faults, and returns
+        to service."""
         del who
         found = await asyncio.to_thread(controller.validation.history, node, VALIDATIONS)
         return json(NodeHistory(entries=tuple(found)))
@@ -117,7 +118,7 @@ def _window_routes(
 
     @app.post("/windows", **documented(WindowView, WindowView))
     async def add_window(request: Request, who: Identity = needs("operate")) -> Response:
-        """Add a window; it is on disk when this answers."""
+        """Add a window; the window is on disk when the response is sent."""
         asked = await read(request, WindowView, "window")
         check_line("the reason", asked.reason, MAX_REASON)
         with trail.change(who, "window.add", ""):

@@ -19,7 +19,7 @@ from fireflyer.hai.model import PINNED, Event
 from fireflyer.hai.model.identity import Identity
 
 AT_A_TIME = 1000
-"""Number of rows or events to read before other coroutines run."""
+"""Maximum rows or events that are read before other coroutines run."""
 
 Moment = Annotated[float, Query(ge=0, le=1e12, allow_inf_nan=False)]
 
@@ -40,7 +40,7 @@ def ledger_routes(
         cluster: bool = False,
         who: Identity = needs("read"),
     ) -> Response:
-        """Read where the time of your own tasks went, by cause.
+        """Read the time of your own tasks, by cause.
 
         An operator may also read another user's tasks, all tasks and the cluster. `task`, `user`
         and `group` select tasks. `since` and `until` are wall-clock times.
@@ -93,8 +93,8 @@ async def _rows(store: Store) -> list[Row]:
 async def _books(
     controller: Controller, store: Store, rows: list[Row], since: float, until: float
 ) -> Books:
-    """Accounts for all tasks: only the whole history tells whether a task waited for nodes in
-    use."""
+    """Computes the ledger of all tasks, because whether a task waited for nodes in use depends on
+    all other tasks."""
     gpus = {node.name: node.gpus for node in controller.dispatch.nodes()}
     events: list[Event] = []
     while more := store.events(events[-1].seq if events else 0, None, AT_A_TIME):

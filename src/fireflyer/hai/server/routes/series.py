@@ -28,6 +28,6 @@ def series_routes(app: FastAPI, controller: Controller, samples: Samples, trail:
         who: Identity = needs("read"),
     ) -> Response:  # fmt: skip
         """Read the use of the cluster, a node, a user, a task or a rank over time, at most 500
-        points; of users and tasks your own, for an operator all."""
+        points. Only an operator may read the use of other users and their tasks."""
         check_scope(controller, scope, who)
         return json(select(samples, scope, seconds, time.time() if until is None else until))

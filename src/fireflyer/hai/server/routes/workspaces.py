@@ -1,4 +1,5 @@
-"""Routes of workspaces and environments, for `client.py`. A workspace belongs to its shipper."""
+"""Routes of workspaces and environments, for `client.py`. A workspace belongs to the user that
+shipped it."""
 
 import asyncio
 from typing import Annotated
@@ -30,7 +31,7 @@ def workspace_routes(app: FastAPI, workspaces: Workspaces, trail: AuditLog) -> N
 
     @app.get("/workspaces", **documented(list[WorkspaceView]))
     async def views(who: Identity = needs("read")) -> Response:
-        """List your own workspaces; for an operator, all."""
+        """List your own workspaces, or all workspaces for an operator."""
         return json(await asyncio.to_thread(store.views, who.only))
 
     @app.get("/workspaces/{name}", **documented(Manifest))
@@ -65,7 +66,7 @@ def _upload_routes(app: FastAPI, workspaces: Workspaces, trail: AuditLog) -> Non
 
     @app.post("/workspaces", **documented(Offer, Manifest))
     async def offer(request: Request, who: Identity = needs("submit")) -> Response:
-        """Create a workspace if all its blobs are here; else list the missing ones."""
+        """Create a workspace if the server has all its blobs; else list the missing blobs."""
         data = await body(request, manifest.MAX_MANIFEST_BYTES)
         found = await asyncio.to_thread(lambda: store.offer(manifest.decode(data), who.user))
         if not found.missing:
@@ -75,7 +76,8 @@ def _upload_routes(app: FastAPI, workspaces: Workspaces, trail: AuditLog) -> Non
 
     @app.post("/workspaces/blobs", **documented(dict))
     async def upload(request: Request, who: Identity = needs("submit")) -> Response:
-        """Upload blobs in the form of `stream.py`; they are on disk when this answers."""
+        """Upload blobs in the format of `stream.py`; the blobs are on disk when the response is
+        sent."""
         receiver = store.receive(who.user)
         pieces = request.stream()
         try:
@@ -91,7 +93,7 @@ def _upload_routes(app: FastAPI, workspaces: Workspaces, trail: AuditLog) -> Non
 
     @app.post("/venvs", **documented(dict))
     async def lock(request: Request, who: Identity = needs("submit")) -> Response:
-        """Store a lock file; tasks name it by its id."""
+        """Store a lock file, to which tasks refer by its id."""
         data = await body(request, MAX_LOCK_BYTES)
         id = await asyncio.to_thread(workspaces.venvs.take, data)
         with trail.change(who, "venv.ship", f"venv {id[:12]}"):

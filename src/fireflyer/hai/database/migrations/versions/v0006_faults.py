@@ -1,4 +1,4 @@
-"""The few events about faults, without a scan of all events."""
+"""Index of the events about faults, so that queries need not scan all events."""
 
 import sqlalchemy as sa
 from alembic import op
