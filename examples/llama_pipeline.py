@@ -1,4 +1,4 @@
-"""Train a model of LLaMa's shape with pipelines and replicas on pp x dp ranks.
+"""Trains a model of LLaMa's shape with pipelines and replicas on pp x dp ranks.
 
 fireflyer run --ranks 4 examples/llama_pipeline.py --stages 2
 """
