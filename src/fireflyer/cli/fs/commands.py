@@ -15,7 +15,7 @@ fs = typer.Typer(
     help="""Run a distributed file system and use it.
 
 \b
-  fireflyer fs up --dir fs                       all of it in one process, on this machine
+  fireflyer fs up --dir fs                       a whole file system in one process
   fireflyer fs put --dir fs -r photos /photos
   fireflyer fs ls --dir fs -l /photos
   FIREFLYER_FS=fs fireflyer fs get -r /photos copy
@@ -77,7 +77,7 @@ def up(
         str | None,
         typer.Option(
             metavar="ROLE,...",
-            help="With --config: roles to run, of manager, meta and storage. Default: all three.",
+            help="With --config: roles to run, some of manager, meta, storage. Default: all three.",
         ),
     ] = None,
     name: Annotated[
@@ -368,7 +368,8 @@ def check(
 
     Exits with 1 if there are such files, damage that other replicas repair, or a chain that serves
     no requests. Each chunk is read from one of its replicas. The nodes read all of their replicas
-    within `scrub_days`, a week, or now with --all-replicas or `fireflyer fs scrub --now`.
+    every `scrub_days` (default: a week), and at once with --all-replicas or
+    `fireflyer fs scrub --now`.
     """
     from fireflyer.cli.fs import impl_queries
 
@@ -404,9 +405,9 @@ def mount(
       fireflyer fs mount /mnt/fs --dir fs
       fireflyer fs umount /mnt/fs
 
-    Returns when the directory can be used. A file that is opened has everything that was written
-    before it was closed elsewhere. Locks (flock, fcntl) hold between the processes of one mount,
-    not between mounts. Needs libfuse3 and /dev/fuse.
+    Returns when the directory can be used. A program that opens a file sees all data that was written
+    before the file was last closed, on any machine. Locks (flock, fcntl) hold between the processes
+    of one mount, not between mounts. Needs libfuse3 and /dev/fuse.
     """
     from fireflyer.cli.fs import impl_mount
 
@@ -418,7 +419,9 @@ def umount(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="Mounted directory.")],
     lazy: Annotated[
         bool,
-        typer.Option("--lazy", "-l", help="Also if programs use it; these keep their open files."),
+        typer.Option(
+            "--lazy", "-l", help="Also unmount a directory in use; programs keep their open files."
+        ),
     ] = False,
 ) -> None:
     """Unmount a directory, also one whose mount process was killed."""

@@ -18,7 +18,7 @@ def mount(
     cache_s: float,
     flags: int = 0,
 ) -> None:
-    """Mounts a file system; returns when the directory can be used, in the foreground at its end."""
+    """Mounts a file system; returns when the directory can be used, in the foreground when unmounted."""
     at = program.real(os.fspath(directory))
     program.check(at)
 

@@ -12,8 +12,8 @@ NodesOption = Annotated[
         "-n",
         min=1,
         max=10_000,
-        help="Virtual nodes of the local engine. Remembered by the home. [default: one a type "
-        "of GPU; without GPUs 2]",
+        help="Virtual nodes of the local engine. Remembered by the home. [default: one per "
+        "type of GPU; 2 without GPUs]",
     ),
 ]
 GpusOption = Annotated[
@@ -21,7 +21,7 @@ GpusOption = Annotated[
     typer.Option(
         metavar="N:TYPE,...",
         help="GPUs of this machine, e.g. 8:a100, divided among the nodes. Remembered by the "
-        "home. [default: driver, those that it reports]",
+        "home. [default: those that the driver reports]",
     ),
 ]
 EngineOption = Annotated[
