@@ -457,7 +457,7 @@ def fs(
     \b
     fireflyer bench fs
     fireflyer bench fs --only tcp,local,small,write --output fs.json
-    fireflyer bench fs --growth --plots docs
+    fireflyer bench fs --growth --plots docs/benchmarks
     """
     machine = Machine.here()
     cases = names_of("--only", only, options.FS)
