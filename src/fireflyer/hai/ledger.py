@@ -277,7 +277,7 @@ def segments(events: Iterable[Event], until: float) -> list[Segment]:
 # -- all tasks -------------------------------------------------------------------------------------
 
 
-class Books(msgspec.Struct, frozen=True, kw_only=True):
+class Accounting(msgspec.Struct, frozen=True, kw_only=True):
     """Ledger of a set of tasks."""
 
     since: int
@@ -309,7 +309,7 @@ def account(
     gpus: Mapping[str, int],
     until: float,
     since: float = 0.0,
-) -> Books:
+) -> Accounting:
     """Computes the ledger from events.
 
     Args:
@@ -324,17 +324,17 @@ def account(
         if event.task in histories:
             histories[event.task].append(event)
     found = {task: segments(history, until) for task, history in histories.items()}
-    return books(shapes, found, gpus=gpus, until=until, since=since)
+    return accounting(shapes, found, gpus=gpus, until=until, since=since)
 
 
-def books(
+def accounting(
     shapes: Sequence[Shape],
     found: Mapping[str, list[Segment]],
     *,
     gpus: Mapping[str, int],
     until: float,
     since: float = 0.0,
-) -> Books:
+) -> Accounting:
     """Computes the ledger as `account`, from the segments of each task instead of its events."""
     scale = weights(gpus)
     load = _Load(shapes, found, scale)
@@ -349,7 +349,7 @@ def books(
         split = load.split(of_task, _wanted(shape, scale))
         cuts.append((shape, _clip(split, begin, end)))
     accounts = {shape.task: _sum(shape, cut, scale) for shape, cut in cuts}
-    return Books(
+    return Accounting(
         since=begin,
         until=end,
         unit=scale.unit,

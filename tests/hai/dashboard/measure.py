@@ -30,7 +30,7 @@ from fireflyer.hai.database.connection import Database
 from fireflyer.hai.database.schema import event as event_table
 from fireflyer.hai.database.schema import sample
 from fireflyer.hai.database.schema import task as task_table
-from fireflyer.hai.database.store import Fresh, Moment, Store
+from fireflyer.hai.database.store import Moment, NewTask, Store
 from fireflyer.hai.home import Home
 from fireflyer.hai.http.access import Accounts
 from fireflyer.hai.http.throttle import Throttle
@@ -79,7 +79,7 @@ def fill(controller: Controller, store: Store, count: int) -> int:
         spec = TaskSpec(script="/train.py", cwd="/", nodes=nodes, gpus=8, name=f"job-{number}")
         task = Task(id="", order=0, user=user, nodes=nodes, world=nodes, max_restarts=0)
         when = Moment(0, time.time() - 3600)
-        fresh = Fresh(spec=spec, secret="", step=lifecycle.admit(task), when=when, user=user)
+        fresh = NewTask(spec=spec, secret="", step=lifecycle.admit(task), when=when, user=user)
         wanted.append(fresh)
     tasks: dict[str, Task] = {}
     for number, (row, fresh) in enumerate(zip(store.add(wanted), wanted, strict=True)):

@@ -16,7 +16,7 @@ from fireflyer.hai.dashboard.ledger_cache import LedgerCache
 from fireflyer.hai.dashboard.page_queries import PageQueries
 from fireflyer.hai.database.connection import Database
 from fireflyer.hai.database.history_queries import HistoryQueries
-from fireflyer.hai.database.store import Fresh, Moment, Store
+from fireflyer.hai.database.store import Moment, NewTask, Store
 from fireflyer.hai.home import Home
 from fireflyer.hai.ledger import Shape, account
 from fireflyer.hai.lifecycle import Note, Task
@@ -43,7 +43,7 @@ class Past:
         step = lifecycle.admit(fresh)
         spec = TaskSpec(script="/x.py", cwd="/", nodes=nodes, ranks_per_node=2)
         when = Moment(0, self.now)
-        (row,) = self.store.add([Fresh(spec=spec, secret="", step=step, when=when, user=user)])
+        (row,) = self.store.add([NewTask(spec=spec, secret="", step=step, when=when, user=user)])
         name = row.task
         self.shapes.append(Shape(task=name, nodes=nodes, ranks_per_node=2))
         return name
@@ -79,7 +79,7 @@ def check(past: Past, keeper: LedgerCache, window_s: float) -> None:
     expected = account(
         past.shapes, events, gpus=GPUS, until=found.made, since=found.made - window_s
     )
-    assert found.books == expected
+    assert found.accounting == expected
     whole = {user: one.whole for user, one in found.users.items()}
     assert sum(whole.values()) == expected.total.whole
     assert list(whole.values()) == sorted(whole.values(), reverse=True)
@@ -124,10 +124,10 @@ def test_what_was_over_before_the_window_is_not_read(
     past.note(long, 1, "suspending")
     found = asyncio.run(LedgerCache(past.browsing).ledger(1000.0, GPUS))
     assert found is not None
-    assert set(found.books.tasks) == {long, waiting}
-    assert found.books.tasks[long].whole == pytest.approx(1000e6, abs=5)
-    parts = found.books.tasks[long].parts
-    assert parts["useful"] + parts["suspended"] == found.books.tasks[long].whole
+    assert set(found.accounting.tasks) == {long, waiting}
+    assert found.accounting.tasks[long].whole == pytest.approx(1000e6, abs=5)
+    parts = found.accounting.tasks[long].parts
+    assert parts["useful"] + parts["suspended"] == found.accounting.tasks[long].whole
 
 
 def test_the_first_event_since_a_moment_is_found(past: Past) -> None:

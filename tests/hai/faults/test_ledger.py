@@ -15,7 +15,7 @@ from fireflyer.hai.ledger import (
     CAUSES,
     IDLE,
     MOMENT_US,
-    Books,
+    Accounting,
     Segment,
     Shape,
     account,
@@ -57,7 +57,7 @@ class History:
         self.note(wall, "gang_ended", task, outcome=outcome, reason="")
         return self.note(wall, state, task)
 
-    def books(self, until: float, **more: Any) -> Books:
+    def books(self, until: float, **more: Any) -> Accounting:
         return account(
             list(self.shapes.values()), self.events, until=until, **{"gpus": NODES, **more}
         )
@@ -343,7 +343,7 @@ def test_waits_are_split_at_every_change_of_what_is_held(seed: int, until: float
         assert books.tasks[task].parts["fragmentation"] == wanted
 
 
-def clipped(segment: Segment, books: Books) -> bool:
+def clipped(segment: Segment, books: Accounting) -> bool:
     return segment.end > books.since and segment.begin < books.until
 
 

@@ -26,8 +26,8 @@ from fireflyer.hai.model.observations import (
     Observation,
     OutOfMemory,
     Seen,
-    Silence,
     Straggler,
+    SupervisorLost,
     Validator,
     Xid,
 )
@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Observation, list[Seen], str, str]] = {
         oom(900.0), [seen(oom(1.0)), seen(oom(2.0), "t2")], "restart elsewhere", "script",
     ),
     "out-of-memory": (oom(1.0), [], "restart", "script"),
-    "node-silent": (Silence(node="n0", reason="it died"), [], "restart elsewhere", "node"),
+    "node-silent": (SupervisorLost(node="n0", reason="it died"), [], "restart elsewhere", "node"),
     "hang-of-one": (Hang(node="n1", quiet_s=9, rank=1), [], "restart elsewhere", "node"),
     "hang": (Hang(quiet_s=9), [], "restart", "script"),
     "straggler": (Straggler(node="n1", rank=1, factor=2, steps=16), [], "note", "node"),

@@ -97,5 +97,5 @@ def test_steps_are_read_from_the_output_however_it_is_cut() -> None:
         reader = StepReader()
         for at in range(0, len(text), size):
             reader.feed(text[at : at + size])
-        told = reader.told
+        told = reader.attempt_steps
         assert (told.first, told.last, told.resumed_from) == (31, 33, 30)

@@ -5,8 +5,8 @@ import pytest
 from fireflyer.hai.engines.clocks import translated
 from fireflyer.hai.engines.gang import Now
 from fireflyer.hai.engines.slurm.cli import (
-    Place,
-    Spot,
+    PartitionNode,
+    TreePosition,
     expand_hosts,
     parse_node,
     parse_tree,
@@ -107,8 +107,10 @@ def test_host_lists(text: str, names: list[str]) -> None:
     ],
 )
 def test_lines_of_sinfo(line: str, node: Node) -> None:
-    silent = node.reason in ("allocated*", "unknown")
-    assert parse_node(line, {"fn1": Spot("leaf1", "p1")}) == Place(node, line.split("|")[1], silent)
+    unresponsive = node.reason in ("allocated*", "unknown")
+    assert parse_node(line, {"fn1": TreePosition("leaf1", "p1")}) == PartitionNode(
+        node, line.split("|")[1], unresponsive
+    )
 
 
 def _node(gpus: int = 8, *, whole: bool = False) -> Node:
@@ -202,9 +204,11 @@ AggregatedBlock=block[1-2] BlockIndex=2 Nodes=node[01-08] BlockSize=8
     ],
     ids=["one-root", "three-levels", "two-roots", "uneven", "leaves", "blocks", "none", "empty"],
 )  # fmt: skip
-def test_leaf_and_zone_of_a_node(text: str, spots: dict[str, str]) -> None:
+def test_leaf_and_zone_of_a_node(text: str, positions: dict[str, str]) -> None:
     """Leaf: the lowest switch; zone: the highest one above it that does not hold all nodes."""
-    assert parse_tree(text) == {node: Spot(*words.split()) for node, words in spots.items()}
+    assert parse_tree(text) == {
+        node: TreePosition(*words.split()) for node, words in positions.items()
+    }
 
 
 def test_times_of_a_machine_that_booted_at_another_time() -> None:

@@ -28,7 +28,7 @@ from fireflyer.hai.controller.submission_queue import SubmissionQueue
 from fireflyer.hai.controller.views import Views
 from fireflyer.hai.database.node_marks import Mark, Marks
 from fireflyer.hai.database.samples import Samples
-from fireflyer.hai.database.store import Fresh, Moment, Row, Store, unknown
+from fireflyer.hai.database.store import Moment, NewTask, Row, Store, unknown
 from fireflyer.hai.faults.monitor import FaultMonitor
 from fireflyer.hai.faults.rules import Decision, load
 from fireflyer.hai.home import Home
@@ -210,7 +210,7 @@ class Controller:
             return self.view(row.task)
         return self._views.task(row)
 
-    def _committed(self, tasks: Sequence[tuple[Fresh, Row]]) -> None:
+    def _committed(self, tasks: Sequence[tuple[NewTask, Row]]) -> None:
         for fresh, row in tasks:
             order = int(row.task[1:])
             task = msgspec.structs.replace(fresh.step.task, id=row.task, order=order)

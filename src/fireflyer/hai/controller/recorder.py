@@ -157,11 +157,11 @@ class Recorder:
                     average(found[scope], "gpu", load, usage.gpus)
         for rank, beat in seen.beats.items():
             earlier_beat = None if before is None else before.beats.get(rank)
-            told = progress(beat, earlier_beat, passed)
+            reported = progress(beat, earlier_beat, passed)
             if rank == 0:
-                mine.update(told)
+                mine.update(reported)
             if rank < RANKS and f"rank:{task}/{rank}" in found:
-                found[f"rank:{task}/{rank}"].update(told)
+                found[f"rank:{task}/{rank}"].update(reported)
 
 
 def read_attempt(directory: Path, task: Task) -> Seen:

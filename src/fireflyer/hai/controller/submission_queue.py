@@ -22,7 +22,7 @@ import msgspec
 from fireflyer.errors import TaskError
 from fireflyer.hai import lifecycle
 from fireflyer.hai.controller.dispatch import Dispatch
-from fireflyer.hai.database.store import Fresh, Moment, Row, Store
+from fireflyer.hai.database.store import Moment, NewTask, Row, Store
 from fireflyer.hai.lifecycle import Task
 from fireflyer.hai.model import TaskSpec
 from fireflyer.hai.model.admission import check
@@ -57,7 +57,7 @@ class SubmissionQueue:
         store: Store,
         workspaces: Workspaces,
         dispatch: Dispatch,
-        committed: Callable[[Sequence[tuple[Fresh, Row]]], None],
+        committed: Callable[[Sequence[tuple[NewTask, Row]]], None],
     ) -> None:
         self._store = store
         self._workspaces = workspaces
@@ -88,7 +88,7 @@ class SubmissionQueue:
         group, self._arrived = self._arrived[:GROUP], self._arrived[GROUP:]
         if self._arrived:
             asyncio.get_running_loop().call_soon(self._write)
-        admitted: list[tuple[_Arrival, Fresh]] = []
+        admitted: list[tuple[_Arrival, NewTask]] = []
         for arrival in group:
             try:
                 admitted.append((arrival, self._admit(arrival)))
@@ -107,7 +107,7 @@ class SubmissionQueue:
             if not arrival.written.done():  # the request may have been cancelled
                 arrival.written.set_result(row)
 
-    def _admit(self, arrival: _Arrival) -> Fresh:
+    def _admit(self, arrival: _Arrival) -> NewTask:
         spec, user = arrival.spec, arrival.user
         check(spec)
         self._store.database.check_space()
@@ -124,7 +124,7 @@ class SubmissionQueue:
             "priority": "" if spec.priority == "normal" else spec.priority,
         }  # fmt: skip
         step = lifecycle.admit(task, {name: value for name, value in about.items() if value})
-        return Fresh(
+        return NewTask(
             spec=spec, secret=secrets.token_hex(32), step=step, user=user,
             line=arrival.line, when=Moment(time.monotonic_ns(), time.time()),
         )  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from fireflyer.hai.database.history_queries import HistoryQueries
-from fireflyer.hai.ledger import Account, Books, Reader, Segment, Shape, books, total
+from fireflyer.hai.ledger import Account, Accounting, Reader, Segment, Shape, accounting, total
 from fireflyer.hai.model import PINNED
 
 LONGEST_S = 7 * 86_400.0
@@ -30,7 +30,7 @@ WAIT_S = 3.0
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """Ledger as a page shows it."""
 
-    books: Books
+    accounting: Accounting
     users: dict[str, Account]
     """Account of each user's tasks; the largest first."""
     made: float
@@ -132,10 +132,10 @@ def _sum(
     shapes: list[Shape], found: dict[str, list[Segment]], users: dict[str, str],
     gpus: dict[str, int], now: float, since: float,
 ) -> Ledger:  # fmt: skip
-    made = books(shapes, found, gpus=gpus, until=now, since=since)
+    made = accounting(shapes, found, gpus=gpus, until=now, since=since)
     mine: dict[str, list[Account]] = {}
     for task, one in made.tasks.items():
         mine.setdefault(users[task], []).append(one)
     sums = {user: total(accounts) for user, accounts in mine.items()}
     ordered = dict(sorted(sums.items(), key=lambda item: (-item[1].whole, item[0])))
-    return Ledger(books=made, users=ordered, made=now)
+    return Ledger(accounting=made, users=ordered, made=now)

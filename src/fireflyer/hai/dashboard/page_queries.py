@@ -294,7 +294,7 @@ class PageQueries:
             events += more
             await asyncio.sleep(0)
         now = time.time()
-        books = await self.ledger("7d")
+        ledger = await self.ledger("7d")
         drawn = timeline.timeline(events, segments(events, now), now)
         world = view.spec.nodes * view.spec.ranks_per_node
         log = None
@@ -305,8 +305,8 @@ class PageQueries:
             why=controller.why(name),
             over=view.state in TERMINAL,
             timeline=drawn,
-            account=None if books is None else books.books.tasks.get(name),
-            unit="" if books is None else books.books.unit,
+            account=None if ledger is None else ledger.accounting.tasks.get(name),
+            unit="" if ledger is None else ledger.accounting.unit,
             events=tuple(self._browsing.newest_of(name, EVENTS)),
             ranks=view.ranks[:RANKS],
             world=world,

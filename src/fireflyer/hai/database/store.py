@@ -67,7 +67,7 @@ class Row(msgspec.Struct, gc=False, frozen=True, kw_only=True):
     """User that submitted the task."""
 
 
-class Fresh(msgspec.Struct, frozen=True, kw_only=True):
+class NewTask(msgspec.Struct, frozen=True, kw_only=True):
     """A new task, not yet in the database."""
 
     spec: TaskSpec
@@ -102,7 +102,7 @@ class Store:
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def add(self, tasks: Sequence[Fresh]) -> list[Row]:
+    def add(self, tasks: Sequence[NewTask]) -> list[Row]:
         """Writes new tasks with their first events and their audit lines, all of them or none."""
         with self.database.writing() as connection:
             values = [_first_values(fresh) for fresh in tasks]
@@ -417,7 +417,7 @@ def _number(task: str) -> int:
     return int(task[1:])
 
 
-def _first_values(fresh: Fresh) -> dict[str, Any]:
+def _first_values(fresh: NewTask) -> dict[str, Any]:
     return {
         "spec": _dump(fresh.spec),
         "secret": fresh.secret,

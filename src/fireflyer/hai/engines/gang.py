@@ -193,7 +193,7 @@ class GangState:
         reason = failures[0].reason if failures else "; ".join(p.reason for p in parts if p.reason)
         causes = {part.cause for part in parts}
         if self.gang.elastic and self._members.known() and not failures:
-            return self._members.outcome(causes, told=any(part.told for part in parts))
+            return self._members.outcome(causes, suspend_told=any(part.told for part in parts))
         if self._lost and not (self.gang.elastic and failures):
             return "lost", "; ".join(self._lost.values())
         if "stopped" in causes:

@@ -401,7 +401,7 @@ class LocalEngine:
             answer = await link.ask(Attach(attempt=gang.attempt), gang.attempt, Attached)
             if answer is not None and not link.gone.is_set():
                 return link
-        if not (gang.start == "fork" and await self._zygotes.grow(gang, node)):
+        if not (gang.start == "fork" and await self._zygotes.fork_tree(gang, node)):
             self._adopt(spawn(gang.task, gang.directory.parent, node))
         return self._find(gang, node)
 

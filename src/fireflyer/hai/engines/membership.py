@@ -78,7 +78,7 @@ class Membership:
         Args:
             continues: the gang continues without these ranks.
         """
-        told: list[RankExited] = []
+        exits: list[RankExited] = []
         for rank, place in self._places.items():
             if place.node == node and self._gang.elastic and (place.running or place.expected):
                 event = RankExited(
@@ -96,8 +96,8 @@ class Membership:
                     wall=wall,
                 )
                 self.observe(event)
-                told.append(event)
-        return told
+                exits.append(event)
+        return exits
 
     def expected(self, node: str) -> bool:
         """Returns whether a newcomer was requested on the node, or is about to be, and has not been
@@ -145,12 +145,12 @@ class Membership:
         exits = [place.exit for place in self._places.values()]
         return any(event is not None and event.code == 0 for event in exits)
 
-    def outcome(self, causes: set[Cause], *, told: bool) -> tuple[Outcome, str]:
+    def outcome(self, causes: set[Cause], *, suspend_told: bool) -> tuple[Outcome, str]:
         """Returns the outcome and the reason of a gang that has ended. REQUIRES: all its ranks have
         started."""
         if "stopped" in causes:
             return "stopped", ""
-        if told:
+        if suspend_told:
             return "suspended", ""
         ends = [place.exit for place in self._places.values() if place.exit is not None]
         done = [event.monotonic_ns for event in ends if event.code == 0]

@@ -99,7 +99,7 @@ class Zygotes:
             if await zygote.ask(PRESENT):
                 return
 
-    async def grow(self, gang: Gang, node: str) -> bool:
+    async def fork_tree(self, gang: Gang, node: str) -> bool:
         """Starts guard, supervisor and fork server for a part of the gang; returns False if no
         zygote could do so."""
         zygote = self._living.get(_key(gang))

@@ -20,7 +20,15 @@ from fireflyer.hai.faults.rules import Decision, Rule, decide, gravest
 from fireflyer.hai.lifecycle import ACTIVE, Note, Task, Verdict
 from fireflyer.hai.model import Event, TaskSpec
 from fireflyer.hai.model.engine import GangEnded, RankExited
-from fireflyer.hai.model.observations import Exit, Hang, Loss, Observation, Seen, Silence, Straggler
+from fireflyer.hai.model.observations import (
+    Exit,
+    Hang,
+    Loss,
+    Observation,
+    Seen,
+    Straggler,
+    SupervisorLost,
+)
 
 EXPLAINS_S = 300.0
 """Time for which an observation that did not end its attempt still explains the attempt's end."""
@@ -259,7 +267,7 @@ def _causes(
     attempt, so the exits of its ranks carry no information."""
     if event.outcome == "lost":
         nodes = event.lost or ("",)
-        return [Silence(node=node, wall=event.wall, reason=event.reason) for node in nodes]
+        return [SupervisorLost(node=node, wall=event.wall, reason=event.reason) for node in nodes]
     if ended:
         return []
     failed = [

@@ -73,7 +73,7 @@ class OutOfMemory(_Observed, frozen=True, kw_only=True, tag="oom"):
         return f"out of memory: {limit}the kernel killed {who}"
 
 
-class Silence(_Observed, frozen=True, kw_only=True, tag="silence"):
+class SupervisorLost(_Observed, frozen=True, kw_only=True, tag="silence"):
     """Loss of a node's supervisor: the node died, or the supervisor was killed."""
 
     reason: str
@@ -160,7 +160,16 @@ class Validator(_Observed, frozen=True, kw_only=True, tag="validator"):
 
 
 Observation = (
-    Exit | Loss | OutOfMemory | Silence | Hang | Straggler | Xid | Network | Memory | Validator
+    Exit
+    | Loss
+    | OutOfMemory
+    | SupervisorLost
+    | Hang
+    | Straggler
+    | Xid
+    | Network
+    | Memory
+    | Validator
 )
 
 KernelObservation = OutOfMemory | Xid | Network | Memory

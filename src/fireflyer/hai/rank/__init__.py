@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import msgspec
 
-from fireflyer import heartbeat as pulse
+from fireflyer import heartbeat as beats
 from fireflyer._native.hai import SuspendPage
 from fireflyer.errors import StorageError, TaskError
 
@@ -88,7 +88,7 @@ class _Slot:
 
     def _first_call(self) -> bool:
         page = self.page()
-        mine = pulse.writer()
+        mine = beats.writer()
         index = self._index
         if page is None:
             self.call = lambda: False
@@ -205,14 +205,14 @@ def heartbeat(
         loss: loss of the previous step, as a number; the dashboard draws the loss of rank 0.
             Reading the loss from a GPU waits for the GPU, so pass it only every few steps.
     """
-    pulse.beat(step, busy_s, loss)
+    beats.beat(step, busy_s, loss)
 
 
 def saved(step: int) -> None:
     """Tells the platform that the state up to `step` is durable. A `CheckpointManager` calls this
     function itself. Work after the last save counts as lost if a fault occurs
     (docs/operate/hai-ledger.md)."""
-    pulse.saved(step)
+    beats.saved(step)
 
 
 def suspended() -> NoReturn:

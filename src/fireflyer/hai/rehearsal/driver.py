@@ -69,7 +69,7 @@ class Rehearsal:
         self._injector.close()
         if self._error is not None:
             raise self._error
-        steps = {attempt: reader.told for attempt, reader in self._readers.items()}
+        steps = {attempt: reader.attempt_steps for attempt, reader in self._readers.items()}
         task = self._client.task(self._task.id)
         return report(self._plan, self._made, self._history, steps, task)
 
@@ -152,7 +152,7 @@ class Rehearsal:
                 if ready is None and not resume:
                     self._news.wait(self._until_next(pending, now))
                     continue
-                attempt, step = self._attempt, self._told().last
+                attempt, step = self._attempt, self._attempt_steps().last
             if ready is None:
                 resumed = attempt
                 with contextlib.suppress(TaskError):  # another client has resumed it
@@ -186,9 +186,9 @@ class Rehearsal:
                     return
                 self._news.wait()
 
-    def _told(self) -> AttemptSteps:
+    def _attempt_steps(self) -> AttemptSteps:
         reader = self._readers.get(self._attempt)
-        return AttemptSteps() if reader is None else reader.told
+        return AttemptSteps() if reader is None else reader.attempt_steps
 
     def _moment(self) -> Moment:
         ran_ns = self._ran_ns
@@ -196,7 +196,7 @@ class Rehearsal:
             ran_s=0.0 if ran_ns is None else (time.monotonic_ns() - ran_ns) / 1e9,
             running=self._state == "running",
             suspended=self._state == "suspended",
-            step=self._told().last,
+            step=self._attempt_steps().last,
         )
 
     def _until_next(self, pending: list[Planned], now: Moment) -> float | None:

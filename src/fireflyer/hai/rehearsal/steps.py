@@ -23,7 +23,7 @@ class StepReader:
     """Incremental parser of one attempt's output, in pieces of any size."""
 
     def __init__(self) -> None:
-        self.told = AttemptSteps()
+        self.attempt_steps = AttemptSteps()
         self._partial = b""
 
     def feed(self, data: bytes) -> None:
@@ -36,11 +36,11 @@ class StepReader:
         found = _STEP.search(line)
         if found is None:
             return
-        step, told = int(found[1]), self.told
+        step, attempt_steps = int(found[1]), self.attempt_steps
         if _RESUMED.search(line):
-            if told.first is None:
-                told.resumed_from = step
+            if attempt_steps.first is None:
+                attempt_steps.resumed_from = step
             return
-        if told.first is None:
-            told.first = step
-        told.last = step
+        if attempt_steps.first is None:
+            attempt_steps.first = step
+        attempt_steps.last = step

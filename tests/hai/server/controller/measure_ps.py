@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from fireflyer.hai.client import Client
-from fireflyer.hai.database.store import Fresh, Moment, Store
+from fireflyer.hai.database.store import Moment, NewTask, Store
 from fireflyer.hai.home import Home
 from fireflyer.hai.lifecycle import Task, admit
 from fireflyer.hai.model import TERMINAL, TaskSpec
@@ -46,7 +46,7 @@ def fill(home: Home, count: int) -> None:
             user = f"u{number % 20}"
             task = Task(id="", order=0, user=user, nodes=NODES, world=NODES, max_restarts=3)
             step = admit(task)
-            fresh.append(Fresh(spec=spec, secret="0" * 32, step=step, when=when, user=user))
+            fresh.append(NewTask(spec=spec, secret="0" * 32, step=step, when=when, user=user))
         store.add(fresh)
     store.close()
 

@@ -228,11 +228,11 @@ def check_history(
                 assert f"{view.id}.{event.attempt}" in launches
 
 
-Fresh = Callable[[Path], Path | PostgreSQL]
+NewTask = Callable[[Path], Path | PostgreSQL]
 
 
 @pytest.fixture(params=["sqlite", POSTGRESQL])
-def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Fresh:
+def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> NewTask:
     """Where a database without tasks is, for a home in this folder: a copy, for they are many."""
     if request.param == "sqlite":
         template = tmp_path / "template.sqlite"
@@ -257,7 +257,7 @@ def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Fresh:
 
 
 @pytest.mark.sample(1)
-def test_a_crash_at_every_point(tmp_path: Path, spec: MakeSpec, fresh: Fresh) -> None:
+def test_a_crash_at_every_point(tmp_path: Path, spec: MakeSpec, fresh: NewTask) -> None:
     """`make test`: at each ninth point; `make test-all`: at each third one, on PostgreSQL at each
     eleventh; with FIREFLYER_SOAK at all of them."""
     sqlite = isinstance(fresh(tmp_path / "probe"), Path)
@@ -372,7 +372,7 @@ def settle(server: Any) -> tuple[list[TaskView], list[Event]]:
 
 @pytest.mark.parametrize("seed", [1])
 def test_kill_nine_in_a_storm_of_requests(
-    server: Any, spec: MakeSpec, seed: int, fresh: Fresh
+    server: Any, spec: MakeSpec, seed: int, fresh: NewTask
 ) -> None:
     storm = Storm(server, spec, seed)
     options: dict[str, Any] = {}

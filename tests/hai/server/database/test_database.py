@@ -19,7 +19,7 @@ from fireflyer.hai.database import schema
 from fireflyer.hai.database.connection import Database, PostgreSQL, parse_url
 from fireflyer.hai.database.node_marks import Mark, Marks
 from fireflyer.hai.database.samples import Samples
-from fireflyer.hai.database.store import Fresh, Store
+from fireflyer.hai.database.store import NewTask, Store
 from fireflyer.hai.lifecycle import Launch, Note, Step, Task
 from fireflyer.hai.model import TaskSpec
 from fireflyer.hai.model.identity import Quota
@@ -37,7 +37,7 @@ SPEC = TaskSpec(script="/x.py", cwd="/")
 def add(store: Store, user: str = "") -> str:
     fresh = Task(id="", order=0, nodes=1, world=1, max_restarts=3)
     step = Step(task=fresh, notes=(Note("submitted"), Note("queued")))
-    made = Fresh(spec=SPEC, secret="5ecret", step=step, when=now(), user=user)
+    made = NewTask(spec=SPEC, secret="5ecret", step=step, when=now(), user=user)
     return store.add([made])[0].task
 
 

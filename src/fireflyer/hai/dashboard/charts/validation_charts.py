@@ -79,12 +79,12 @@ def _shade(cell: Cell | None) -> float | None:
 
 
 def _tip(cell: Cell) -> str:
-    told = f"{cell.node}, {cell.figure}: {cell.standing}"
+    text = f"{cell.node}, {cell.figure}: {cell.standing}"
     if cell.value is not None:
-        told += f", {number(cell.value)} {cell.unit}".rstrip()
+        text += f", {number(cell.value)} {cell.unit}".rstrip()
     if cell.loss is not None:
-        told += f", {abs(cell.loss):.1%} {'below' if cell.loss > 0 else 'above'} the fleet"
-    return short(f"{told}, {cell.reason}" if cell.reason else told, 200)
+        text += f", {abs(cell.loss):.1%} {'below' if cell.loss > 0 else 'above'} the fleet"
+    return short(f"{text}, {cell.reason}" if cell.reason else text, 200)
 
 
 def node_map(entries: Sequence[Ended], fleet: Health) -> str:

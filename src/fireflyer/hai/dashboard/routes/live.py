@@ -43,7 +43,7 @@ def live_routes(app: FastAPI, controller: Controller, sessions: Sessions, trail:
         return streams.follow_log(controller, at, who, allowed(request))
 
     @app.get(f"{ROOT}/tasks/{{task}}/log/{{rank}}/text")
-    async def whole(
+    async def download(
         request: Request,
         task: str,
         rank: int,

@@ -56,19 +56,19 @@ class JobLine(msgspec.Struct, frozen=True):
         return final(self.state)
 
 
-class Spot(msgspec.Struct, frozen=True):
+class TreePosition(msgspec.Struct, frozen=True):
     """Position of a node in the tree of switches."""
 
     leaf: str = ""
     zone: str = ""
 
 
-class Place(msgspec.Struct, frozen=True):
+class PartitionNode(msgspec.Struct, frozen=True):
     """Node and its address."""
 
     node: Node
     address: str
-    silent: bool = False
+    unresponsive: bool = False
     """True if the node does not respond yet, or if slurmctld has restarted and has not contacted
     the node. The node may come back or go down."""
 
@@ -129,7 +129,7 @@ class Slurm:
         """
         try:
             self.partition = partition or self._default()
-            self.spots = self._spots()
+            self.positions = self._positions()
             self.whole = self._gives_whole_nodes()
             if not self.places():
                 raise TaskError(f"the partition {self.partition!r} has no nodes")
@@ -144,7 +144,7 @@ class Slurm:
         known = ", ".join(names)
         raise TaskError(f"Slurm has no default partition: give --partition, one of {known}")
 
-    def _spots(self) -> dict[str, Spot]:
+    def _positions(self) -> dict[str, TreePosition]:
         """Returns the position of each node; empty if the cluster has no tree of switches."""
         try:
             text = self._run("scontrol", "show", "topology")
@@ -162,7 +162,7 @@ class Slurm:
             plugin is not None and plugin[1] == "select/linear"
         )
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[PartitionNode]:
         """Returns the current nodes of the partition.
 
         Raises:
@@ -171,7 +171,7 @@ class Slurm:
         """
         form = "%N|%o|%T|%G|%m|%c|%E"
         text = self._run("sinfo", "-h", "-N", "-p", self.partition, "-o", form)
-        return [parse_node(line, self.spots, whole=self.whole) for line in text.splitlines()]
+        return [parse_node(line, self.positions, whole=self.whole) for line in text.splitlines()]
 
     def jobs(self, prefix: str) -> list[JobLine]:
         """Returns this user's jobs whose names begin with `prefix`, including jobs that ended
@@ -252,29 +252,31 @@ class Slurm:
         return done.stdout
 
 
-def parse_node(line: str, spots: dict[str, Spot], *, whole: bool = False) -> Place:
+def parse_node(
+    line: str, positions: dict[str, TreePosition], *, whole: bool = False
+) -> PartitionNode:
     """Parses a line of `sinfo -o "%N|%o|%T|%G|%m|%c|%E"`."""
     name, address, state, gres, memory, cpus, reason = line.split("|", 6)
     plain = state.rstrip("*~#!%$@^-+")
-    silent = plain == "unknown" or (plain in _UP and "*" in state)
+    unresponsive = plain == "unknown" or (plain in _UP and "*" in state)
     usable: Literal["up", "drained", "down"] = "down"
-    if plain in _UP and not silent:
+    if plain in _UP and not unresponsive:
         usable = "up"
-    elif silent or plain in _DRAINED:
+    elif unresponsive or plain in _DRAINED:
         usable = "drained"
     why = "" if usable == "up" else f"{state}: {reason}" if reason != "none" else state
     gpus = re.findall(r"(?:^|,)gpu(?::([^,:]+))?:(\d+)", re.sub(r"\([^)]*\)", "", gres))
     kinds = {kind for kind, _ in gpus}
-    spot = spots.get(name, Spot())
+    spot = positions.get(name, TreePosition())
     node = Node(
         name=name, state=usable, reason=why, gpus=sum(int(count) for _, count in gpus),
         gpu_type=kinds.pop() if len(kinds) == 1 else "", indexed=False, cpus=int(cpus),
         memory_mib=int(memory), leaf=spot.leaf, zone=spot.zone, whole=whole,
     )  # fmt: skip
-    return Place(node, address, silent)
+    return PartitionNode(node, address, unresponsive)
 
 
-def parse_tree(text: str) -> dict[str, Spot]:
+def parse_tree(text: str) -> dict[str, TreePosition]:
     """Parses the switch tree of `scontrol show topology`: node -> leaf and zone. Ignores blocks.
 
     The leaf is the lowest switch above a node. The zone is the highest switch above the leaf that
@@ -296,7 +298,7 @@ def parse_tree(text: str) -> dict[str, Spot]:
     for _, name, nodes in sorted(above):
         if not leaves.keys() <= set(nodes):
             zones.update(dict.fromkeys(nodes, name))
-    return {node: Spot(leaf, zones.get(node, "")) for node, leaf in leaves.items()}
+    return {node: TreePosition(leaf, zones.get(node, "")) for node, leaf in leaves.items()}
 
 
 def expand_hosts(text: str) -> list[str]:

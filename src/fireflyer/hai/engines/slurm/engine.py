@@ -23,7 +23,7 @@ from fireflyer.hai.engines.local import LocalEngine, _now, _Run, decided, make_f
 from fireflyer.hai.engines.membership import Outcome
 from fireflyer.hai.engines.remote import RemoteLink, reach
 from fireflyer.hai.engines.slurm.cli import Slurm, share_of
-from fireflyer.hai.engines.slurm.jobs import Job, Jobs, Places
+from fireflyer.hai.engines.slurm.jobs import Job, Jobs, PartitionNodes
 from fireflyer.hai.engines.slurm.pending import Background, Ended, Pending, retry_while_unreachable
 from fireflyer.hai.forkserver import DEFAULT_PRELOAD
 from fireflyer.hai.model.engine import EngineEvent, Gang, NodesChanged
@@ -62,7 +62,7 @@ class SlurmEngine(LocalEngine):
             ConfigError: Slurm cannot be used, or has no such partition.
         """
         self._slurm = Slurm(partition)
-        self._places = Places(self._slurm)
+        self._places = PartitionNodes(self._slurm)
         super().__init__(len(self._places.nodes), preload=preload)
         self._nodes = self._places.nodes
         mark = hashlib.sha256(str(home).encode()).hexdigest()[:8]

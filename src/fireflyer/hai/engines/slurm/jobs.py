@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fireflyer.errors import PeerLost, TaskError
-from fireflyer.hai.engines.slurm.cli import JobLine, Place, Share, Slurm, final
+from fireflyer.hai.engines.slurm.cli import JobLine, PartitionNode, Share, Slurm, final
 from fireflyer.log import get_logger
 
 GONE = "GONE"
@@ -48,7 +48,7 @@ class Job:
         return f"Slurm job {self.id} ({self.state})"
 
 
-class Places:
+class PartitionNodes:
     """Nodes as last seen."""
 
     def __init__(self, slurm: Slurm) -> None:
@@ -62,9 +62,9 @@ class Places:
         self._looking = asyncio.Lock()
         self._take(slurm.places())
 
-    def _take(self, places: list[Place]) -> None:
+    def _take(self, places: list[PartitionNode]) -> None:
         self.nodes = [place.node for place in places]
-        self.unfit = [p.node for p in places if p.node.state != "up" and not p.silent]
+        self.unfit = [p.node for p in places if p.node.state != "up" and not p.unresponsive]
         """Nodes that no pending job will get."""
         self._addresses = {place.node.name: place.address for place in places}
 

@@ -14,7 +14,7 @@ from fireflyer.hai.database.store import Row, Store
 from fireflyer.hai.http.access import Accounts
 from fireflyer.hai.http.auth import needing
 from fireflyer.hai.http.responses import documented, json
-from fireflyer.hai.ledger import Books, Shape
+from fireflyer.hai.ledger import Accounting, Shape
 from fireflyer.hai.model import PINNED, Event
 from fireflyer.hai.model.identity import Identity
 
@@ -66,15 +66,15 @@ def ledger_routes(
             store.row(task)
         elif not wanted:
             accounts.check_whose(who, user or "", group or "")
-        books = await _books(controller, store, rows, since, end)
-        tasks = {name: one for name, one in books.tasks.items() if name in wanted}
+        accounting = await _accounting(controller, store, rows, since, end)
+        tasks = {name: one for name, one in accounting.tasks.items() if name in wanted}
         view = ledger.LedgerView(
-            since=books.since / 1e6,
-            until=books.until / 1e6,
-            unit=books.unit,
+            since=accounting.since / 1e6,
+            until=accounting.until / 1e6,
+            unit=accounting.unit,
             tasks=tasks,
             total=ledger.total(tasks.values()),
-            cluster=books.cluster if cluster else None,
+            cluster=accounting.cluster if cluster else None,
         )
         return json(view)
 
@@ -90,9 +90,9 @@ async def _rows(store: Store) -> list[Row]:
     return rows
 
 
-async def _books(
+async def _accounting(
     controller: Controller, store: Store, rows: list[Row], since: float, until: float
-) -> Books:
+) -> Accounting:
     """Computes the ledger of all tasks, because whether a task waited for nodes in use depends on
     all other tasks."""
     gpus = {node.name: node.gpus for node in controller.dispatch.nodes()}
