@@ -18,8 +18,8 @@ The locks are open-file-description locks: the kernel drops them with the proces
 the holder does not take the lock. `server.json` is trusted only while `server.lock` is held, so a
 stale file never sends the token to another process.
 
-A server owns its home by the inode of `server.lock`. It ends when the path no longer leads to that
-inode, and never removes a file of another server.
+A server owns its home by the inode of `server.lock`. The server ends when the path no longer leads
+to that inode, and never removes a file of another server.
 """
 
 import fcntl

@@ -67,7 +67,7 @@ class Task(msgspec.Struct, gc=False, frozen=True, kw_only=True):
     avoid: frozenset[str] = frozenset()
     """Nodes on which the task is not placed while enough other nodes exist."""
     lease: Lease | None = None
-    """Holder of the active attempt; None: all its ranks, at generation 0."""
+    """Lease of the active attempt; None: no lease was granted, so all ranks are at generation 0."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,7 +219,7 @@ def grant(task: Task, asked: LeaseRequest) -> Step | None:
 
     At most one partition of a generation continues. A request states the generation that its
     partition holds, which must be the current one. A partition that was granted the current
-    generation but missed the answer may request, too: its token shows this.
+    generation but missed the answer is recognised by its token.
     """
     if task.state not in ACTIVE or asked.attempt != task.attempt:
         return None

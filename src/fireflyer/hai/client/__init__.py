@@ -264,15 +264,16 @@ class Client:
         until: float | None = None,
         cluster: bool = False,
     ) -> ledger.LedgerView:
-        """Returns how tasks spent their time, by cause: all tasks that the token may see, or some.
+        """Returns how tasks spent their time, by cause. By default includes all tasks that the
+        token may see.
 
         Args:
             task: only this task.
-            user: only this user's tasks; another user's need a token with scope operate.
+            user: only this user's tasks; for another user the token needs the scope operate.
             group: only this group's tasks.
             since: wall clock, seconds since 1970; earlier time is left out.
             until: wall clock as `since`; None: now.
-            cluster: also report all nodes; needs a token with scope operate.
+            cluster: also report all nodes; the token needs the scope operate.
         """
         query: dict[str, Any] = {"since": since, "cluster": int(cluster)}
         if task is not None:
@@ -288,7 +289,7 @@ class Client:
         Args:
             task: only this task's events.
             after: seq to continue from.
-            wait_s: maximum wait for the first event; the result is empty if none arrives.
+            wait_s: maximum wait for the first event; the result is empty if no event arrives.
         """
         deadline = time.monotonic() + wait_s
         while True:
@@ -341,7 +342,7 @@ class Client:
         Args:
             id: the task.
             rank: the rank.
-            offset: in bytes.
+            offset: byte offset to start from.
             attempt: default: the current or last attempt.
             wait_s: maximum wait for more bytes while the attempt runs.
         """
@@ -351,7 +352,8 @@ class Client:
     def read_log_chunk(
         self, id: str, rank: int, offset: int = 0, attempt: int | None = None, wait_s: float = 0.0
     ) -> LogChunk:
-        """Reads as `read_log`, and also returns the attempt and whether the log is complete."""
+        """Reads a log like `read_log`, and also returns the attempt and whether the log is
+        complete."""
         wait = min(wait_s, _POLL_S)
         query: dict[str, Any] = {"offset": offset, "wait_s": wait}
         if attempt is not None:
@@ -381,7 +383,7 @@ class Client:
         return msgspec.json.decode(data, type=SeriesView)
 
     def nodes(self) -> list[NodeView]:
-        """Returns the nodes and what they hold."""
+        """Returns the nodes and the tasks on them."""
         data, _ = self._ask("GET", "/nodes")
         return msgspec.json.decode(data, type=list[NodeView])
 
@@ -404,8 +406,8 @@ class Client:
         return self.home.read_server()
 
     def shutdown(self, *, keep: bool = False) -> None:
-        """Stops the server's tasks, with their grace, then ends the server. Waits until a server on
-        this machine is gone.
+        """Stops the server's tasks, with their grace periods, then ends the server. Waits until a
+        server on this machine is gone.
 
         Args:
             keep: leave the tasks running; the next server adopts them.

@@ -65,7 +65,7 @@ class Administration:
         return self._ask("DELETE", f"/groups/{_part(group)}/members/{_part(user)}", Group)
 
     def tokens(self) -> list[TokenView]:
-        """Returns all tokens for an admin, else the caller's own."""
+        """Returns all tokens for an admin, else the caller's own tokens."""
         return self._ask("GET", "/tokens", list[TokenView])
 
     def create_token(self, asked: TokenRequest) -> NewToken:

@@ -282,7 +282,7 @@ class Controller:
         """Rejects a task that does not belong to this user; None accepts every owner.
 
         Raises:
-            NoSuchTask: the task does not exist, or belongs to another user or to none.
+            NoSuchTask: the task does not exist, or does not belong to this user.
         """
         if user is not None and self._store.row(name).user != user:
             raise unknown(name)
@@ -372,7 +372,7 @@ class Controller:
             del self._tasks[task.id]
 
     def _schedule(self) -> None:
-        """Plans; an error ends the server, because no request waits for the plan."""
+        """Plans. An error ends the server, because no request would report the error."""
         if self._draining or self._closing:
             return
         try:

@@ -79,7 +79,8 @@ class Metrics:
         self.gauges: Callable[[], Gauges] = Gauges
         """Callback that the controller sets."""
         self.latest: Callable[[], dict[str, float]] = dict
-        """Callback that returns what the cluster used in the last minute; the controller sets it."""
+        """Callback that returns the cluster's values of the last minute; the controller sets the
+        callback."""
         self._registry.register(_Now(self))
 
     def step(self, task: Task, notes: Sequence[Note], wall: float) -> None:

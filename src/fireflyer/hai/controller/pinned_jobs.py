@@ -37,7 +37,7 @@ class PinnedJobs:
         self._waiting.pop(task, None)
 
     def forget(self, task: str) -> None:
-        """Forgets a job that is over."""
+        """Removes a job that is over."""
         self.nodes.pop(task, None)
         self._waiting.pop(task, None)
 

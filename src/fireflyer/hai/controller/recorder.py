@@ -1,8 +1,9 @@
-"""Records once a minute what tasks, nodes, users and the cluster use; for charts and metrics.
+"""Records the use of the hardware by tasks, nodes, users and the cluster once a minute, for charts
+and metrics.
 
-The figures come from the queue (what is held), from the supervisors' files (`sampling/usage.py`)
-and from the heartbeats of ranks. No decision depends on the figures, so a missing figure is left
-out.
+The figures come from the queue (held nodes and GPUs), from the supervisors' files
+(`sampling/usage.py`) and from the heartbeats of ranks. No decision depends on the figures, so a
+missing figure is left out.
 """
 
 import asyncio

@@ -1,12 +1,12 @@
 """Accepts new tasks in groups.
 
-Tasks that arrive while the loop is busy with earlier ones share one transaction, one disk sync and
+Tasks that arrive while the loop is busy with earlier tasks share one transaction, one disk sync and
 one plan. Each request is answered after its commit.
 
     submit      queues the task, with a future
     write       once a turn of the loop: checks, one transaction, `committed`, the answers
 
-Check and transaction are one step of the loop, so nothing that was checked changes in between. If a
+Check and transaction are one step of the loop, so the checked state cannot change in between. If a
 transaction fails, none of its tasks is accepted: each request gets the error, and memory stays as
 it was.
 """
@@ -48,7 +48,7 @@ class SubmissionQueue:
     Args:
         store: store that the tasks are written to.
         workspaces: checks that a task's workspace and environment are stored.
-        dispatch: checks what the nodes and the user's quota can hold.
+        dispatch: checks a task against the nodes and the user's quota.
         committed: called with the tasks of one transaction once they are on disk.
     """
 

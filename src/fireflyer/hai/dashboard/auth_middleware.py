@@ -118,7 +118,7 @@ class AuthMiddleware:
 
 
 def next_page(wanted: str) -> str:
-    """Returns the page to open after signing in: the wanted one if it is in the dashboard, else
+    """Returns the page to open after signing in: the wanted page if it is in the dashboard, else
     ROOT."""
     return wanted if len(wanted) < 500 and _NEXT.fullmatch(wanted) else ROOT
 

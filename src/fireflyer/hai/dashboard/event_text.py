@@ -1,4 +1,4 @@
-"""Formats events of histories of tasks and nodes for people. Pure."""
+"""Formats events of the histories of tasks and nodes as text for users. Pure."""
 
 from typing import Any
 

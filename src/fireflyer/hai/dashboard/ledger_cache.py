@@ -28,7 +28,7 @@ WAIT_S = 3.0
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
-    """Ledger as a page shows it."""
+    """Ledger for the pages."""
 
     accounting: Accounting
     users: dict[str, Account]

@@ -248,7 +248,7 @@ class PageQueries:
         self._controller.check_owner(task, who.only)
 
     def named(self, tasks: tuple[str, ...]) -> dict[str, TaskSummary]:
-        """Returns these tasks, without masked ones."""
+        """Returns the tasks with these ids, except masked tasks."""
         return self._browsing.some([task for task in tasks if task != MASKED])
 
     def counts(self, who: Identity) -> dict[str, int]:

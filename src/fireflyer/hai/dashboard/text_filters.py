@@ -1,4 +1,5 @@
-"""Formats times, amounts and names for people. Pure; templates use the functions as filters."""
+"""Formats times, amounts and names as text for users. Pure; templates use the functions as
+filters."""
 
 import os
 import re

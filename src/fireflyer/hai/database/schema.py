@@ -1,7 +1,7 @@
 """The platform's tables. `migrations/` creates them; a test compares the two.
 
 A task's `user` is a name, not a reference: the history outlives accounts, and the owner of a home
-has none.
+has no account.
 """
 
 import sqlalchemy as sa

@@ -182,7 +182,7 @@ class Store:
     def _revive(self, connection: sa.Connection, row: sa.Row[Any]) -> tuple[Task, TaskSpec]:
         spec = msgspec.json.decode(row.spec, type=TaskSpec)
         active = row.state in ACTIVE
-        begun = row.attempt > 0  # else only the row matters
+        begun = row.attempt > 0  # a task without an attempt is restored from its row alone
         last = self._find_attempt(connection, row.id, row.attempt) if begun else None
         faults, avoid = self._faults(connection, row.id) if begun else (0, ())
         ranks: dict[str, set[int]] = {"rank_started": set(), "rank_exited": set()}
@@ -270,8 +270,9 @@ class Store:
         after: str = "",
         limit: int | None = None,
     ) -> list[Row]:
-        """Returns tasks in order of submission: all, or only those that are not over, or one
-        user's, or those in some states; at most `limit` tasks submitted after `after`.
+        """Returns at most `limit` tasks that were submitted after `after`, in order of submission.
+        `live`: only tasks that are not over; `user` and `states`: only tasks of this user and in
+        these states.
 
         Raises:
             NoSuchTask: `after` is not a task id.

@@ -1,5 +1,5 @@
-"""Fault classifier: records observations, asks the rules, and determines the cause of an attempt's
-end.
+"""Fault classifier: records observations, applies the rules, and determines the cause of an
+attempt's end.
 
 It runs beside the controller, which alone writes the history and calls the engine. When a server
 starts, past observations and actions are restored from the history.

@@ -1,7 +1,8 @@
 """Fault rules: the action for each observation. Pure, except that `load` reads the files.
 
 The first rule that matches decides. An operator's file `faults.toml` in the home has rules of the
-same form. A rule with the name of a default rule replaces it; the others come before all defaults.
+same form. A rule with the name of a default rule replaces the default rule; all other rules come
+before the defaults.
 """
 
 import re

@@ -242,7 +242,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """Only tasks with these labels; an empty value: with any value."""
 
     def accepts(self, labels: Mapping[str, str]) -> bool:
-        """Returns whether the labels of a task are those that the list asks for."""
+        """Returns whether the labels of a task match the labels of this listing."""
         return all(
             name in labels and value in ("", labels[name]) for name, value in self.labels.items()
         )

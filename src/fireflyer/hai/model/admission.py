@@ -1,5 +1,5 @@
-"""Validation of submitted tasks. The command line calls it before it starts a server; the server
-calls it, too."""
+"""Validation of submitted tasks, by the command line before it starts a server, and by the
+server."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ inherited environment."""
 
 
 def check(spec: TaskSpec) -> None:
-    """Rejects a spec that cannot work.
+    """Rejects a spec with invalid fields.
 
     Raises:
         ConfigError: names the field.

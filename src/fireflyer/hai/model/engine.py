@@ -51,7 +51,7 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     """Id of the task, e.g. "t17"; names its directory."""
     attempt: int
-    """Number from 1; a new attempt fences the older ones."""
+    """Number from 1; a new attempt fences older attempts."""
     script: str
     """Absolute path of the Python script."""
     args: tuple[str, ...]
@@ -243,7 +243,8 @@ class Engine(Protocol):
         ...
 
     def events(self) -> AsyncIterator[EngineEvent | NodesChanged]:
-        """Yields the events, in order for each task; ends when the engine is closed. One reader."""
+        """Yields the events, in order for each task; ends when the engine is closed. Only one
+        reader may call this method."""
         ...
 
     async def close(self) -> None:

@@ -21,7 +21,8 @@ def limits(rows: Iterable[Row]) -> dict[QuotaKey, Quota]:
 
 
 def counting(among: Mapping[QuotaKey, Quota], user: str, priority: int, group: str) -> Quota | None:
-    """Returns the limit in force: the most specific one, by user, then by group. None: no limit."""
+    """Returns the limit in force: the most specific limit, by user, then by group. None: no
+    limit."""
     for who in (user, ANY):
         for where in (group, ANY):
             found = among.get((who, priority, where))

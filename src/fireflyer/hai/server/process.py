@@ -1,5 +1,5 @@
-"""The server process: one per home, on 127.0.0.1, in the foreground (`fireflyer up`) or started by
-a client.
+"""The server process, one per home, on 127.0.0.1. It runs in the foreground (`fireflyer up`) or is
+started by a client.
 
     lock the home -> bind the port -> open the store -> recover old attempts -> write server.json
         -> serve
@@ -8,7 +8,7 @@ a client.
 SIGINT, SIGTERM or the shutdown call ends the server: tasks are stopped with their grace period
 (unless kept), waiting requests are answered, server.json is removed. A second signal ends the grace
 period of running ranks. A server whose home was removed or replaced ends the processes of its tasks
-and leaves.
+and exits.
 """
 
 import argparse
@@ -165,7 +165,7 @@ class _Parts(msgspec.Struct, frozen=True):
     accounts: Accounts
     leader: Leader | None
     listeners: list[socket.socket]
-    """The loopback listener, then the public one if there is one."""
+    """The loopback listener, then the public listener if there is one."""
     lock: int
     """Descriptor that holds the home's lock."""
 

@@ -102,11 +102,11 @@ def parse(words: str) -> dict[str, float]:
 
 
 def stream(rates: Mapping[str, float], nodes: int, seed: int) -> Iterator[Fault]:
-    """Returns an endless iterator over faults in order of time (an empty one if there are no
-    rates). The faults do not depend on the policy.
+    """Returns an endless iterator over faults in order of time, or an empty iterator if there are
+    no rates. The faults do not depend on the policy.
 
     Args:
-        rates: from `parse`.
+        rates: rates from `parse`.
         nodes: number of nodes of the simulated cluster.
         seed: seed of the generators. Each kind has its own generator, so that an additional kind
             does not change the faults of the others.

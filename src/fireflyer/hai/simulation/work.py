@@ -9,9 +9,9 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
     The defaults are our measurements with 4 GiB of state per node on a disk
     (docs/benchmarks/checkpoint-bench.md, docs/guide/hai.md). A save stalls for 0.2 s and is durable
-    after 1.4 s. With the request on its way and the ranks' exit the nodes are free after 2 s.
-    Loading takes 1.6 s, and a fresh process 3.3 s to its first step. A save every 5 minutes is the
-    paper's (arXiv 2408.14158, VII-A).
+    after 1.4 s. Including the transfer of the request and the exit of the ranks, the nodes are free
+    after 2 s. Loading takes 1.6 s, and a new process needs 3.3 s until its first step. The interval
+    of 5 minutes between saves is from the paper (arXiv 2408.14158, VII-A).
     """
 
     checkpoint_every_ms: int = 300_000

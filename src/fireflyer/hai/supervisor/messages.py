@@ -1,7 +1,7 @@
 """Messages between the engine, a node's supervisor and its fork server, and records of the journal.
 
 Engine and supervisor exchange msgpack in frames. A supervisor sends each answer on the connection
-of its request, and pushes records to every connection that attached.
+of the request, and pushes records to every attached connection.
 """
 
 from typing import Literal

@@ -62,7 +62,7 @@ IDLE_S = 60.0
 """Seconds that a supervisor without an attempt waits for an engine to connect before it exits."""
 
 UNAUTHENTICATED = 64
-"""Maximum number of unauthenticated connections; a further one drops all of them."""
+"""Maximum number of unauthenticated connections; a further connection drops all of them."""
 
 BACKLOG_BYTES = 4 << 20
 """Unsent bytes above which a connection is dropped; the engine gets all records again when it

@@ -37,7 +37,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Figures that at least one node measured or failed, then figures that no node could
     measure."""
     medians: dict[str, float]
-    """Median of each figure over the nodes that measured it."""
+    """Median of each figure over the nodes that measured the figure."""
     cells: dict[str, dict[str, Cell]]
     """Cells by figure, then node."""
 

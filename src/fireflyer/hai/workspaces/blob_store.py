@@ -47,7 +47,8 @@ class WorkspaceView(msgspec.Struct, frozen=True, kw_only=True):
     files: int
     bytes: int
     used: float
-    """Time of the last shipping or submission with a task: seconds since 1970."""
+    """Time at which the workspace was last shipped or submitted with a task, in seconds since
+    1970."""
 
 
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):

@@ -114,7 +114,7 @@ def manifest_of(client: Client, name: str) -> Manifest:
         name: id of the workspace, or at least its first 6 digits, or id of a task.
 
     Raises:
-        WorkspaceError: no workspace matches, or several do.
+        WorkspaceError: no workspace matches, or several match.
     """
     if name.startswith("t"):
         task = client.task(name)
@@ -159,7 +159,8 @@ def pull(client: Client, name: str, folder: Path) -> Manifest:
 
 
 def prune(client: Client, older_than_h: float) -> Pruned:
-    """Removes content that no task needs and that was not used for this many hours."""
+    """Removes workspaces and environments that no task needs and that were not used for
+    `older_than_h` hours."""
     answer = client.call("POST", "/workspaces/prune", {"older_than_h": older_than_h})
     return msgspec.json.decode(answer, type=Pruned)
 

@@ -18,7 +18,8 @@ CELL = 30
 """Size of a cell with its gap, in units of the drawing."""
 
 MOST_CELLS = 4000
-"""Maximum cells of a page. With more nodes, leaves are shown as sums until one is selected."""
+"""Maximum cells of a page. With more nodes, the page shows leaves as sums until a leaf is
+selected."""
 
 State = Literal["free", "partly", "full", "suspect", "drained", "down"]
 

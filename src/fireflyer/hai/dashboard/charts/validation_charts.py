@@ -24,7 +24,7 @@ DAY_S = 86_400.0
 
 
 def groups(nodes: Sequence[str]) -> list[Sequence[str]]:
-    """Divides nodes among at most MOST_COLUMNS columns, neighbours together."""
+    """Divides nodes among at most MOST_COLUMNS columns; adjacent nodes share a column."""
     size = max(-(-len(nodes) // MOST_COLUMNS), 1)
     return [nodes[at : at + size] for at in range(0, len(nodes), size)]
 
@@ -33,7 +33,7 @@ def fleet_map(found: Health, part: int | None) -> str:
     """Draws all nodes of a fleet, a row for each figure.
 
     Args:
-        found: what to draw; with at least one node and one figure.
+        found: results to draw, with at least one node and one figure.
         part: draw only the nodes of this column of the complete map; None: all.
 
     Raises:

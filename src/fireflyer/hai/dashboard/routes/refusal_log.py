@@ -42,7 +42,7 @@ class RefusalLog:
         self._accounts = accounts
         self._later = later
         self._minute = False
-        """True while a minute and its limits are running."""
+        """True while a minute, to which the limits apply, has begun and not ended."""
         self._lines = 0
         self._logged = False
         self._counted = 0
