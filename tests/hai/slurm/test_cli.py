@@ -184,7 +184,7 @@ AggregatedBlock=block[1-2] BlockIndex=2 Nodes=node[01-08] BlockSize=8
 
 
 @pytest.mark.parametrize(
-    ("text", "spots"),
+    ("text", "positions"),
     [
         (ONE_ROOT, {"fn1": "leaf1", "fn2": "leaf1", "fn3": "leaf2"}),
         (
