@@ -9,17 +9,17 @@ from tests.draws import cases
 
 from fireflyer.experts.events import (
     Action,
-    Again,
     Cool,
     Delete,
     Dropped,
     Evict,
     Evicted,
+    EvictionFailed,
     Failed,
+    FileChanged,
     Heat,
     Heated,
     Hinted,
-    Kept,
     Known,
     Load,
     Loaded,
@@ -76,7 +76,7 @@ class World:
             assert not self.held.get(name)
             assert not self.waiting.get(name)
             if name in self.outside:
-                self.step(Kept(name))
+                self.step(EvictionFailed(name))
             else:
                 del self.warm[name]
                 self.step(Evicted(name))
@@ -111,7 +111,7 @@ class World:
             self.warm[job.name] = 0
             self.step(Loaded(job.name))
         elif kind == "again":
-            self.step(Again(job.name, SIZES[job.name]))
+            self.step(FileChanged(job.name, SIZES[job.name]))
         else:
             self.step(Failed(job.name, kind == "damaged"))
 

@@ -20,10 +20,10 @@ from fireflyer.bench.harness.command_line import (
     Quick,
     Rounds,
     names_of,
+    progress,
     report,
     say,
     sizes_of,
-    teller,
 )
 from fireflyer.bench.harness.report import Machine
 from fireflyer.bench.kv import commands as kv_commands
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class CommandOptions:
     """Options of a command line. The declaration of a field is that of its option; each command has
     the fields that it names."""
 
@@ -89,24 +89,24 @@ class Asked:
     output: OutputOption = None
 
 
-_DEFAULTS = Asked()
-_REDUCES = tuple(inspect.signature(Asked).parameters)
+_DEFAULTS = CommandOptions()
+_REDUCES = tuple(inspect.signature(CommandOptions).parameters)
 _MOVES = tuple(field for field in _REDUCES if field != "op")
 
-_Act = Callable[[Asked], None]
+_Act = Callable[[CommandOptions], None]
 
 
 def _command(
-    *fields: str, defaults: Asked = _DEFAULTS, **declared: object
+    *fields: str, defaults: CommandOptions = _DEFAULTS, **declared: object
 ) -> Callable[[_Act], _Act]:
     """Turns a function into a command, with the function's name and its docstring as help.
 
     Args:
-        fields: fields of `Asked` that have an option here, in this order.
+        fields: fields of `CommandOptions` that have an option here, in this order.
         defaults: default values of these fields and of others.
-        declared: options whose declarations differ from those in `Asked`.
+        declared: options whose declarations differ from those in `CommandOptions`.
     """
-    known = inspect.signature(Asked).parameters
+    known = inspect.signature(CommandOptions).parameters
 
     def add(act: _Act) -> _Act:
         def run(**given: Any) -> None:
@@ -128,91 +128,91 @@ def _command(
 
 
 @_command(*_REDUCES, memory=AnyMemory)
-def allreduce(asked: Asked) -> None:
+def allreduce(chosen: CommandOptions) -> None:
     """Measure allreduce inside a host.
 
     \b
     fireflyer bench allreduce --ranks 4 --sizes 64K,1M,16M,128M --against gloo,mpi
     fireflyer bench allreduce --dtype float32,bfloat16 --memory zero-copy,shared
     """
-    _collective("allreduce", asked)
+    _collective("allreduce", chosen)
 
 
 @_command(*_MOVES)
-def allgather(asked: Asked) -> None:
+def allgather(chosen: CommandOptions) -> None:
     """Measure all-gather inside a host; the size is that of the whole result.
 
     \b
     fireflyer bench allgather --ranks 4 --sizes 1M,16M --against gloo,mpi
     """
-    _collective("allgather", asked)
+    _collective("allgather", chosen)
 
 
 @_command(*_REDUCES)
-def reduce_scatter(asked: Asked) -> None:
+def reduce_scatter(chosen: CommandOptions) -> None:
     """Measure reduce-scatter inside a host; the size is that of each rank's input.
 
     \b
     fireflyer bench reduce_scatter --ranks 4 --dtype bfloat16 --op avg
     """
-    _collective("reduce_scatter", asked)
+    _collective("reduce_scatter", chosen)
 
 
 @_command(*_MOVES)
-def broadcast(asked: Asked) -> None:
+def broadcast(chosen: CommandOptions) -> None:
     """Measure broadcast from rank 0 inside a host.
 
     \b
     fireflyer bench broadcast --ranks 4 --sizes 16M
     """
-    _collective("broadcast", asked)
+    _collective("broadcast", chosen)
 
 
 @_command(*_REDUCES)
-def reduce(asked: Asked) -> None:
+def reduce(chosen: CommandOptions) -> None:
     """Measure reduce to rank 0 inside a host.
 
     \b
     fireflyer bench reduce --ranks 4 --op max --dtype int64
     """
-    _collective("reduce", asked)
+    _collective("reduce", chosen)
 
 
 @_command(*_MOVES)
-def alltoall(asked: Asked) -> None:
+def alltoall(chosen: CommandOptions) -> None:
     """Measure all-to-all with equal splits inside a host.
 
     \b
     fireflyer bench alltoall --ranks 4 --sizes 64K,16M
     """
-    _collective("alltoall", asked)
+    _collective("alltoall", chosen)
 
 
 @_command(*_MOVES, ranks=SeveralRanks)
-def sendrecv(asked: Asked) -> None:
+def sendrecv(chosen: CommandOptions) -> None:
     """Measure simultaneous sends from each rank to the next, in a ring.
 
     \b
     fireflyer bench sendrecv --sizes 4K,1M --against gloo,mpi
     """
-    _collective("sendrecv", asked)
+    _collective("sendrecv", chosen)
 
 
 @_command(
     *("ranks", "against", "rounds", "json", "output"),
-    defaults=Asked(sizes="1", dtype="uint8", memory="staged"),
+    defaults=CommandOptions(sizes="1", dtype="uint8", memory="staged"),
 )
-def barrier(asked: Asked) -> None:
+def barrier(chosen: CommandOptions) -> None:
     """Measure barrier inside a host.
 
     \b
     fireflyer bench barrier --ranks 8 --against gloo,mpi
     """
-    _collective("barrier", asked)
+    _collective("barrier", chosen)
 
 
-@_command("ranks", "rounds", "json", "output", defaults=Asked(ranks=1))
-def overhead(asked: Asked) -> None:
+@_command("ranks", "rounds", "json", "output", defaults=CommandOptions(ranks=1))
+def overhead(chosen: CommandOptions) -> None:
     """Measure the cost of one call: an allreduce of one element.
 
     The call is either synchronous, or asynchronous and then waited for; the peer is gloo.
@@ -226,10 +226,10 @@ def overhead(asked: Asked) -> None:
     report(
         "overhead",
         machine,
-        bench.run(asked.ranks, asked.rounds),
+        bench.run(chosen.ranks, chosen.rounds),
         [],
-        json=asked.json,
-        output=asked.output,
+        json=chosen.json,
+        output=chosen.output,
     )
 
 
@@ -473,7 +473,7 @@ def fs(
         rounds=rounds,
         sizes=bench.QUICK if quick else bench.WHOLE,
     )
-    tell = teller()
+    tell = progress()
     rows = bench.grow(spec, wanted, plots, tell) if growth else bench.run(spec, tell)
     say("")
     report("fs", machine, rows, [], json=json, output=output)
@@ -507,7 +507,7 @@ def api(
     from fireflyer.bench.hai import api as bench
 
     spec = bench.Spec(followers=followers, lines=lines, rates=wanted, seconds=seconds)
-    rows = bench.run(spec, teller())
+    rows = bench.run(spec, progress())
     say("")
     report("api", machine, rows, [], json=json, output=output)
 
@@ -535,36 +535,36 @@ def hai(
     machine = Machine.here()
     from fireflyer.bench.hai import benchmark as bench
 
-    rows = bench.run(bench.Spec(rounds=rounds, slurm=slurm), teller())
+    rows = bench.run(bench.Spec(rounds=rounds, slurm=slurm), progress())
     say("")
     report("hai", machine, rows, [], json=json, output=output)
 
 
-def _collective(name: str, asked: Asked) -> None:
+def _collective(name: str, chosen: CommandOptions) -> None:
     machine = Machine.here()
     kinds = options.MEMORY if name == "allreduce" else options.MEMORY[:2]
-    wanted = sizes_of(asked.sizes)
-    types = names_of("--dtype", asked.dtype, options.DTYPES)
-    memories = names_of("--memory", asked.memory, kinds)
-    peers = names_of("--against", asked.against, options.PEERS)
-    if asked.op not in options.OPS:
+    wanted = sizes_of(chosen.sizes)
+    types = names_of("--dtype", chosen.dtype, options.DTYPES)
+    memories = names_of("--memory", chosen.memory, kinds)
+    peers = names_of("--against", chosen.against, options.PEERS)
+    if chosen.op not in options.OPS:
         raise typer.BadParameter(
-            f"invalid --op {asked.op!r}: expected one of {', '.join(options.OPS)}"
+            f"invalid --op {chosen.op!r}: expected one of {', '.join(options.OPS)}"
         )
     from fireflyer.bench.collectives import one_host
 
     spec = one_host.Spec(
         collective=name,
-        ranks=asked.ranks,
+        ranks=chosen.ranks,
         sizes=wanted,
         dtypes=types,
-        op=asked.op,
+        op=chosen.op,
         memory=memories,
         against=peers,
-        rounds=asked.rounds,
+        rounds=chosen.rounds,
     )
     rows, nccl = one_host.run(spec)
-    report(name, machine, rows, nccl, json=asked.json, output=asked.output)
+    report(name, machine, rows, nccl, json=chosen.json, output=chosen.output)
     if wrong := sum(row.wrong for row in nccl):
         raise CollectiveError(f"bench {name}: {wrong} elements are wrong; see column #wrong")
 

@@ -91,8 +91,8 @@ class Failed(NamedTuple):
     damaged: bool
 
 
-class Again(NamedTuple):
-    """The expert changed while it was read; its new size is `size`."""
+class FileChanged(NamedTuple):
+    """The expert changed while it was read; its new size is `bytes`."""
 
     name: str
     bytes: int
@@ -116,7 +116,7 @@ class Evicted(NamedTuple):
     name: str
 
 
-class Kept(NamedTuple):
+class EvictionFailed(NamedTuple):
     """The expert could not be removed from warm memory, because a process or tensor uses it."""
 
     name: str
@@ -137,11 +137,11 @@ Event = (
     | Seen
     | Loaded
     | Failed
-    | Again
+    | FileChanged
     | Heated
     | Lost
     | Evicted
-    | Kept
+    | EvictionFailed
     | Dropped
 )
 
@@ -149,7 +149,7 @@ Event = (
 
 
 class Load(NamedTuple):
-    """Read the expert into warm memory; Loaded, Failed or Again follows."""
+    """Read the expert into warm memory; Loaded, Failed or FileChanged follows."""
 
     name: str
     bytes: int
@@ -168,7 +168,7 @@ class Cool(NamedTuple):
 
 
 class Evict(NamedTuple):
-    """Remove the expert from warm memory; Evicted or Kept follows."""
+    """Remove the expert from warm memory; Evicted or EvictionFailed follows."""
 
     name: str
 

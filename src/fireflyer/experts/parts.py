@@ -12,7 +12,7 @@ import msgspec
 from fireflyer.errors import ConfigError
 from fireflyer.experts.events import Event
 from fireflyer.experts.tensors import Expert
-from fireflyer.experts.warm import Blank
+from fireflyer.experts.warm import LoadBuffer
 from fireflyer.units import parse_size
 
 TMPFS = Path("/dev/shm")
@@ -54,7 +54,7 @@ class Job(NamedTuple):
 
     name: str
     run: Callable[[], Event]
-    blank: Blank | None = None
+    buffer: LoadBuffer | None = None
 
 
 def size_of(size: int | str) -> int:

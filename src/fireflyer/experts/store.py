@@ -29,7 +29,7 @@ from fireflyer.experts.manifest import Manifest
 from fireflyer.experts.parts import Job, Stats, Ticket, default_folder, size_of
 from fireflyer.experts.tensors import Expert, views
 from fireflyer.experts.tiers import IN_PROGRESS, IN_WARM, Counts, Tiers
-from fireflyer.experts.warm import Blank, Mapped, WarmFolder
+from fireflyer.experts.warm import LoadBuffer, Mapped, WarmFolder
 from fireflyer.storage import open_storage
 
 POLL_S = 0.05
@@ -113,8 +113,8 @@ class Store:
             self._mapped.clear()
             with self._warm.locked():
                 for job in self._jobs:
-                    if job.blank is not None:
-                        self._warm.forget(job.blank)
+                    if job.buffer is not None:
+                        self._warm.forget(job.buffer)
             self._jobs.clear()
             self._changed.notify_all()
         self._leave()
@@ -282,7 +282,7 @@ class Store:
 
     def _take_job(self, name: str) -> Job | None:
         """Takes the job that reads an expert, if no thread has begun it."""
-        reads = (job for job in self._jobs if job.name == name and job.blank is not None)
+        reads = (job for job in self._jobs if job.name == name and job.buffer is not None)
         found = next(reads, None)
         if found is not None:
             self._jobs.remove(found)
@@ -294,8 +294,8 @@ class Store:
             event = job.run()
         except BaseException:
             with self._changed:
-                if job.blank is not None:
-                    self._warm.forget(job.blank)
+                if job.buffer is not None:
+                    self._warm.forget(job.buffer)
             self._errors[job.name] = ExpertError(f"loading {job.name} was interrupted", job.name)
             self._finish(events.Failed(job.name, False))
             raise
@@ -394,7 +394,7 @@ class Store:
                 self._warm.detach(digest, mapped)
         elif isinstance(action, events.Evict):
             gone = self._warm.evict(digest)
-            return [events.Evicted(name) if gone else events.Kept(name)]
+            return [events.Evicted(name) if gone else events.EvictionFailed(name)]
         elif isinstance(action, events.Load):
             return self._start_load(name, action.bytes, digest)
         else:
@@ -422,12 +422,12 @@ class Store:
             self._jobs.append(Job(name, lambda: self._await_other(name, digest)))
             return []
         try:
-            blank = self._warm.blank(digest, size)
+            buffer = self._warm.buffer(digest, size)
         except FireflyerError as error:
             self._errors[name] = error
             return [events.Failed(name, False)]
         known = self._known[name][0]
-        self._jobs.append(Job(name, lambda: self._load(name, known, digest, blank), blank))
+        self._jobs.append(Job(name, lambda: self._load(name, known, digest, buffer), buffer))
         return []
 
     def _start_heat(self, name: str, digest: str) -> list[Event]:
@@ -464,30 +464,32 @@ class Store:
             return events.Failed(name, False)
         return events.Heated(name)
 
-    def _load(self, name: str, known: Manifest, digest: str, blank: Blank) -> Event:
+    def _load(self, name: str, known: Manifest, digest: str, buffer: LoadBuffer) -> Event:
         begin = time.monotonic()
         try:
-            memory = blank.memory()
+            memory = buffer.memory()
             try:
                 folder.read_into(self._storage, name, known, memory)
             finally:
                 memory.release()
         except Exception as error:  # noqa: BLE001  # a caller waits for the result
-            return self._not_loaded(name, known, blank, error)
+            return self._not_loaded(name, known, buffer, error)
         with self._changed:
             if self._closed:  # the store was closed during a caller's read
-                self._warm.forget(blank)
+                self._warm.forget(buffer)
                 return events.Failed(name, False)
             self._read_bytes += known.size
             self._read_s += time.monotonic() - begin
             with self._warm.locked():
-                self._warm.publish(blank, digest)
+                self._warm.publish(buffer, digest)
                 self._warm.touch(digest, time.time_ns())
         return events.Loaded(name)
 
-    def _not_loaded(self, name: str, known: Manifest, blank: Blank, error: Exception) -> Event:
+    def _not_loaded(
+        self, name: str, known: Manifest, buffer: LoadBuffer, error: Exception
+    ) -> Event:
         with self._changed:
-            self._warm.forget(blank)
+            self._warm.forget(buffer)
         if isinstance(error, DamagedExpert | NoSuchExpert):
             try:
                 now = manifest.read(self._storage, name)
@@ -497,7 +499,7 @@ class Store:
                 if now != known:  # the expert was replaced meanwhile
                     with self._changed:
                         self._known[name] = (now, now.digest(name))
-                    return events.Again(name, now.size)
+                    return events.FileChanged(name, now.size)
         self._errors[name] = error
         return events.Failed(name, isinstance(error, DamagedExpert))
 
@@ -509,9 +511,9 @@ class Store:
                     if not self._warm.is_loading(digest):
                         break
                 self._changed.wait(POLL_S / 5)
-        # Again requests the expert once more; `_start_load` first checks whether it was published
+        # FileChanged requests the expert once more; `_start_load` first checks whether it was published
         # meanwhile.
-        return events.Again(name, self._known[name][0].size)
+        return events.FileChanged(name, self._known[name][0].size)
 
     def _next_job(self) -> Job | None:
         """Waits for a job; jobs for which a caller waits come first. None: the store ends."""

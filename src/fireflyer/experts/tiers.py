@@ -2,9 +2,9 @@
 
         Wanted, Hinted          Loaded               Wanted, Hinted       Heated
     COLD --------> LOADING -------------> WARM -----------------> HEATING -----> HOT
-     ^                | Failed             ^ Kept |                               |
-     |                v                    |      v    room for another           |
-     |             DAMAGED             EVICTING <-+-------------------------------+
+     ^                | Failed             ^ EvictionFailed  |                    |
+     |                v                    |                 v  room for another  v
+     |             DAMAGED             EVICTING <------------+--------------------+
      +-------------------------------------+ Evicted
 
 Invariants, after each event:
@@ -21,18 +21,18 @@ from dataclasses import dataclass, field
 
 from fireflyer.experts.events import (
     Action,
-    Again,
     Cool,
     Delete,
     Dropped,
     Event,
     Evict,
     Evicted,
+    EvictionFailed,
     Failed,
+    FileChanged,
     Heat,
     Heated,
     Hinted,
-    Kept,
     Known,
     Load,
     Loaded,
@@ -186,7 +186,7 @@ class Tiers:
         if not event.damaged:
             self._refuse(event.name, Reason.FAILED, actions)
 
-    def _again(self, event: Again, actions: list[Action]) -> None:
+    def _filechanged(self, event: FileChanged, actions: list[Action]) -> None:
         entry = self.entries[event.name]
         entry.place, entry.bytes = Place.COLD, event.bytes
 
@@ -203,7 +203,7 @@ class Tiers:
         if entry.dropped:
             self._delete(event.name, actions)
 
-    def _kept(self, event: Kept, actions: list[Action]) -> None:
+    def _evictionfailed(self, event: EvictionFailed, actions: list[Action]) -> None:
         entry = self.entries[event.name]
         entry.place, entry.stuck = Place.WARM, True
         if entry.dropped:

@@ -12,7 +12,7 @@ with their process, so a `.loading` file without a lock belongs to a killed proc
 An image gets its name after its checksums matched, so no process sees an incomplete image.
 
 Thread contract: one thread of a process at a time is inside `locked`. All other methods are called
-inside `locked`, except for the methods of a Blank, which belongs to one thread.
+inside `locked`, except for the methods of a LoadBuffer, which belongs to one thread.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class Mapped:
         return mapping
 
 
-class Blank:
+class LoadBuffer:
     """Writable memory of an image that is being loaded; other processes do not use it yet."""
 
     def __init__(self, path: Path, fd: int, mapping: mmap.mmap | None, present: int) -> None:
@@ -150,13 +150,13 @@ class WarmFolder:
         """
         self.path = path
         self._pid = os.getpid()
-        self._own: dict[str, Blank] = {}
+        self._own: dict[str, LoadBuffer] = {}
         """Images that this object loaded; their pages are reused after their eviction."""
         self._kept: dict[str, Mapped] = {}
         """Unlocked mappings of images."""
         self.garbage: list[mmap.mmap] = []
         """Mappings to drop. This takes milliseconds, so any thread may do it without a lock."""
-        self._spare: Blank | None = None
+        self._spare: LoadBuffer | None = None
         self._making: set[str] = set()
         try:
             while not self._opened():
@@ -233,7 +233,7 @@ class WarmFolder:
         """Returns whether another process is reading this image."""
         return any(name.startswith(digest + ".") for name in self.found().loading)
 
-    def blank(self, digest: str, size: int) -> Blank:
+    def buffer(self, digest: str, size: int) -> LoadBuffer:
         """Returns memory for an image; reuses the pages of an evicted image if possible.
 
         Raises:
@@ -250,28 +250,28 @@ class WarmFolder:
             else:
                 fd = os.open(path, _CREATE | os.O_EXCL, 0o600)
                 fcntl.flock(fd, fcntl.LOCK_EX)
-                made = Blank(path, fd, None, 0)
+                made = LoadBuffer(path, fd, None, 0)
             made.resize(size)
         except OSError as error:
             raise failure_of("make warm memory", path, error) from error
         self._making.add(name)
         return made
 
-    def publish(self, blank: Blank, digest: str) -> None:
+    def publish(self, buffer: LoadBuffer, digest: str) -> None:
         """Renames verified memory to its image."""
         if self.has(digest):  # another process published it first
-            self.forget(blank)
+            self.forget(buffer)
             return
-        os.rename(blank.path, self.path / digest)
-        self._making.discard(blank.path.name)
-        blank.path = self.path / digest
-        blank.share()
-        self._own[digest] = blank
+        os.rename(buffer.path, self.path / digest)
+        self._making.discard(buffer.path.name)
+        buffer.path = self.path / digest
+        buffer.share()
+        self._own[digest] = buffer
 
-    def forget(self, blank: Blank) -> None:
+    def forget(self, buffer: LoadBuffer) -> None:
         """Removes memory whose load failed."""
-        self._making.discard(blank.path.name)
-        blank.discard()
+        self._making.discard(buffer.path.name)
+        buffer.discard()
 
     def drop_spare(self) -> None:
         """Removes the pages of an evicted image that were not reused."""
@@ -316,29 +316,29 @@ class WarmFolder:
         """Removes an image; False if a process uses it."""
         path = self.path / digest
         self._drop(digest)
-        blank = self._own.pop(digest, None)
-        if blank is None or not blank.is_at(path):
-            if blank is not None:
-                blank.close()
+        buffer = self._own.pop(digest, None)
+        if buffer is None or not buffer.is_at(path):
+            if buffer is not None:
+                buffer.close()
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             except FileNotFoundError:
                 return True
-            blank = Blank(path, fd, None, os.fstat(fd).st_size)
-        if not blank.lock():
-            if blank.mapped:
-                self._own[digest] = blank
+            buffer = LoadBuffer(path, fd, None, os.fstat(fd).st_size)
+        if not buffer.lock():
+            if buffer.mapped:
+                self._own[digest] = buffer
             else:
-                blank.close()
+                buffer.close()
             return False
-        if blank.mapped and self._spare is None:
+        if buffer.mapped and self._spare is None:
             spare = self.path / f"spare.{os.getpid()}-{next(_counter)}{LOADING}"
             os.rename(path, spare)
-            blank.path = spare
+            buffer.path = spare
             self._making.add(spare.name)
-            self._spare = blank
+            self._spare = buffer
         else:
-            blank.discard()
+            buffer.discard()
         return True
 
     def close(self) -> None:
@@ -347,8 +347,8 @@ class WarmFolder:
             return
         with self.locked():
             self.drop_spare()
-            for blank in self._own.values():
-                blank.close()
+            for buffer in self._own.values():
+                buffer.close()
             self._own.clear()
             for digest in list(self._kept):
                 self._drop(digest)

@@ -45,7 +45,7 @@ class Recomputed(nn.Module):
         return attach(result, Recipe(function, source(input)))
 
 
-class Again(nn.Module):
+class RecomputedNorm(nn.Module):
     """Mixin of composed norms: only the input is kept, and backward runs the forward again."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class Again(nn.Module):
         return attach(result, recipe)
 
 
-class CastingRmsNorm(Again):
+class CastingRmsNorm(RecomputedNorm):
     """Mixin of Llama's norm, which computes in float32: weight * (h * rsqrt(mean(h^2) + eps)).
 
     A float32 input is not copied there. So its gradient has two summands, which autograd adds one

@@ -18,7 +18,7 @@ from fireflyer.nn.once import once
 from fireflyer.nn.recipe import Recipe, attach, keep, recipe_of, source
 from fireflyer.torch_internals.core import is_transformed
 
-Again = Callable[[Tensor], Tensor]
+TensorFunction = Callable[[Tensor], Tensor]
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
@@ -59,7 +59,7 @@ def layer_norm(
     return _with_recipe(result, input, again)
 
 
-def _with_recipe(result: Tensor, input: Tensor, again: Again) -> Tensor:
+def _with_recipe(result: Tensor, input: Tensor, again: TensorFunction) -> Tensor:
     if is_transformed() or not result.requires_grad:
         return result
     return attach(result, Recipe(again, source(input)))
@@ -92,9 +92,9 @@ def convolution(
     return keep(lambda value: operator(value, *args, **options), lowered(input))
 
 
-class _Again(torch.autograd.Function):
+class _Recomputed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, function: Again, x: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, function: TensorFunction, x: Tensor, *parameters: Tensor) -> Tensor:
         ctx.save_for_backward(x, *parameters)
         kind = x.device.type
         ctx.function, ctx.kind, ctx.dtype = function, kind, torch.get_autocast_dtype(kind)
@@ -113,7 +113,7 @@ class _Again(torch.autograd.Function):
         return None, *(next(found) if one.requires_grad else None for one in (x, *parameters))
 
 
-def run_again(function: Again, x: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
+def run_again(function: TensorFunction, x: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
     """Returns `function(x)`; keeps only x, and runs the function again in backward.
 
     Args:
@@ -122,4 +122,4 @@ def run_again(function: Again, x: Tensor, parameters: tuple[Tensor, ...]) -> Ten
     """
     if is_transformed() or not torch.is_grad_enabled():
         return function(x)
-    return keep(lambda value: _Again.apply(function, value, *parameters), x)  # type: ignore[no-any-return, no-untyped-call]
+    return keep(lambda value: _Recomputed.apply(function, value, *parameters), x)  # type: ignore[no-any-return, no-untyped-call]

@@ -81,7 +81,7 @@ class Recipe:
         return source
 
 
-class Kept:
+class SavedRecipe:
     """Stand-in for a saved tensor: the recipe of its memory, and its position in that memory."""
 
     __slots__ = ("device", "place", "recipe", "size", "stride")
@@ -185,9 +185,9 @@ def keep(operator: Callable[..., R], tensor: Tensor, *args: Any) -> R:
         return operator(tensor, *args)
     attached, memory = found, tensor.untyped_storage()._cdata
 
-    def pack(saved: Tensor) -> Tensor | Kept:
+    def pack(saved: Tensor) -> Tensor | SavedRecipe:
         if saved.untyped_storage()._cdata == memory and saved.dtype == tensor.dtype:
-            kept = Kept(attached, saved)
+            kept = SavedRecipe(attached, saved)
             for part in kept.recipe.tensors() if _observers else ():
                 _observers[-1].note(part)
             return kept
@@ -199,5 +199,5 @@ def keep(operator: Callable[..., R], tensor: Tensor, *args: Any) -> R:
         return operator(tensor, *args)
 
 
-def _unpack(packed: Tensor | Kept) -> Tensor:
-    return packed.make() if isinstance(packed, Kept) else packed
+def _unpack(packed: Tensor | SavedRecipe) -> Tensor:
+    return packed.make() if isinstance(packed, SavedRecipe) else packed

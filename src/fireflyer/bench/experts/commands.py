@@ -9,9 +9,9 @@ from fireflyer.bench.harness.command_line import (
     JsonOption,
     OutputOption,
     Rounds,
+    progress,
     report,
     sizes_of,
-    teller,
 )
 from fireflyer.bench.harness.report import Machine
 
@@ -45,7 +45,7 @@ def experts_store(
     report(
         "experts-store",
         machine,
-        switches.run(parsed, work, rounds, teller()),
+        switches.run(parsed, work, rounds, progress()),
         [],
         json=json,
         output=output,

@@ -120,14 +120,14 @@ class Setting:
     def rounds(self, what: str, candidates: dict[str, Callable[[], _T]]) -> dict[str, list[_T]]:
         """Runs `interleaved` and reports the candidate of `what` that is running."""
 
-        def telling(name: str, run: Callable[[], _T]) -> Callable[[], _T]:
-            def told() -> _T:
+        def reporting(name: str, run: Callable[[], _T]) -> Callable[[], _T]:
+            def run_and_report() -> _T:
                 self.say(f"{what}: {name}")
                 return run()
 
-            return told
+            return run_and_report
 
-        runs = {name: telling(name, run) for name, run in candidates.items()}
+        runs = {name: reporting(name, run) for name, run in candidates.items()}
         return interleaved(runs, self.spec.rounds)
 
     def raw_file(self) -> Path:

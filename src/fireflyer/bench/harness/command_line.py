@@ -47,7 +47,7 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
-def teller() -> Callable[[str], None]:
+def progress() -> Callable[[str], None]:
     """Returns `say` on a terminal; elsewhere a logger that prints one line per case (up to a
     colon)."""
     if sys.stderr.isatty():

@@ -12,8 +12,8 @@ from fireflyer.bench.harness.command_line import (
     OutputOption,
     Rounds,
     names_of,
+    progress,
     report,
-    teller,
 )
 from fireflyer.bench.harness.options import KV
 from fireflyer.bench.harness.report import Machine, Row
@@ -69,7 +69,7 @@ def kv(
         "open": partial(store_cases.opening, size=size),
         "seen": partial(store_cases.visible, writes=scaled(500, 20)),
     }
-    say = teller()
+    say = progress()
     spec = Spec(work=work, peers=peers, only=(), rounds=rounds)
     with Setting(spec, say) as setting:
         rows = [row for name in wanted for row in cases[name](setting)]

@@ -14,9 +14,9 @@ from fireflyer.bench.harness.command_line import (
     Quick,
     Rounds,
     names_of,
+    progress,
     report,
     say,
-    teller,
 )
 from fireflyer.bench.harness.report import Machine
 
@@ -55,6 +55,6 @@ def mount(
         sizes=QUICK if quick else WHOLE,
         passthrough=passthrough,
     )
-    rows = bench.run(spec, teller())
+    rows = bench.run(spec, progress())
     say("")
     report("mount", machine, rows, [], json=json, output=output)

@@ -12,9 +12,9 @@ from fireflyer.bench.harness.command_line import (
     OutputOption,
     Rounds,
     names_of,
+    progress,
     report,
     say,
-    teller,
 )
 from fireflyer.bench.harness.report import Machine
 
@@ -57,6 +57,6 @@ def nn(
     from fireflyer.bench.nn import benchmark as bench
 
     spec = bench.Spec(wanted, tuple(map(int, numbers)), compiled, scale, seeds, steps, rounds)
-    rows = bench.run(spec, teller())
+    rows = bench.run(spec, progress())
     say("")
     report("nn", machine, rows, [], json=json, output=output)

@@ -10,9 +10,9 @@ from fireflyer.bench.harness.command_line import (
     OutputOption,
     Rounds,
     names_of,
+    progress,
     report,
     say,
-    teller,
 )
 from fireflyer.bench.harness.report import Machine
 
@@ -104,7 +104,7 @@ def pipeline(
 
     numbers = names_of("--stages", stages, [str(number) for number in range(2, 17)])
     spec = bench.Spec(tuple(map(int, numbers)), rate=rate, chunks=chunks, rounds=rounds)
-    rows, shown = bench.run(spec, teller())
+    rows, shown = bench.run(spec, progress())
     say("")
     if html is not None:
         about = [f"{spec.chunks} micro-batches, cables of {rate}. {machine}."]

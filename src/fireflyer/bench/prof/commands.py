@@ -8,9 +8,9 @@ from fireflyer.bench.harness.command_line import (
     JsonOption,
     OutputOption,
     Rounds,
+    progress,
     report,
     say,
-    teller,
 )
 from fireflyer.bench.harness.report import Machine
 
@@ -34,6 +34,6 @@ def prof(
     machine = Machine.here()
     from fireflyer.bench.prof import benchmark as bench
 
-    rows = bench.run(bench.Spec(rounds=rounds, seconds=seconds), teller())
+    rows = bench.run(bench.Spec(rounds=rounds, seconds=seconds), progress())
     say("")
     report("prof", machine, rows, [], json=json, output=output)

@@ -12,9 +12,9 @@ from fireflyer.bench.harness.command_line import (
     Rounds,
     layouts_of,
     names_of,
+    progress,
     report,
     say,
-    teller,
 )
 from fireflyer.bench.harness.report import Machine
 
@@ -77,7 +77,7 @@ def train(
         steps=steps,
         shape=shape,
     )
-    rows = bench.run(spec, teller())
+    rows = bench.run(spec, progress())
     say("")
     if table is not None:
         table.write_text(goal_table(rows))
@@ -111,7 +111,7 @@ def wire(
     machine = Machine.here()
     from fireflyer.bench.train import wire as bench
 
-    found = bench.run(bench.Spec(work, text, steps), teller())
+    found = bench.run(bench.Spec(work, text, steps), progress())
     say("")
     if plot is not None:
         plot.write_text(bench.plot(found))
@@ -139,7 +139,7 @@ def scaling(
     wanted = layouts_of(layouts)
     from fireflyer.bench.scaling import benchmark as bench
 
-    costs, rows = bench.run(bench.Spec(wanted, rate, rounds), teller())
+    costs, rows = bench.run(bench.Spec(wanted, rate, rounds), progress())
     say("")
     if plot is not None:
         plot.write_text(bench.figures(costs))
