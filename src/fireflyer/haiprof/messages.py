@@ -51,11 +51,12 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, tag="batch"):
     labels: dict[int, str] = {}
     """New labels by number."""
     stacks: list[tuple[int, list[tuple[str, str, int]], bool]] = []
-    """New stacks: number, functions outermost first, whether the innermost acquires a lock."""
+    """New stacks: number, functions (outermost first), True if the innermost function acquires a
+    lock."""
     samples: list[tuple[int, int, int, int]] = []
     """Time, thread, stack, weight."""
     threads: dict[int, str] = {}
-    """Names of threads not named before."""
+    """Names of threads that no earlier batch named."""
     collectives: list[tuple[str, int, int, list[int]]] = []
     """Name, time, bytes, global ranks."""
     training_thread: int = 0

@@ -88,7 +88,7 @@ class Store(Readable):
             InvalidKey: the key is empty or longer than 64 KiB.
             NoSpace: nothing was written.
             Stale: another writer took over.
-            StorageError: any other one; the outcome is unknown.
+            StorageError: any other failure; the outcome is unknown.
         """
         batch = WriteBatch()
         batch.put(key, value, ttl=ttl)

@@ -102,8 +102,8 @@ def rms_norm_backward(
     """Returns the gradients of h, of its second summand if `in_two`, and of the weight if
     `weighed`.
 
-    `gh` is the gradient that h receives from other operators. Two summands are for types that are
-    not cast.
+    `gh` is the gradient that h receives from other operators. Types that are not cast need two
+    summands.
     """
     width, dh = h.shape[-1], torch.empty_like(h)
     apart = torch.empty_like(h) if in_two and scales.dtype == h.dtype else None

@@ -19,8 +19,8 @@ _SPLIT_ROW = 32768
 class _RmsNorm(torch.autograd.Function):
     """RMS norm of h = x + residual, returned with h; if `residual` is None, the norm of x alone.
 
-    `same` is x again. Thus autograd adds the gradient's two summands one after the other to the
-    other gradients of x, as it does for torch's norm.
+    `same` is x once more. So autograd adds both summands of the gradient, one after the other, to
+    the other gradients of x, as for torch's norm.
     """
 
     @staticmethod

@@ -26,8 +26,8 @@ class _Refusal(torch.autograd.Function):
 def once(name: str) -> Callable[[Callable[..., Grads]], Callable[..., Grads]]:
     """Returns a decorator of `backward` whose results cannot be differentiated.
 
-    Unlike torch's `once_differentiable`, it also rejects if the incoming gradient requires no
-    gradient: a constant gradient also has second derivatives.
+    Unlike torch's `once_differentiable`, it rejects second derivatives even if the incoming
+    gradient requires no gradient, because those derivatives exist, too.
     """
 
     def decorated(backward: Callable[..., Grads]) -> Callable[..., Grads]:

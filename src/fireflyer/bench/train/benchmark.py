@@ -1,8 +1,8 @@
 """Training steps of data parallelism: ours, torch's, and the same work alone.
 
 On a lab's hosts every candidate has its own model in the same processes, and the candidates take
-turns with blocks of steps. A block begins with an untimed step and ends when a step returns. So
-work that continues after a step counts for the next step, as in a long run.
+turns with blocks of steps. A block begins with an untimed step and ends when its last step returns.
+So work that continues after a step counts for the next step, as in a long run.
 docs/benchmarks/haiscale-bench.md explains the figures.
 """
 

@@ -17,7 +17,7 @@ def py_spy() -> str | None:
 
 
 def read_stacks(pid: int, seconds: float, rate_hz: float) -> RankProfile:
-    """Samples the stacks of a process from outside; the process is not changed.
+    """Samples the stacks of a process from outside, without changing the process.
 
     Raises:
         ProfileError: py-spy is not installed, or may not or cannot read the process.

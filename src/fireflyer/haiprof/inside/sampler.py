@@ -55,7 +55,7 @@ class StackSampler:
                 yield thread, number, self._describe(number, frame)
 
     def new_names(self) -> dict[int, str]:
-        """Returns the names of threads that were not returned before."""
+        """Returns the names of threads that no earlier call returned."""
         names = {
             t.ident: t.name
             for t in list(threading._active.values())  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def _pairs(path: str) -> dict[str, int]:
-    """Reads lines such as `rchar: 12` or `Rss: 12 kB`."""
+    """Parses lines such as `rchar: 12` or `Rss: 12 kB`."""
     found = {}
     for line in Path(path).read_text().splitlines():
         key, _, value = line.partition(":")

@@ -111,7 +111,7 @@ def create_own(name: str, data: bytes) -> Steps[bool]:
 
     Raises:
         NoSpace: the object was not created.
-        StorageError: any other one; the object may exist, or be created later.
+        StorageError: any other failure; the object may exist, or be created later.
     """
     unknown = False
     for attempt in range(ATTEMPTS):

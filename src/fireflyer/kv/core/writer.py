@@ -190,7 +190,7 @@ class Writer:
         Raises:
             Stale: another writer took over; the outcome of these batches is unknown.
             NoSpace: nothing was written.
-            StorageError: any other one; the outcome is unknown, and the writer must stop.
+            StorageError: any other failure; the outcome is unknown, and the writer must stop.
         """
         pending: dict[bytes, bytes | None] = {}
         parts: list[bytes] = []
@@ -316,7 +316,7 @@ class Writer:
         Raises:
             Stale: a manifest of another writer has its number.
             NoSpace: nothing changed.
-            StorageError: any other one; the outcome is unknown.
+            StorageError: any other failure; the outcome is unknown.
         """
         while self._publishing:
             yield Pause(0.001)

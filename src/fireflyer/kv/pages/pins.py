@@ -18,7 +18,8 @@ _MAGIC = b"FFKVPPN1"
 
 
 class PinBody(msgspec.Struct, frozen=True):
-    """Lifetime, from the first time that an evicting process sees the pin, and protected pages."""
+    """Content of a pin: its lifetime, which starts when an evicting process first sees the pin, and
+    the protected pages."""
 
     seconds: float
     digests: bytes
