@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fireflyer
-from fireflyer.torch_internals import checkpoint, core, distributed, pipelining, sharding
+from fireflyer.torch_internals import checkpoint, core, distributed, pipelining, sharding, tensor
 
 SOURCE = Path(fireflyer.__file__).parent
 PRIVATE = re.compile(r"_(?!_)")
@@ -397,8 +397,10 @@ CHECKS: dict[Any, dict[str, Callable[[], object]]] = {
             "IDLE", "FORWARD", "PRE_BACKWARD",
         },
         "WrapPolicy": lambda: takes(sharding.WrapPolicy._run_policy, "self root_module ignored_modules"),
+    },
+    tensor: {
         "compute_local_shape_and_global_offset": lambda: takes(
-            sharding.compute_local_shape_and_global_offset, "global_shape mesh placements"
+            tensor.compute_local_shape_and_global_offset, "global_shape mesh placements"
         ),
     },
 }  # fmt: skip
@@ -443,7 +445,7 @@ def test_sharded_modules_are_as_expected(sharded: nn.Module) -> None:
     again = sharding.local_to_dtensor(weight.to_local(), weight._spec)
     assert isinstance(again, DTensor)
     assert again.placements == (Shard(0),)
-    shape, offsets = sharding.compute_local_shape_and_global_offset(
+    shape, offsets = tensor.compute_local_shape_and_global_offset(
         weight.shape, weight.device_mesh, weight.placements
     )
     assert (tuple(shape), tuple(offsets)) == ((3, 2), (0, 0))

@@ -1,4 +1,4 @@
-"""Private names of `torch.distributed.fsdp`, its hooks in modules, and `torch.distributed.tensor`.
+"""Private names of `torch.distributed.fsdp`, of its hooks in modules, and of its DTensors.
 
 The replacement of most of them is one piece of work: flatten, gather and scatter parameters in
 `haiscale.sharding` itself, instead of through `fully_shard`.
@@ -10,7 +10,7 @@ from torch.distributed import _composable_state
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp import FSDPModule, wrap
 from torch.distributed.fsdp._fully_shard import _fsdp_api, _fsdp_common, _fsdp_param_group
-from torch.distributed.tensor import _utils, debug
+from torch.distributed.tensor import debug
 
 AllGather = _fsdp_api.AllGather
 """Base of a unit's all-gather. Instead: duck typing, as `FSDPModule.set_custom_all_gather` allows."""
@@ -50,8 +50,3 @@ clear_sharding_cache: Any = debug._clear_sharding_prop_cache
 """Clears DTensor's cache, which holds meshes of groups that have ended.
 
 Instead: meshes that do not compare equal to former ones."""
-
-compute_local_shape_and_global_offset = _utils.compute_local_shape_and_global_offset
-"""Returns shape and offsets of a DTensor's local part.
-
-Instead: `torch.distributed.tensor.placement_types`, applied to one dimension after the other."""

@@ -161,7 +161,7 @@ def end_in_storage(tensor: torch.Tensor) -> int:
 
 
 def _dtensor_box(leaf: Any, local: Shape) -> Box | None:
-    from fireflyer.torch_internals.sharding import compute_local_shape_and_global_offset
+    from fireflyer.torch_internals.tensor import compute_local_shape_and_global_offset
 
     for placement in leaf.placements:
         if placement.is_partial():
