@@ -179,7 +179,7 @@ class Home:
             return msgspec.json.decode(self.server.read_bytes(), type=ServerFile)
         except FileNotFoundError:
             raise PeerLost(
-                f"the server (pid {self.holder()}) of {self.path} is starting or ending; ask again soon"
+                f"the server (pid {self.holder()}) of {self.path} is starting or ending; try again soon"
             ) from None
         except OSError as error:
             raise Corrupted(

@@ -64,7 +64,7 @@ def test_a_suspend_that_loses_nothing() -> None:
     assert lines(found) == [
         "rehearsal: survived; the task has finished",
         "  ok  suspend@1s: seen after 0.500 s; running again after 1.000 s; resumed from step 40 of 40; "
-        "0 steps lost; attempt 2 went on",
+        "0 steps lost; attempt 2 continued",
     ]
 
 

@@ -208,7 +208,7 @@ def test_the_engine_is_not_changed_under_a_task_that_runs(
     read_until(shell, "t1", 1, "holds")
     shell.run("down", "--keep")
     refused = shell.run("up", "--engine", "local", code=1)
-    assert "t1 was started on the engine 'slurm' and may run on" in refused.stderr
+    assert "t1 was started on the engine 'slurm' and may still be running" in refused.stderr
     shell.run(
         "run", "-d", "--start", "exec", "hold.py"
     )  # starts a server: on what the home remembers

@@ -126,7 +126,7 @@ def test_a_pending_job_is_withdrawn(stage: SlurmStage, what: str) -> None:
                 await engine.suspend(s.task, 1, 1000.0)
             events, end = await s.ended(engine)
         assert (events, end.outcome) == ([], what)
-        assert end.reason == "before Slurm had started it"
+        assert end.reason == "before Slurm had started the job"
         assert not any(name.endswith(s.task) for name in s.cluster.jobs())
 
     stage.play(scene)

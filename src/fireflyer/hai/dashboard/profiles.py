@@ -48,7 +48,9 @@ def find(view: TaskView, attempt: int, name: str) -> Path:
     """
     path = _path(view, attempt, name)
     if not _is_file(path):
-        raise TaskError(f"task {view.id} has no {name} of attempt {attempt}: it was not profiled")
+        raise TaskError(
+            f"task {view.id} has no {name} of attempt {attempt}: the attempt was not profiled"
+        )
     return path
 
 

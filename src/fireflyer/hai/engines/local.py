@@ -299,7 +299,7 @@ class LocalEngine:
             state = run.state
             link: Link | None = None
             if not (state.aborting or state.leaving):
-                why = "its supervisor died at its start"
+                why = "the supervisor died during its start"
                 try:
                     link = await self._link(run.gang, node)
                 except OSError as error:
@@ -440,7 +440,7 @@ class LocalEngine:
             os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
         os.close(pidfd)
 
-    # -- what happened -----------------------------------------------------------------------------
+    # -- events of the nodes -----------------------------------------------------------------------
 
     def _on_record(self, task: str, node: str, record: Record) -> None:
         run = self._runs.get((task, record.attempt))

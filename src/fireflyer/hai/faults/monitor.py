@@ -26,7 +26,7 @@ _log = get_logger("hai")
 
 
 class FaultMonitor:
-    """Handler of faults beside the controller."""
+    """Handler of the faults that one controller reports."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Time until the history showed the event's effect; None: it showed none, or none is
     expected."""
     running_after_s: float | None = None
-    """Time until all ranks ran again; None: they did not."""
+    """Time until all ranks ran again; None if they did not."""
     step_before: int | None = None
     resumed_from_step: int | None = None
     steps_lost: int | None = None
@@ -116,7 +116,7 @@ def _first(events: Sequence[Event], *kinds: str) -> Event | None:
 
 def _resumed(item: Made, later: Sequence[Event]) -> Outcome:
     running = _first(later, "running")
-    words = "it ran again" if running else "it never ran again"
+    words = "the task ran again" if running else "the task never ran again"
     return Outcome(
         event=item.planned.text, made=True, survived=running is not None,
         running_after_s=_after(item, running), words=words,
@@ -129,7 +129,7 @@ def _slowed(item: Made, later: Sequence[Event], task: TaskView, made: Sequence[M
     if broke is not None and any(_caused(other, broke) for other in made):
         broke = None
     survived = broke is None and task.state == "finished"
-    words = "the attempt went on"
+    words = "the attempt continued"
     if broke is not None:
         words = f"the attempt ended meanwhile or later: {broke.detail.get('reason', broke.kind)}"
     elif not survived:
@@ -229,7 +229,7 @@ def _resumption(
         return False, (
             f"{lost} steps were lost despite the suspend request: save before hai.suspended(){ended}"
         )
-    return not ended, f"attempt {again.attempt} went on{ended}"
+    return not ended, f"attempt {again.attempt} continued{ended}"
 
 
 def _lost(before: AttemptSteps, after: AttemptSteps) -> int:

@@ -265,8 +265,8 @@ def _record_engine(options: Options, store: Store) -> None:
     if running := [task.id for task, _ in store.load() if task.placement]:
         name = "unknown" if known is None else known.engine
         raise ConfigError(
-            f"{running[0]} was started on the engine {name!r} and may run on: end it there first, "
-            "with a server on that engine (`fireflyer up --engine ...`)"
+            f"{running[0]} was started on the engine {name!r} and may still be running: end "
+            "the task first, with a server on that engine (`fireflyer up --engine ...`)"
         )
     home.write_engine(wanted)
 
@@ -324,7 +324,7 @@ async def _serve(
         if not home.owned_by(parts.lock):
             raise StorageError(
                 f"{home.path} was removed or replaced while this server (pid {os.getpid()}) used "
-                "it; the processes of its tasks are ended, and what they wrote there is gone"
+                "it; the processes of its tasks are ended, and their files in it are lost"
             )
         for task in (lost, running, trimming, *answering):
             if task.done():
@@ -441,7 +441,9 @@ class _End:
         try:
             await self._stop()
         except StorageError as error:
-            _log.error("ending all processes, because their stop cannot be written: %s", error)
+            _log.error(
+                "ending all processes, because the stop of the tasks cannot be stored: %s", error
+            )
             await self._controller.abandon()
 
     async def _stop(self) -> None:

@@ -225,7 +225,7 @@ class SlurmEngine(LocalEngine):
                 if start.asked is not None or unfit:
                     await self._end(gang.task, job)
                     text = "; ".join(f"{node.name} is {node.reason}" for node in unfit)
-                    raise Ended(start.asked or "lost", text or "before Slurm had started it")
+                    raise Ended(start.asked or "lost", text or "before Slurm had started the job")
             else:
                 deadline = deadline or looked + ANSWER_S
                 if looked > deadline:
@@ -359,7 +359,7 @@ class SlurmEngine(LocalEngine):
                 await link.gone.wait()
         self._jobs.forget(task)
 
-    # -- what happened -----------------------------------------------------------------------------
+    # -- events of the nodes -----------------------------------------------------------------------
 
     def _watch(self) -> None:
         if not self._watching:
