@@ -17,7 +17,7 @@
     │                          also an OSError with EIO
     ├── CollectiveError        a collective operation cannot complete
     │   └── RankFailed         one rank is the cause; `rank` names it
-    ├── ShardsLost             parts of a sharded model that no rank holds any more
+    ├── ShardsLost             parts of a sharded model that no rank still holds
     ├── Cancelled              an operation withdrawn before it began
     ├── FileError              POSIX error of a file operation; also the matching Python OSError
     ├── KvError                the key-value store rejects or cannot serve a request
@@ -269,7 +269,7 @@ class RankFailed(CollectiveError):
 
 
 class ShardsLost(FireflyerError):
-    """No rank holds some parts of a sharded model any more: load a checkpoint.
+    """Some parts of a sharded model are no longer on any rank: load a checkpoint.
 
     Attributes:
         parameters: names of the parameters that are incomplete, in the model's order.

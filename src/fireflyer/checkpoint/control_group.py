@@ -33,7 +33,7 @@ def members_lost() -> bool:
 
 
 def interruptible(wait: Callable[[], T]) -> T:
-    """Returns what `wait` returns or raises; Ctrl-C ends the call at once.
+    """Runs `wait` and returns its result; Ctrl-C ends the call at once.
 
     A wait of torch checks for signals only when another rank answers or its timeout ends. Therefore
     another thread waits. After Ctrl-C that thread remains, but does not keep the process alive.

@@ -216,7 +216,7 @@ def run(
     `fireflyer run --nodes 4 job.toml --lr 0.2`.
 
     Prints rank 0's output; state changes go to stderr. Exits with 0 if the task finished, otherwise
-    with 1. Ctrl-C stops the task; a second Ctrl-C returns at once while the task goes on stopping.
+    with 1. Ctrl-C stops the task; a second Ctrl-C returns at once while the task is still stopping.
     With --json the output goes to stderr and the task's last state to stdout. If no server answers,
     `run` starts one in the background; that server stays until `fireflyer down`.
     """

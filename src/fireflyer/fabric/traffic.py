@@ -162,7 +162,7 @@ def tree_parents(count: int, *, second: bool = False) -> Ints:
 
     The two trees form a double binary tree. In the first tree all odd ranks are leaves. The second
     tree is the first one with reversed ranks (even `count`) or with ranks shifted by one (odd
-    `count`), so a rank is an inner node of at most one tree.
+    `count`). A rank is therefore an inner node of at most one tree.
 
     Raises:
         ValueError: `count` is negative.

@@ -229,7 +229,7 @@ class FileReader:
         return self._open().checksums(file)
 
     def fingerprint(self) -> Iterator[bytes]:
-        """Yields bytes per file that identify the file as it was opened.
+        """Yields bytes per file that identify the version of the file that was opened.
 
         They hold the end of the last commit and the first 12 bytes, which in v1 contain the
         checksum of all metadata. In v2 they also hold the last 64 KiB before that end.

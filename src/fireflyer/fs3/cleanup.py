@@ -153,7 +153,7 @@ class Cleanup:
         return emptied
 
     def _turn(self) -> Callable[[int], bool]:
-        """Returns the callback that counts removed chunks and decides whether the turn goes on."""
+        """Returns the callback that counts removed chunks and decides whether to continue."""
         left, end = CHUNKS_A_TURN, time.monotonic() + TURN_S
 
         def go_on(removed: int) -> bool:

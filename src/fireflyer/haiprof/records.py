@@ -1,4 +1,4 @@
-"""Records of a profile, as they are stored and as reports read them.
+"""Records of a profile, in the form that files and reports use.
 
 A profile is a folder with one file a rank, `rank<N>.jsonl`: a `Header`, then records in the order in
 which they were made. Times are nanoseconds of the machine's monotonic clock, so the ranks of one

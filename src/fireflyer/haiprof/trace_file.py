@@ -2,7 +2,8 @@
 
 A rank is a process of the trace. Its tracks: steps, phases, samples of each thread, operators,
 collectives, counters. Ranks of one machine share its monotonic clock. Ranks of several machines are
-aligned by the wall clocks, only as exactly as these agree; `otherData.clocks` says so.
+aligned by the wall clocks, only as exactly as these agree; `otherData.clocks` names the clocks in
+use.
 """
 
 from collections.abc import Iterator, Sequence

@@ -108,7 +108,7 @@ class Wrapper(nn.Module):
         yield from self.module._named_members(*args, **kwargs)
 
     def register_comm_hook(self, *_: object, **__: object) -> None:
-        """Always raises ConfigError: the reduction is not torch's."""
+        """Raises ConfigError: the reduction is not torch's."""
         raise ConfigError(
             f"{type(self).__name__} reduces gradients itself and takes no hooks: use wire='bf16', 'fp16' or "
             "'int8' to compress them, or torch's DistributedDataParallel over a group of hfreduce"

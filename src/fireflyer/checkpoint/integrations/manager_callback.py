@@ -36,7 +36,7 @@ class ManagerCallback:
         self._on_suspend = on_suspend
 
     def _leave_if_asked(self, handle: SaveHandle, stop: Callable[[], object]) -> None:
-        """After a suspend, waits for the save, and calls `stop` and then `on_suspend`."""
+        """Waits for the save after a suspend, and calls `stop` and then `on_suspend`."""
         if self.manager.suspending:
             handle.wait()
             stop()

@@ -82,7 +82,7 @@ def _copy(
 
 
 def each(paths: list[str], act: Callable[[str], object]) -> int:
-    """Applies `act` to every path; reports paths that it fails for on stderr, and goes on.
+    """Applies `act` to every path. A path that fails is reported on stderr, and the others follow.
 
     Returns:
         The exit code.

@@ -1,4 +1,4 @@
-"""Start of a task as `fireflyer run` asks: with injected faults, profiled, or as it is."""
+"""Start of a task for `fireflyer run`: with injected faults, profiled, or without either."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ def start_as_asked(
     request: Launch, home: Path | None, rehearse: str | None, prof: str | None,
     *, detach: bool, all_ranks: bool, json: bool,
 ) -> int:  # fmt: skip
-    """Runs the task: with the faults of `rehearse`, profiled with the options `prof`, or as it is.
+    """Runs the task: with the faults of `rehearse`, profiled with the options `prof`, or plain.
 
     Raises:
         ConfigError: both are given.

@@ -176,7 +176,7 @@ def _append(path: Path, columns: tuple[str, ...], request: Request, results: lis
 
 
 def listen(address: str, secret_file: Path) -> None:
-    """Serves the network checks of other nodes, each in a thread, for ever."""
+    """Serves the network checks of other nodes, each in a thread, until the process ends."""
     secret = pairs.read_secret(secret_file)
     with pairs.listen(pairs.parse_address(address), secret) as listener:
         host, port = listener.getsockname()[:2]

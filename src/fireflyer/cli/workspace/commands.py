@@ -60,7 +60,7 @@ def pull(
     json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Write a workspace into a folder, exactly as it was shipped."""
+    """Write a workspace into a folder, with exactly the files that were shipped."""
     from fireflyer.cli.workspace import impl
 
     impl.pull(home, which, folder, json=json)
@@ -75,7 +75,7 @@ def prune(
     json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Remove workspaces and environments that no task needs any more.
+    """Remove workspaces and environments that no task needs.
 
     Workspaces and environments of unfinished tasks always stay. Finished tasks keep their own copy.
     """

@@ -203,7 +203,7 @@ def _promote(member: Member, version: int, locals_: Mapping[int, Local]) -> Memb
 
 
 def _retire(member: Member) -> Member:
-    """Applies rule 5: if a member serves, no member is LASTSRV or RECOVERING any more."""
+    """Applies rule 5: once a member serves, no member stays LASTSRV or RECOVERING."""
     if member.state in (Public.LASTSRV, Public.RECOVERING):
         return Member(member.target, Public.WAITING)
     return member

@@ -83,7 +83,8 @@ def collect(
     folder: Path | None = None,
     on_progress: Callable[[list[Attached]], None] = lambda _: None,
 ) -> list[Attached]:
-    """Profiles processes until the time is up, or all have ended; returns what was recorded.
+    """Profiles processes until the time is up, or all have ended; returns the processes with their
+    records.
 
     Args:
         folder: where to write one file a rank, as records come; None: nowhere.

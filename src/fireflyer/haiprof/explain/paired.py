@@ -49,8 +49,11 @@ class PairedSteps:
         ]
 
     def is_late(self, index: int, least: float) -> bool:
-        """Returns True if a rank is late by `least` seconds in the median step and by half of that
-        in each part of the session, and if it is the last rank in most steps."""
+        """Returns True if a rank is late in the whole session and the last rank in most steps.
+
+        A late rank is late by `least` seconds in the median step, and by half of that in the median
+        step of each part of the session.
+        """
         late = self.lateness(index)
         last = sum(own_s(step[index]) >= max(own_s(row) for row in step) for step in self.steps)
         size = max(1, len(late) // PARTS)

@@ -1,6 +1,6 @@
 """Recorder `gpu`: utilisation, memory, power, temperature and PCIe traffic, through NVML.
 
-NVML comes with NVIDIA's driver. On a machine without it, `missing` says so.
+NVML comes with NVIDIA's driver. On a machine without NVML, `missing` returns the reason.
 """
 
 import contextlib

@@ -171,7 +171,7 @@ class Reducer:
         }
 
     def before_forward(self) -> None:
-        """After the first backward, orders buckets once as rank 0 saw gradients become ready."""
+        """Orders buckets once, after the first backward, as rank 0 saw gradients become ready."""
         if self.replaced:
             raise ConfigError("the module was wrapped again: use the newer wrapper")
         if self.in_backward:

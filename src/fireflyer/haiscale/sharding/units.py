@@ -81,7 +81,7 @@ class Settings:
         return offload.offload_params if isinstance(offload, CPUOffload) else offload
 
     def alike(self) -> dict[str, object]:
-        """Returns what must be equal on all ranks."""
+        """Returns the settings that must be equal on all ranks."""
         own = {name: value for name, value in vars(self).items() if name != "param_init_fn"}
         return {
             **own,

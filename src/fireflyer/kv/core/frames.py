@@ -1,8 +1,8 @@
 """Log objects. Each is a frame with a batch of operations, or with the fence of a new writer.
 
-Frame: "FFKVLOG1", crc32c of the rest u32, kind u8, 3 bytes 0, number u64, epoch u64, writer 8
-bytes, sequence of the first operation u64, number of operations u32, 4 bytes 0, operations
-(native/kv/record.hpp). Little-endian.
+Frame, little-endian: "FFKVLOG1", crc32c of the rest u32, kind u8, 3 bytes 0, number u64, epoch u64;
+writer 8 bytes, sequence of the first operation u64, number of operations u32, 4 bytes 0; operations
+(native/kv/record.hpp).
 """
 
 import struct

@@ -22,7 +22,8 @@ LISTED = 50
 COLUMNS = 40
 """Newest validations in the heat map of a node."""
 
-# Charts are markup whose texts the chart functions escape, so templates insert them as they are.
+# Charts are markup whose texts the chart functions escape, so templates insert them without
+# escaping.
 
 
 def validation_pages(app: FastAPI, queries: PageQueries, trail: AuditLog) -> None:
