@@ -49,8 +49,8 @@ def test_a_line_that_was_on_its_way_when_the_kill_was_sent_is_no_recovery(script
 
 def test_the_whole_course(finished: Any) -> None:
     story = finished.story
-    assert [type(deed.action) for deed in story.deeds] == [Kill, Suspend, Resume]
-    assert [deed.attempt for deed in story.deeds] == [1, 2, 2]
+    assert [type(done.action) for done in story.completed] == [Kill, Suspend, Resume]
+    assert [done.attempt for done in story.completed] == [1, 2, 2]
     assert (story.phase, story.state) == ("over", "finished")
     assert story.next_action() is None
 

@@ -164,16 +164,16 @@ class Break(msgspec.Struct, frozen=True):
 def breaks(story: Story) -> list[Break]:
     """Returns the interruptions in order."""
     out = []
-    for deed in story.deeds:
-        after = (line.monotonic for line in story.lines if line.attempt > deed.attempt)
+    for done in story.completed:
+        after = (line.monotonic for line in story.lines if line.attempt > done.attempt)
         back = next(after, None)
-        took = "" if back is None else f"{back - deed.at:.2f} s"
-        if isinstance(deed.action, Kill):
-            label = (f"rank {deed.action.rank} killed", took and f"training again in {took}")
-            out.append(Break("kill", deed.at, back, label))
-        elif isinstance(deed.action, Suspend):
+        took = "" if back is None else f"{back - done.at:.2f} s"
+        if isinstance(done.action, Kill):
+            label = (f"rank {done.action.rank} killed", took and f"training again in {took}")
+            out.append(Break("kill", done.at, back, label))
+        elif isinstance(done.action, Suspend):
             label = ("suspended, then resumed", took and f"training again in {took}")
-            out.append(Break("suspend", deed.at, back, label))
+            out.append(Break("suspend", done.at, back, label))
     return out
 
 

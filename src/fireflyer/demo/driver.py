@@ -20,7 +20,7 @@ from fireflyer.errors import ConfigError, DeadlineExceeded, FireflyerError, Peer
 from fireflyer.hai.client import Client
 from fireflyer.hai.model import TaskSpec, TaskView
 
-SILENCE_S = 120.0
+PROGRESS_TIMEOUT_S = 120.0
 """Timeout in seconds without a step or an event, after which the demo gives up."""
 
 
@@ -156,15 +156,17 @@ def _train(
         view = client.submit(_spec(options, data, folder))
         story = Story(options.seconds)
         metrics = Tail(Path(view.directory, "output", "metrics.jsonl"))
-        seq, heard = 0, time.monotonic()
+        seq, progress_at = 0, time.monotonic()
         while story.phase != "over":
             events = client.events(view.id, after=seq, wait_s=0.1)
             lines = metrics.read()
             seq = events[-1].seq if events else seq
-            heard = time.monotonic() if events or lines else heard
-            if time.monotonic() - heard > SILENCE_S:
+            progress_at = time.monotonic() if events or lines else progress_at
+            if time.monotonic() - progress_at > PROGRESS_TIMEOUT_S:
                 log = client.task(view.id).directory
-                raise DeadlineExceeded(f"no step for {SILENCE_S:.0f} s; see the logs in {log}")
+                raise DeadlineExceeded(
+                    f"no step for {PROGRESS_TIMEOUT_S:.0f} s; see the logs in {log}"
+                )
             story.observe(lines, events)
             screen.show(story)
             if (action := story.next_action()) is not None:

@@ -59,7 +59,7 @@ def compute(story: Story, orphans: int, val_loss: float | None = None) -> Figure
         return None
     spent = sum(line.step_s for line in lines)
     stalls = [line.checkpoint_stall_s for line in lines if line.checkpoint_stall_s is not None]
-    kill, suspend, resume = (_deed(story, kind) for kind in (Kill, Suspend, Resume))
+    kill, suspend, resume = (_completed(story, kind) for kind in (Kill, Suspend, Resume))
     before = [line for line in lines if kill and line.attempt <= kill.attempt]
     after = [line for line in lines if kill and line.attempt > kill.attempt]
     return Figures(
@@ -108,38 +108,38 @@ def problems(figures: Figures | None, story: Story) -> list[str]:
     return found
 
 
-def _deed(story: Story, kind: type) -> CompletedAction | None:
-    return next((deed for deed in story.deeds if isinstance(deed.action, kind)), None)
+def _completed(story: Story, kind: type) -> CompletedAction | None:
+    return next((done for done in story.completed if isinstance(done.action, kind)), None)
 
 
 def _loss(lines: list[MetricsRecord]) -> float:
     return fmean(line.loss for line in lines[-LOSS_LINES:])
 
 
-def _exit_after(story: Story, deed: CompletedAction | None, *, first: bool) -> float | None:
+def _exit_after(story: Story, done: CompletedAction | None, *, first: bool) -> float | None:
     """Returns the seconds from an action to the first or last rank exit of the affected attempt.
 
     After a kill, only the killed rank counts.
     """
-    if deed is None:
+    if done is None:
         return None
-    victim = deed.action.rank if isinstance(deed.action, Kill) else None
+    victim = done.action.rank if isinstance(done.action, Kill) else None
     exits = [
         event.monotonic_ns / 1e9
         for event in story.events
         if event.kind == "rank_exited"
-        and event.attempt == deed.attempt
+        and event.attempt == done.attempt
         and victim in (None, event.detail["rank"])
     ]
-    return (min(exits) if first else max(exits)) - deed.at if exits else None
+    return (min(exits) if first else max(exits)) - done.at if exits else None
 
 
-def _first_step_after(lines: list[MetricsRecord], deed: CompletedAction | None) -> float | None:
-    if deed is None:
+def _first_step_after(lines: list[MetricsRecord], done: CompletedAction | None) -> float | None:
+    if done is None:
         return None
-    fresh = (line.monotonic for line in lines if line.attempt > deed.attempt)
+    fresh = (line.monotonic for line in lines if line.attempt > done.attempt)
     first = next(fresh, None)
-    return None if first is None else first - deed.at
+    return None if first is None else first - done.at
 
 
 def _lost(before: list[MetricsRecord], after: list[MetricsRecord]) -> float | None:

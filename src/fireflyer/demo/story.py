@@ -62,7 +62,7 @@ class Story:
         self.phase: Phase = "training"
         self.lines: list[MetricsRecord] = []
         self.events: list[Event] = []
-        self.deeds: list[CompletedAction] = []
+        self.completed: list[CompletedAction] = []
         self.state = "queued"
         """Task state according to its events."""
         self._pids: dict[int, int] = {}
@@ -75,7 +75,7 @@ class Story:
             self._observe_event(event)
         for line in lines:
             self.lines.append(line)
-            fresh = bool(self.deeds) and line.attempt > self.deeds[-1].attempt
+            fresh = bool(self.completed) and line.attempt > self.completed[-1].attempt
             if self.phase == "killed" and fresh:
                 self.phase = "recovered"
 
@@ -110,7 +110,7 @@ class Story:
 
     def did(self, action: Action, at: float) -> None:
         """Records that `action` was carried out at time `at`."""
-        self.deeds.append(CompletedAction(action=action, at=at, attempt=self._attempt))
+        self.completed.append(CompletedAction(action=action, at=at, attempt=self._attempt))
         if self.phase != "over":
             self.phase = _AFTER[type(action)]
 

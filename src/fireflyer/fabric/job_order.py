@@ -32,7 +32,7 @@ def job_order(planes: Sequence[Net], hosts: Sequence[str]) -> dict[str, Any]:
     unknown = [host for host in hosts if host not in places]
     if unknown:
         raise FabricError(
-            f"host {unknown[0]!r} has no cable in the network; {len(hosts)} hosts asked for, "
+            f"host {unknown[0]!r} has no cable in the network; {len(hosts)} hosts requested, "
             f"{len(hosts) - len(unknown)} found"
         )
     ordered = sorted(hosts, key=lambda host: places[host])

@@ -212,10 +212,10 @@ def follow_task(client: Client, view: View, *, all_ranks: bool, json: bool) -> F
         nonlocal seen
         seen = event.seq
         if event.kind == "rank_exited":
-            told = view.spec.elastic and event.detail["code"] != 0
+            shown = view.spec.elastic and event.detail["code"] != 0
         else:
-            told = event.kind not in ("rank_started", "gang_ended", "progress", "acted")
-        if told:
+            shown = event.kind not in ("rank_started", "gang_ended", "progress", "acted")
+        if shown:
             note(f"{event.task} {event.kind} {printing.details(event)}".rstrip())
 
     try:
