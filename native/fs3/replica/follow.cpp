@@ -58,7 +58,7 @@ void Replica::concluded(const Applied& done) {
     } else {
       const Op op = next_op_++;
       asks_[op] = {Ask::tags, walk_.sources[walk_.source], {}, true};
-      pause(op);
+      act(Pause{op});
     }
     return;
   }

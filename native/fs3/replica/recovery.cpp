@@ -37,7 +37,7 @@ void Replica::continue_recovery() {
       report_local_state();
       return;
     }
-    start_differences(Purpose::take);
+    start_differences();
     if (walk_.running > 0 || walk_.asking || !walk_.todo.empty()) return;
     if (walk_.source < walk_.sources.size() && !walk_.exhausted) {
       ask(Ask::page, walk_.sources[walk_.source]);
@@ -61,24 +61,26 @@ bool Replica::differs_for_recovery(const Entry* mine, const Entry* theirs) const
   return theirs->removes && theirs->pending > (here != 0 ? here : floor_);
 }
 
-// Begins a `take` job when its turn comes. Compares again, because a write may have been in flight to the disk when the
-// page was compared.
-void Replica::begin_take(Place& place) {
-  const Chunk& chunk = place.second;
-  Job& job = place.second.jobs.front();
-  const Version here = chunk.newest();
-  if (walk_.phase == Walk::Phase::take) {
-    job.kind = Kind::replace;
-    job.version = newest(job.seen);
-    job.version > (here != 0 ? here : floor_) ? fetch(place) : finish(place, Status::ok);
-    return;
+job::Take Replica::take_of(const Entry& theirs) const {
+  job::Take take;
+  take.seen = theirs;
+  take.chain = chain_;
+  take.peer = walk_.sources[walk_.source];
+  take.version = newest(theirs);
+  if (walk_.phase == Walk::Phase::remove) {
+    take.kind = Kind::remove;
+    take.version = take.version == 0 ? walk_.floor : theirs.pending;
   }
-  const bool absent = job.seen.committed == 0 && job.seen.pending == 0;
-  job.kind = Kind::remove;
-  job.version = absent ? walk_.floor : job.seen.pending;
-  const Version known = here != 0 ? here : floor_;  // without a chunk here, versions up to the floor are used up
-  const bool removed = absent ? here != 0 && here <= job.version : known < job.version;
-  removed ? apply(place, true) : finish(place, Status::ok);
+  return take;
+}
+
+// Returns whether the version is still missing here. The job compares at its turn, because a write may have been in
+// flight to the disk when the page was compared.
+bool Replica::takes(const Chunk& chunk, const job::Take& take) const {
+  const Version here = chunk.newest();
+  const bool absent = newest(take.seen) == 0;
+  if (take.kind == Kind::remove && absent) return here != 0 && here <= take.version;
+  return take.version > (here != 0 ? here : floor_);  // without a chunk here, versions up to the floor are used up
 }
 
 // Keeps the tags of one member after another. The word "complete" stays set meanwhile.

@@ -1,7 +1,6 @@
 // Contents from another replica: for a chunk whose bytes fail their CRC, and for chunks that a RECOVERING target lacks.
-#include <utility>
-
 #include "fs3/replica/replica.hpp"
+#include "fs3/replica/transitions.hpp"
 
 namespace ff::fs3::replica {
 
@@ -9,76 +8,75 @@ void Replica::on(const Damaged& damaged) {
   if (!serving()) return;
   Place& place = open(damaged.chunk);
   bool known = false;
-  for (const Job& job : place.second.jobs) known = known || job.purpose == Purpose::repair;
-  if (!known) {
-    Job job;
-    job.purpose = Purpose::repair;
-    place.second.jobs.push_back(std::move(job));
-  }
+  for (const Job& job : place.second.jobs) known = known || job.kind() == JobKind::repair;
+  if (!known) add<job::Repair>(place.second.jobs);
   proceed(place);
 }
 
-void Replica::begin_repair(Place& place) { place.second.committed != 0 ? fetch(place) : finish(place, Status::ok); }
+// Returns whether the job is at work on the version that it sends, or takes, and not on its base.
+bool Replica::sends(Stage stage) {
+  return stage == Stage::sending || stage == Stage::fetching || stage == Stage::replacing;
+}
+
+Version Replica::version_of(const Job& job) {
+  const job::Outgoing* const outgoing = job.outgoing();
+  return outgoing != nullptr ? outgoing->version : job.as<job::Take>()->version;
+}
 
 // Returns the version whose whole contents the first job needs.
 Version Replica::wanted(const Place& place) const {
   const Job& job = place.second.jobs.front();
-  return job.purpose == Purpose::take || job.durable ? job.version : place.second.committed;
+  return sends(job.stage) ? version_of(job) : place.second.committed;
 }
 
 // Returns the CRC of the wanted version by the index: a dropped write may have had the same version number.
 std::uint32_t Replica::wanted_crc(const Place& place) const {
-  const Job& job = place.second.jobs.front();
-  const Entry entry = job.purpose == Purpose::take ? job.seen : lookup_.entry(place.first);
+  const auto* take = place.second.jobs.front().as<job::Take>();
+  const Entry entry = take != nullptr ? take->seen : lookup_.entry(place.first);
   return entry.committed == wanted(place) ? entry.crc : entry.pending_crc;
 }
 
 // Returns the replicas that may have the contents, in the order in which they are asked. The SYNCING target is among
 // them, so that its intact contents are never replaced by damaged contents from here.
 std::vector<TargetId> Replica::sources(const Job& job) const {
+  const auto* take = job.as<job::Take>();
   std::vector<TargetId> found;
-  if (job.purpose == Purpose::take) found.push_back(job.peer);
-  if (job.purpose == Purpose::take && job.as_is) return found;
+  if (take != nullptr) found.push_back(take->peer);
+  if (take != nullptr && take->as_is) return found;
   for (const Member& member : members_) {
-    const bool may = job.purpose == Purpose::take ? member.state == State::lastsrv && member.target != job.peer
-                                                  : member.state == State::serving || member.state == State::syncing;
+    const bool may = take != nullptr ? member.state == State::lastsrv && member.target != take->peer
+                                     : member.state == State::serving || member.state == State::syncing;
     if (may && member.target != target_) found.push_back(member.target);
   }
   return found;
 }
 
 // Asks the next source. After the last one, gives up; or starts over after a pause if a source did not answer.
-void Replica::fetch(Place& place) {
-  Job& job = place.second.jobs.front();
-  job.stage = Stage::fetching;
-  job.paused = false;
+std::optional<Signal> Replica::fetch(Place& place, Job& job) {
   const std::vector<TargetId> from = sources(job);
-  if (job.tried < from.size()) {
-    ask(Ask::fetch, from[job.tried], place.first);
-    return;
+  if (job.search.tried < from.size()) {
+    ask(Ask::fetch, from[job.search.tried], place.first);
+    return std::nullopt;
   }
-  if (job.unanswered) {
-    job.tried = 0;
-    job.unanswered = false;
-    fetch_later(place);
-  } else {
-    give_up(place);
-  }
+  if (!job.search.unanswered) return Signal::no_copy;
+  job.search.tried = 0;
+  job.search.unanswered = false;
+  fetch_later(place, job);
+  return std::nullopt;
 }
 
-void Replica::fetch_later(Place& place) {
-  Job& job = place.second.jobs.front();
-  job.stage = Stage::fetching;
+void Replica::fetch_later(Place& place, Job& job) {
+  release(job.search.fetched);
   job.op = next_op_++;
   asks_[job.op] = {Ask::fetch, 0, place.first, true};
-  pause(job.op);
+  act(Pause{job.op});
 }
 
-void Replica::fetch_failed(Place& place, bool unanswered) {
-  Job& job = place.second.jobs.front();
-  ++job.tried;
-  job.unanswered = job.unanswered || unanswered;
-  fetch(place);
+void Replica::source_failed(Place& place, bool unanswered) {
+  Search& search = place.second.jobs.front().search;
+  ++search.tried;
+  search.unanswered = search.unanswered || unanswered;
+  raise(place, Signal::next_source);
 }
 
 void Replica::on(const Fetched& fetched) {
@@ -90,82 +88,32 @@ void Replica::on(const Fetched& fetched) {
     return;
   }
   Place& place = *chunks_.find(asked->second.chunk);
-  Job& job = place.second.jobs.front();
-  asks_.erase(asked);
-  if (fetched.status != Status::ok || fetched.crc != wanted_crc(place)) {
-    release(payload);
-    fetch_failed(place, false);
-    proceed(place);
+  if (fetched.status == Status::ok && fetched.crc == wanted_crc(place)) {
+    place.second.jobs.front().search.fetched = payload;
+    raise(place, Signal::contents);
     return;
   }
-  job.fetched = payload;
-  if (job.purpose == Purpose::take) {
-    apply(place, true);
-    return;
-  }
+  release(payload);
+  source_failed(place, false);
+  proceed(place);
+}
+
+// Stores fetched contents over the damaged ones of the same version.
+void Replica::replace(Place& place, Job& job) {
   const Chunk& chunk = place.second;
   const Version version = wanted(place);
   const bool pending = version != chunk.committed;
-  job.stage = Stage::replacing;
-  job.op = next_op_++;
-  applies_.emplace(job.op, place.first);
-  act(Apply{job.op, place.first, chunk.committed, version, chain_, Kind::replace, !pending, true, 0, 0,
-            pending ? chunk.tag : Tag{}, payload});
+  act(Apply{new_apply(place, job), place.first, chunk.committed, version, chain_, Kind::replace, !pending, true, 0, 0,
+            pending ? chunk.tag : Tag{}, job.search.fetched});
 }
 
-void Replica::contents_replaced(Place& place, Status status) {
-  Job& job = place.second.jobs.front();
-  release(job.fetched);
-  ++job.refetches;
-  if (status == Status::ok) {
-    resume(place);
-  } else if (status == Status::no_space && !job.durable) {
-    finish(place, job.purpose == Purpose::client ? status : Status::ok);  // the intact copy still exists
-  } else {
-    give_up(place);
-  }
-}
+void Replica::report_damage(const Place& place) { act(Unrepairable{place.first, wanted(place)}); }
 
-// Continues the job after its contents were fetched.
-void Replica::resume(Place& place) {
-  Job& job = place.second.jobs.front();
-  if (job.purpose == Purpose::repair) {
-    finish(place, Status::ok);
-  } else if (job.durable) {
-    job.purpose == Purpose::sync && !serving() ? remove_front(place) : advance(place);
-  } else if (head()) {
-    apply(place);
-  } else {
-    remove_front(place);
-  }
-}
-
-// Ends the search for contents: no replica has an intact copy.
-void Replica::give_up(Place& place) {
-  Job& job = place.second.jobs.front();
-  if (job.purpose == Purpose::take) {
-    if (std::exchange(job.as_is, true)) {
-      finish(place, Status::ok);  // the other target no longer has the contents
-    } else {
-      job.tried = 0;
-      fetch(place);
-    }
-    return;
-  }
-  const bool unacknowledged = job.purpose == Purpose::client
-                                  ? job.durable && !job.left
-                                  : job.purpose == Purpose::inherited && only_here_.contains(place.first);
-  if (unacknowledged && !job.committed) {
-    drop(place, Status::stale_routing);  // the client retries; intact contents of other replicas are not replaced
-    return;
-  }
-  act(Unrepairable{place.first, wanted(place)});
-  if (job.durable) {
-    job.as_is = true;
-    resume(place);
-  } else {
-    finish(place, job.purpose == Purpose::client ? Status::corrupt : Status::ok);
-  }
+// Returns whether no client was told of the job's version and no other target has it. Such a version is dropped: the
+// client retries, and intact contents of other replicas are not replaced.
+bool Replica::unacknowledged(const Place& place, const Job& job) const {
+  const auto* client = job.as<job::ClientWrite>();
+  return client != nullptr ? !client->left : only_here_.contains(place.first);
 }
 
 }  // namespace ff::fs3::replica

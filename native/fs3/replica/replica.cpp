@@ -1,9 +1,24 @@
-// Roles, the chunks' queues, and the effects of a new routing or lease.
+// Roles, the effects of a new routing or lease, and answers that continue jobs.
 #include "fs3/replica/replica.hpp"
 
 #include <algorithm>
 
+#include "fs3/replica/transitions.hpp"
+
 namespace ff::fs3::replica {
+
+namespace {
+
+Signal answer_signal(Status status) {
+  switch (status) {
+    case Status::ok: return Signal::acknowledged;
+    case Status::corrupt: return Signal::their_corrupt;
+    case Status::no_space: return Signal::their_no_space;
+    default: return Signal::unanswered;
+  }
+}
+
+}  // namespace
 
 Replica::Replica(TargetId target, Incarnation incarnation, const Lookup& lookup, Options options)
     : target_(target),
@@ -92,62 +107,35 @@ void Replica::regroup(Place& place) {
   if (!serving() || !leased()) refuse_parked(place);
   auto job = chunk.jobs.begin();
   if (chunk.busy) ++job;
-  while (job != chunk.jobs.end()) {
-    const bool stays = job->purpose == Purpose::client ? head() : job->purpose == Purpose::repair && serving();
-    if (stays) {
-      ++job;
-    } else {
-      forget_job(*job, place.first);
-      job = chunk.jobs.erase(job);
-    }
+  while (job != chunk.jobs.end()) job = remove_at(place, job, Signal::routing);
+  if (chunk.busy) {
+    start_over(chunk.jobs.front());
+    raise(place, Signal::routing);
   }
-  if (chunk.busy) regroup_front(place);
   if (!chunk.busy && serving() && chunk.pending != 0) make_inherited(place);
   proceed(place);
 }
 
-void Replica::regroup_front(Place& place) {
-  Job& job = place.second.jobs.front();
-  job.paused = job.unanswered = false;
-  job.as_is = false;  // other replicas may have intact contents now
-  job.refetches = 0;
-  job.tried = 0;
-  if (!head()) refuse_clients(job);
-  switch (job.stage) {
-    case Stage::waiting:
-    case Stage::applying:
-    case Stage::replacing:
-    case Stage::dropping: return;
-    case Stage::held:
-      if (!head()) remove_front(place);
-      return;
-    case Stage::fetching:
-      if (!job.durable) {
-        const bool stays = job.purpose == Purpose::client ? head() : job.purpose == Purpose::repair && serving();
-        stays ? fetch(place) : remove_front(place);
-        return;
-      }
-      break;
-    case Stage::sending: job.left = true; break;
-  }
-  job.purpose == Purpose::sync || !serving() ? remove_front(place) : advance(place);
+// Prepares a job for a new role: other replicas may have intact contents now.
+void Replica::start_over(Job& job) {
+  job.search = {.fetched = job.search.fetched};
+  if (job::Outgoing* const outgoing = job.outgoing()) outgoing->paused = outgoing->as_is = false;
+  if (auto* take = job.as<job::Take>()) take->as_is = false;
+  if (job::Write* const write = job.write(); write != nullptr && !head()) refuse_clients(*write);
 }
 
-// Makes a job for a pending version that no job completes: it is from before a restart, or from another role.
 void Replica::make_inherited(Place& place) {
   Chunk& chunk = place.second;
-  Job job;
-  job.purpose = Purpose::inherited;
-  job.kind = chunk.removes ? Kind::remove : Kind::replace;
-  job.whole = job.durable = true;
-  job.base = chunk.committed;
-  job.version = chunk.pending;
-  job.tag = chunk.tag;
-  count(job);
-  register_channel(job, place.first);
-  chunk.jobs.push_front(std::move(job));
+  auto& write = *chunk.jobs.emplace_front(std::in_place_type<job::Inherited>).as<job::Inherited>();
+  write.kind = chunk.removes ? Kind::remove : Kind::replace;
+  write.whole = true;
+  write.base = chunk.committed;
+  write.version = chunk.pending;
+  write.tag = chunk.tag;
+  count(write);
+  register_channel(write.tag, place.first);
   chunk.busy = true;
-  advance(place);
+  raise(place, Signal::turn);
 }
 
 void Replica::on(const Lease& lease) {
@@ -159,17 +147,8 @@ void Replica::on(const Lease& lease) {
     Place& place = *chunks_.find(id);
     refuse_parked(place);
     for (auto job = place.second.jobs.begin(); job != place.second.jobs.end();) {
-      refuse_clients(*job);
-      const bool begun =
-          job->stage != Stage::waiting && job->stage != Stage::held && (job->stage != Stage::fetching || job->durable);
-      if (job->purpose != Purpose::client || begun) {
-        ++job;
-        continue;
-      }
-      if (job == place.second.jobs.begin()) place.second.busy = false;
-      if (job->op != 0) asks_.erase(job->op);
-      forget_job(*job, id);
-      job = place.second.jobs.erase(job);
+      if (job::Write* const write = job->write()) refuse_clients(*write);
+      job = remove_at(place, job, Signal::lease_ended);
     }
     proceed(place);
   }
@@ -216,8 +195,7 @@ void Replica::on(const Applied& done) {
   if (done.op < routing_op_) old_apply_ended();
   if (done.status == Status::io_error) {
     failed_ = stopping_ = true;
-    refuse_clients(place.second.jobs.front());
-    remove_front(place);
+    raise(place, Signal::store_failed);
   } else {
     applied(place, done);
   }
@@ -233,19 +211,7 @@ void Replica::old_apply_ended() {
 void Replica::on(const SendFailed& failed) {
   if (const auto update = updates_.find(failed.op); update != updates_.end()) {
     Place& place = *chunks_.find(update->second);
-    Job& job = place.second.jobs.front();
-    if (job.paused) return;
-    if (failed.status != Status::corrupt || job.as_is) {
-      job.left = job.paused = true;
-      pause(failed.op);
-      return;
-    }
-    updates_.erase(update);
-    if (job.refetches == kMostRefetches) {
-      give_up(place);
-    } else {
-      fetch(place);
-    }
+    raise(place, failed.status == Status::corrupt ? Signal::unreadable : Signal::unanswered);
     proceed(place);
     return;
   }
@@ -253,154 +219,47 @@ void Replica::on(const SendFailed& failed) {
   if (found == asks_.end() || found->second.paused) return;
   if (found->second.ask == Ask::fetch) {
     Place& place = *chunks_.find(found->second.chunk);
-    asks_.erase(found);
-    fetch_failed(place, true);
+    source_failed(place, true);
     proceed(place);
   } else {
     found->second.paused = true;
-    pause(failed.op);
+    act(Pause{failed.op});
   }
 }
 
 void Replica::on(const Retry& retry) {
-  if (updates_.contains(retry.op)) {
-    resend(retry.op);
+  if (const auto update = updates_.find(retry.op); update != updates_.end()) {
+    raise(*chunks_.find(update->second), Signal::retry);
     return;
   }
   const auto found = asks_.find(retry.op);
   if (found == asks_.end() || !found->second.paused) return;
-  found->second.paused = false;
   if (found->second.ask == Ask::fetch) {
     Place& place = *chunks_.find(found->second.chunk);
-    asks_.erase(found);
-    fetch(place);
+    raise(place, Signal::retry);
     proceed(place);
   } else {
+    found->second.paused = false;
     ask_again(retry.op, found->second);
   }
 }
 
 void Replica::on(const Answer& told) {
   if (told.chain_version != chain_) return;  // may answer an op of an earlier incarnation
-  const auto update = updates_.find(told.op);
-  if (update == updates_.end()) {
-    const auto asked = asks_.find(told.op);
-    if (asked == asks_.end()) return;
-    if (asked->second.ask != Ask::sync_done || told.status != Status::ok) {
-      on(SendFailed{told.op});
-      return;
-    }
-    asks_.erase(asked);
-    walk_.phase = Walk::Phase::done;
+  if (const auto update = updates_.find(told.op); update != updates_.end()) {
+    Place& place = *chunks_.find(update->second);
+    raise(place, answer_signal(told.status));
+    proceed(place);
     return;
   }
-  Place& place = *chunks_.find(update->second);
-  Job& job = place.second.jobs.front();
-  const bool whole = job.whole || successor_syncs_;
-  job.left = true;
-  if (told.status == Status::ok) {
-    updates_.erase(update);
-    acknowledged(place);
-  } else if (told.status == Status::corrupt && !whole) {
-    updates_.erase(update);
-    job.whole = true;
-    send(place);
-  } else if (told.status == Status::no_space && !job.committed && !successor_syncs_) {
-    updates_.erase(update);
-    drop(place, Status::no_space);
-  } else {
+  const auto asked = asks_.find(told.op);
+  if (asked == asks_.end()) return;
+  if (asked->second.ask != Ask::sync_done || told.status != Status::ok) {
     on(SendFailed{told.op});
     return;
   }
-  proceed(place);
-}
-
-// ---- Queues ------------------------------------------------------------------------------------------------------
-
-std::vector<ChunkId> Replica::sorted_chunks() const {
-  std::vector<ChunkId> ids;
-  ids.reserve(chunks_.size());
-  for (const auto& [id, chunk] : chunks_) ids.push_back(id);
-  std::sort(ids.begin(), ids.end());
-  return ids;
-}
-
-Replica::Place& Replica::open(ChunkId id) {
-  const auto [found, made] = chunks_.try_emplace(id);
-  if (made) {
-    const Entry entry = lookup_.entry(id);
-    found->second.committed = entry.committed;
-    found->second.length = entry.length;
-  }
-  return *found;
-}
-
-void Replica::tidy(ChunkId id) {
-  const auto found = chunks_.find(id);
-  const Chunk& chunk = found->second;
-  if (chunk.jobs.empty() && chunk.pending == 0 && chunk.reads.empty()) chunks_.erase(found);
-}
-
-void Replica::start(Place& place) {
-  Chunk& chunk = place.second;
-  while (!chunk.busy && !chunk.jobs.empty()) {
-    chunk.busy = true;
-    begin(place);
-  }
-}
-
-void Replica::proceed(Place& place) {  // may remove the place
-  start(place);
-  tidy(place.first);
-}
-
-void Replica::begin(Place& place) {
-  switch (place.second.jobs.front().purpose) {
-    case Purpose::client: begin_client(place); break;
-    case Purpose::update: begin_update(place); break;
-    case Purpose::inherited: break;  // an inherited job is busy from the start
-    case Purpose::sync: begin_sync(place); break;
-    case Purpose::take: begin_take(place); break;
-    case Purpose::repair: begin_repair(place); break;
-  }
-}
-
-// Ends the first job and answers its clients and its predecessor.
-void Replica::finish(Place& place, Status status) {
-  Chunk& chunk = place.second;
-  Job& job = chunk.jobs.front();
-  if (job.answer != 0 && job.chain == chain_) {
-    answer(job.answer, predecessor_, chain_, status);
-    answered_.emplace(job.answer, status);
-  }
-  for (const Op op : job.clients) {
-    status == Status::ok ? reply(op, status, job.version, chunk.length) : reply(op, status);
-  }
-  job.clients.clear();
-  remove_front(place);
-  if (chunk.pending == 0) serve_parked(place);
-}
-
-void Replica::remove_front(Place& place) {
-  forget_job(place.second.jobs.front(), place.first);
-  place.second.jobs.pop_front();
-  place.second.busy = false;
-}
-
-void Replica::forget_job(Job& job, ChunkId chunk) {
-  refuse_clients(job);
-  release(job.payload);
-  release(job.fetched);
-  if (job.creates != 0) creations_.erase(creations_.find(job.creates));
-  if (job.removes != 0) removals_.erase(removals_.find(job.removes));
-  if (job.tag.client != 0) {
-    const auto mine = channels_.find({job.tag.client, job.tag.channel});
-    if (mine != channels_.end() && mine->second.seq == job.tag.seq && mine->second.chunk == chunk) {
-      channels_.erase(mine);
-    }
-  }
-  const bool walks = job.purpose == Purpose::sync || job.purpose == Purpose::take;
-  if (walks && job.chain == chain_ && walk_.running > 0) --walk_.running;
+  asks_.erase(asked);
+  walk_.phase = Walk::Phase::done;
 }
 
 // Does the work of a step beyond the step's own chunk.
@@ -411,13 +270,7 @@ void Replica::settle() {
   for (const ChunkId id : held) {
     const auto found = chunks_.find(id);
     if (found == chunks_.end() || !found->second.busy) continue;
-    const Job& job = found->second.jobs.front();
-    if (job.stage != Stage::held) continue;
-    if (may_apply(job)) {
-      apply(*found);
-    } else {
-      held_.push_back(id);
-    }
+    if (found->second.jobs.front().stage == Stage::held) raise(*found, Signal::check);
   }
   if (walk_.phase == Walk::Phase::compare) continue_sync();
   if (role_ == State::recovering) continue_recovery();

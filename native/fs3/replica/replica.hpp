@@ -18,8 +18,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <list>
 #include <map>
+#include <optional>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -28,9 +30,15 @@
 
 #include "fs3/replica/actions.hpp"
 #include "fs3/replica/events.hpp"
+#include "fs3/replica/job.hpp"
 #include "fs3/replica/lookup.hpp"
 
 namespace ff::fs3::replica {
+
+enum class Signal : std::uint8_t;  // transitions.hpp
+enum class When : std::uint8_t;
+enum class Do : std::uint8_t;
+struct Transition;
 
 struct Options {
   std::size_t page = 256;  // entries per Page
@@ -70,36 +78,7 @@ class Replica {
  private:
   // Most fetches of a chunk's contents for one job. If the disk damages all of them, the job ends with `corrupt`.
   static constexpr std::uint8_t kMostRefetches = 3;
-  struct Job {
-    enum class Purpose : std::uint8_t { client, update, inherited, sync, take, repair };
-    enum class Stage : std::uint8_t { waiting, held, applying, replacing, sending, dropping, fetching };
-    Purpose purpose = Purpose::client;
-    Stage stage = Stage::waiting;
-    Kind kind = Kind::write;
-    Status outcome = Status::ok;  // dropping: the status of the answer afterwards
-    bool committed = false;       // applied as the committed version
-    bool durable = false;         // applied here, as `version`
-    bool whole = false;           // sent to the successor as REPLACE
-    bool as_is = false;           // sent even if the bytes fail their CRCs
-    bool left = false;            // an Update of the version may have reached the successor
-    bool forget = false;
-    bool paused = false;         // waits for the Retry of `op`
-    bool unanswered = false;     // fetching: some source did not answer
-    std::uint8_t refetches = 0;  // fetches that replaced the local contents, at most kMostRefetches
-    std::uint32_t offset = 0, length = 0, tried = 0;
-    Version base = 0, version = 0;
-    Version creates = 0, removes = 0;  // the job's entries in creations_ and removals_
-    Tag tag;
-    Payload payload = 0, fetched = 0;
-    Op op = 0;               // op of the Apply, Drop, Send or Fetch in flight
-    Op answer = 0;           // op of the Update to answer
-    ChainVersion chain = 0;  // chain version of that Update
-    Entry seen;              // sync, take: the other target's entry
-    TargetId peer = 0;       // take: the other target
-    std::vector<Op> clients;
-  };
-  using Purpose = Job::Purpose;
-  using Stage = Job::Stage;
+  using Jobs = std::list<Job>;
   struct Chunk {
     Version committed = 0;
     std::uint32_t length = 0;
@@ -108,7 +87,7 @@ class Replica {
     bool removes = false;
     bool busy = false;  // the first job has begun
     Tag tag;            // tag of `pending`
-    std::list<Job> jobs;
+    Jobs jobs;
     std::vector<Op> reads;  // parked
     Version newest() const { return pending > committed ? pending : committed; }
   };
@@ -141,7 +120,7 @@ class Replica {
     std::size_t running = 0;
   };
 
-  // replica.cpp: roles, chunks and their queues
+  // replica.cpp: roles, and answers that continue jobs
   void on(const Routing& routing);
   void on(const Lease& lease);
   void on(const Applied& applied);
@@ -152,46 +131,65 @@ class Replica {
   void take_role(const Routing& routing);
   void regroup();
   void regroup(Place& place);
-  void regroup_front(Place& place);
+  void start_over(Job& job);
+  void make_inherited(Place& place);
   void stop();
   void report_local_state();
   void old_apply_ended();
-  std::vector<ChunkId> sorted_chunks() const;
-  Place& open(ChunkId chunk);
-  void start(Place& place);
-  void begin(Place& place);
-  void finish(Place& place, Status status);
-  void remove_front(Place& place);
-  void forget_job(Job& job, ChunkId chunk);
-  void proceed(Place& place);
-  void make_inherited(Place& place);
-  void tidy(ChunkId chunk);
   bool serving() const { return role_ == State::serving; }
   bool leased() const { return lease_ && chain_ >= lease_version_; }
   bool head() const { return serving() && head_ && leased(); }
+
+  // jobs.cpp: transitions and queues
+  const Transition* transition(const Place& place, const Job& job, Signal signal) const;
+  void raise(Place& place, Signal signal, Status status = Status::ok);
+  bool holds(When when, const Place& place, const Job& job) const;
+  std::optional<Signal> perform(Do action, Place& place, Job& job, Status status);
+  bool needless(const Place& place, const Job& job) const;
+  bool as_is(const Job& job) const;
+  void withdraw(const Job& job);
+  std::vector<ChunkId> sorted_chunks() const;
+  Place& open(ChunkId chunk);
+  template <class T>
+  static T& add(Jobs& jobs) {
+    return *jobs.emplace_back(std::in_place_type<T>).template as<T>();
+  }
+  void tidy(const Place& place);
+  void proceed(Place& place);
+  void finish(Place& place, Status status);
+  Jobs::iterator remove(Place& place, Jobs::iterator job);
+  Jobs::iterator remove_at(Place& place, Jobs::iterator job, Signal signal);
+  void remove_front(Place& place);
+  void forget_job(Job& job, ChunkId chunk);
 
   // writes.cpp: from clients and predecessors
   void on(const ClientWrite& write);
   void on(const Update& update);
   bool answered_by_tag(const ClientWrite& write);
   bool attach(Place& place, const Update& update);
-  void begin_client(Place& place);
-  void begin_update(Place& place);
-  bool may_apply(const Job& job) const;
-  void apply(Place& place, bool any_base = false);
-  void set_committed(Place& place, Version version, bool removes, std::uint32_t length);
-  void applied(Place& place, const Applied& applied);
-  void refused(Place& place, Status status);
-  void advance(Place& place);
-  void send(Place& place);
-  void resend(Op op);
-  void commit(Place& place);
-  void acknowledged(Place& place);
-  void drop(Place& place, Status status);
+  void register_channel(const Tag& tag, ChunkId chunk);
+  void number(const Place& place, job::Write& write);
+  void count(job::Write& write);
+  void uncount(job::Write& write);
+  bool may_apply(const job::Outgoing& write) const;
+  void refuse_clients(job::Write& write);
+  bool known(const Chunk& chunk, const job::Outgoing& update) const;
+  bool follows(const Chunk& chunk, const job::ForwardedUpdate& update) const;
   void answer(Op op, TargetId to, ChainVersion chain_version, Status status);
-  void refuse_clients(Job& job);
-  void register_channel(const Job& job, ChunkId chunk);
-  void count(Job& job);
+  Op new_apply(const Place& place, Job& job);
+  void apply(Place& place, Job& job, bool any_base);
+  void accept(Place& place, Job& job);
+  void overwrite(Place& place, Job& job);
+  void applied(Place& place, const Applied& applied);
+  void record(Place& place, const Job& job, std::uint32_t length);
+  void set_committed(Place& place, Version version, bool removes, std::uint32_t length);
+  void cannot_follow(Place& place, const Job& job);
+  void send(Place& place, Job& job);
+  void resend(Place& place, Job& job);
+  void may_have_left(Job& job);
+  void commit(Place& place, const Job& job);
+  void end_syncs(Place& place);
+  void drop(Place& place, Job& job, Status outcome);
 
   // reads.cpp
   void on(const Read& read);
@@ -200,13 +198,14 @@ class Replica {
 
   // sync.cpp: the predecessor of a SYNCING target
   void on(const Page& page);
-  void begin_sync(Place& place);
+  bool agrees(const Place& place, const job::Sync& sync) const;
+  void send_difference(Place& place, Job& job);
   void continue_sync();
   bool differs_for_sync(const Entry* mine, const Entry* theirs) const;
   bool successor_lags() const;
   void ask(Ask query, TargetId to, ChunkId chunk = {});
   void ask_again(Op op, const Asked& asked);
-  void start_differences(Purpose purpose);
+  void start_differences();
 
   // follow.cpp: the SYNCING target, and answers of a LASTSRV target
   void on(const PageAsk& ask);
@@ -219,23 +218,25 @@ class Replica {
   // recovery.cpp: the RECOVERING target
   void on(const Tags& tags);
   void start_recovery();
-  void begin_take(Place& place);
+  job::Take take_of(const Entry& theirs) const;
+  bool takes(const Chunk& chunk, const job::Take& take) const;
   void continue_recovery();
   bool differs_for_recovery(const Entry* mine, const Entry* theirs) const;
 
   // repair.cpp: contents from another replica
   void on(const Damaged& damaged);
   void on(const Fetched& fetched);
-  void begin_repair(Place& place);
-  void fetch(Place& place);
-  void fetch_failed(Place& place, bool unanswered);
-  void fetch_later(Place& place);
-  void give_up(Place& place);
-  std::vector<TargetId> sources(const Job& job) const;
-  std::uint32_t wanted_crc(const Place& place) const;
-  void contents_replaced(Place& place, Status status);
-  void resume(Place& place);
+  static bool sends(Stage stage);
+  static Version version_of(const Job& job);
   Version wanted(const Place& place) const;
+  std::uint32_t wanted_crc(const Place& place) const;
+  std::vector<TargetId> sources(const Job& job) const;
+  std::optional<Signal> fetch(Place& place, Job& job);
+  void fetch_later(Place& place, Job& job);
+  void source_failed(Place& place, bool unanswered);
+  void replace(Place& place, Job& job);
+  void report_damage(const Place& place);
+  bool unacknowledged(const Place& place, const Job& job) const;
 
   template <class A>
   void act(A&& action) {
@@ -248,7 +249,6 @@ class Replica {
     if (payload != 0) act(Release{payload});
     payload = 0;
   }
-  void pause(Op op) { act(Pause{op}); }
 
   const TargetId target_;
   const Incarnation incarnation_;

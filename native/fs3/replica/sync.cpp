@@ -23,7 +23,7 @@ void Replica::ask_again(Op op, const Asked& asked) {
       Place& place = *chunks_.find(asked.chunk);
       Job& job = place.second.jobs.front();
       job.op = op;
-      act(Send{asked.to, Fetch{op, target_, chain_, asked.chunk, wanted(place), job.as_is}});
+      act(Send{asked.to, Fetch{op, target_, chain_, asked.chunk, wanted(place), as_is(job)}});
       break;
     }
   }
@@ -63,17 +63,19 @@ void Replica::on(const Page& page) {
   std::reverse(walk_.todo.begin(), walk_.todo.end());
 }
 
-void Replica::start_differences(Purpose purpose) {
+void Replica::start_differences() {
   while (walk_.running < options_.window && !walk_.todo.empty()) {
-    Place& place = open(walk_.todo.back().chunk);
-    Job job;
-    job.purpose = purpose;
-    job.seen = walk_.todo.back();
-    job.chain = chain_;
+    const Entry theirs = walk_.todo.back();
     walk_.todo.pop_back();
-    if (purpose == Purpose::take) job.peer = walk_.sources[walk_.source];
+    Place& place = open(theirs.chunk);
     ++walk_.running;
-    place.second.jobs.push_back(std::move(job));
+    if (role_ == State::recovering) {
+      add<job::Take>(place.second.jobs) = take_of(theirs);
+    } else {
+      auto& sync = add<job::Sync>(place.second.jobs);
+      sync.seen = theirs;
+      sync.chain = chain_;
+    }
     proceed(place);
   }
 }
@@ -86,35 +88,27 @@ bool Replica::differs_for_sync(const Entry* mine, const Entry* theirs) const {
   return mine->committed != theirs->committed || mine->crc != theirs->crc || theirs->pending != 0;
 }
 
-void Replica::begin_sync(Place& place) {
-  const Chunk& chunk = place.second;
-  Job& job = place.second.jobs.front();
-  if (chunk.committed == 0) {
-    if (job.seen.committed == 0 && job.seen.pending == 0) {
-      finish(place, Status::ok);
-      return;
-    }
-    job.kind = Kind::remove;
-    job.forget = true;
-    job.version = floor_;
-  } else {
-    const Entry now = lookup_.entry(place.first);
-    const bool same = now.committed == chunk.committed && now.crc == job.seen.crc;
-    if (same && job.seen.committed == chunk.committed && job.seen.pending == 0) {
-      finish(place, Status::ok);
-      return;
-    }
-    job.kind = Kind::replace;
-    job.whole = true;
-    job.version = chunk.committed;
-  }
-  job.durable = job.committed = true;
-  send(place);
+// Returns whether both targets have the same, compared at the job's turn.
+bool Replica::agrees(const Place& place, const job::Sync& sync) const {
+  const Version committed = place.second.committed;
+  if (committed == 0) return sync.seen.committed == 0 && sync.seen.pending == 0;
+  const Entry now = lookup_.entry(place.first);
+  const bool same = now.committed == committed && now.crc == sync.seen.crc;
+  return same && sync.seen.committed == committed && sync.seen.pending == 0;
+}
+
+void Replica::send_difference(Place& place, Job& job) {
+  const Version committed = place.second.committed;
+  auto& sync = *job.as<job::Sync>();
+  sync.kind = committed == 0 ? Kind::remove : Kind::replace;
+  sync.version = committed == 0 ? floor_ : committed;
+  sync.whole = sync.committed = true;
+  send(place, job);
 }
 
 void Replica::continue_sync() {
   while (walk_.phase == Walk::Phase::compare) {
-    start_differences(Purpose::sync);
+    start_differences();
     if (walk_.running > 0 || walk_.asking || !walk_.todo.empty()) return;
     if (!walk_.exhausted) {
       ask(Ask::page, successor_);
@@ -130,7 +124,8 @@ bool Replica::successor_lags() const {
   return std::any_of(chunks_.begin(), chunks_.end(), [](const Place& place) {
     if (!place.second.busy) return false;
     const Job& job = place.second.jobs.front();
-    return job.committed && job.purpose != Purpose::repair;
+    const job::Outgoing* const outgoing = job.outgoing();
+    return outgoing != nullptr ? outgoing->committed : job.kind() == JobKind::take;
   });
 }
 

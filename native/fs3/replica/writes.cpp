@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "fs3/replica/replica.hpp"
+#include "fs3/replica/transitions.hpp"
 
 namespace ff::fs3::replica {
 
@@ -19,15 +20,12 @@ void Replica::on(const ClientWrite& write) {
     return;
   }
   Place& place = open(write.chunk);
-  Job job;
-  job.kind = write.kind;
-  job.offset = write.offset;
-  job.length = write.length;
-  job.tag = write.tag;
-  job.payload = payload;
-  job.clients.push_back(write.op);
-  register_channel(job, place.first);
-  place.second.jobs.push_back(std::move(job));
+  auto& made = add<job::ClientWrite>(place.second.jobs);
+  made.kind = write.kind;
+  made.bytes = {write.offset, write.length, payload};
+  made.tag = write.tag;
+  made.clients.push_back(write.op);
+  register_channel(made.tag, place.first);
   proceed(place);
 }
 
@@ -42,8 +40,9 @@ bool Replica::answered_by_tag(const ClientWrite& write) {
   }
   if (mine != channels_.end() && mine->second.seq == write.tag.seq) {
     for (Job& job : chunks_.find(mine->second.chunk)->second.jobs) {
-      if (job.tag != write.tag) continue;
-      job.clients.push_back(write.op);
+      job::Write* const same = job.write();
+      if (same == nullptr || same->tag != write.tag) continue;
+      same->clients.push_back(write.op);
       return true;
     }
   }
@@ -53,43 +52,40 @@ bool Replica::answered_by_tag(const ClientWrite& write) {
   return true;
 }
 
-void Replica::register_channel(const Job& job, ChunkId chunk) {
-  if (job.tag.client == 0) return;
-  Mine& mine = channels_[{job.tag.client, job.tag.channel}];
-  if (job.tag.seq >= mine.seq) mine = {job.tag.seq, chunk};
+void Replica::register_channel(const Tag& tag, ChunkId chunk) {
+  if (tag.client == 0) return;
+  Mine& mine = channels_[{tag.client, tag.channel}];
+  if (tag.seq >= mine.seq) mine = {tag.seq, chunk};
 }
 
-void Replica::begin_client(Place& place) {
-  Chunk& chunk = place.second;
-  Job& job = chunk.jobs.front();
-  job.base = chunk.committed;
-  job.version = std::max(job.base, given_up_) + 1;
-  if (job.base == 0) job.version = std::max({given_up_, floor_, removals_.empty() ? 0 : *removals_.rbegin()}) + 1;
-  count(job);
-  if (may_apply(job)) {
-    apply(place);
-  } else {
-    job.stage = Stage::held;
-    held_.push_back(place.first);
+void Replica::number(const Place& place, job::Write& write) {
+  write.base = place.second.committed;
+  write.version = std::max(write.base, given_up_) + 1;
+  if (write.base == 0) {
+    write.version = std::max({given_up_, floor_, removals_.empty() ? 0 : *removals_.rbegin()}) + 1;
   }
+  count(write);
 }
 
-void Replica::count(Job& job) {
-  if (job.kind == Kind::remove) {
-    removals_.insert(job.removes = job.version);
-  } else if (job.base == 0) {
-    creations_.insert(job.creates = job.version);
-  }
+void Replica::count(job::Write& write) {
+  write.counted = write.kind == Kind::remove || write.base == 0;
+  if (write.counted) (write.kind == Kind::remove ? removals_ : creations_).insert(write.version);
+}
+
+void Replica::uncount(job::Write& write) {
+  if (!write.counted) return;
+  std::multiset<Version>& versions = write.kind == Kind::remove ? removals_ : creations_;
+  versions.erase(versions.find(write.version));
 }
 
 // Returns false for a removal that must wait: its floor would cover the version of a creation in progress.
-bool Replica::may_apply(const Job& job) const {
-  return job.removes == 0 || creations_.empty() || *creations_.begin() > job.removes;
+bool Replica::may_apply(const job::Outgoing& write) const {
+  return write.kind != Kind::remove || creations_.empty() || *creations_.begin() > write.version;
 }
 
-void Replica::refuse_clients(Job& job) {
-  for (const Op op : job.clients) reply(op, Status::stale_routing);
-  job.clients.clear();
+void Replica::refuse_clients(job::Write& write) {
+  for (const Op op : write.clients) reply(op, Status::stale_routing);
+  write.clients.clear();
 }
 
 // ---- From the predecessor ----------------------------------------------------------------------------------------
@@ -116,63 +112,46 @@ void Replica::on(const Update& update) {
   Place& place = open(update.chunk);
   if (attach(place, update)) {
     release(payload);
-    tidy(update.chunk);
+    tidy(place);
     return;
   }
-  Job job;
-  job.purpose = Purpose::update;
-  job.kind = update.kind;
-  job.whole = update.kind == Kind::replace;
-  job.forget = update.forget;
-  job.offset = update.offset;
-  job.length = update.length;
-  job.base = update.base;
-  job.version = update.version;
-  job.tag = update.tag;
-  job.payload = payload;
-  job.answer = update.op;
-  job.chain = chain_;
-  place.second.jobs.push_back(std::move(job));
+  auto& made = add<job::ForwardedUpdate>(place.second.jobs);
+  made.kind = update.kind;
+  made.whole = update.kind == Kind::replace;
+  made.forget = update.forget;
+  made.bytes = {update.offset, update.length, payload};
+  made.base = update.base;
+  made.version = update.version;
+  made.tag = update.tag;
+  made.answer = update.op;
+  made.chain = chain_;
   proceed(place);
 }
 
 // Returns whether a job of this chunk will answer the update: a duplicate, or the same version from before the routing.
 bool Replica::attach(Place& place, const Update& update) {
   Chunk& chunk = place.second;
-  for (Job& job : chunk.jobs) {
-    if (job.answer == update.op && job.chain == chain_) return true;
+  for (const Job& job : chunk.jobs) {
+    const job::Write* const write = job.write();
+    if (write != nullptr && write->answer == update.op && write->chain == chain_) return true;
   }
   if (!chunk.busy || !serving() || update.forget) return false;
   Job& job = chunk.jobs.front();
-  const bool write =
-      job.purpose == Purpose::client || job.purpose == Purpose::update || job.purpose == Purpose::inherited;
-  const bool versioned = job.durable || job.stage == Stage::applying || job.stage == Stage::dropping;
-  if (!write || !versioned || job.version != update.version) return false;
-  job.answer = update.op;
-  job.chain = chain_;
+  job::Write* const write = job.write();
+  const bool begun = job.stage == Stage::applying || job.stage == Stage::dropping || sends(job.stage);
+  if (write == nullptr || !begun || write->version != update.version) return false;
+  write->answer = update.op;
+  write->chain = chain_;
   return true;
 }
 
-void Replica::begin_update(Place& place) {
-  Chunk& chunk = place.second;
-  Job& job = chunk.jobs.front();
-  if (role_ == State::syncing) {
-    if (!job.forget) count(job);
-    register_channel(job, place.first);
-    apply(place, true);
-    return;
-  }
-  const bool gone = chunk.committed == 0 && job.base != 0 && job.kind == Kind::remove;
-  if (job.version <= chunk.committed || gone) {
-    finish(place, Status::ok);
-  } else if (job.base == chunk.committed && chunk.pending == 0 && !job.forget) {
-    count(job);
-    register_channel(job, place.first);
-    apply(place);
-  } else {
-    stopping_ = true;
-    finish(place, Status::diverged);
-  }
+bool Replica::known(const Chunk& chunk, const job::Outgoing& update) const {
+  const bool gone = chunk.committed == 0 && update.base != 0 && update.kind == Kind::remove;
+  return update.version <= chunk.committed || gone;
+}
+
+bool Replica::follows(const Chunk& chunk, const job::ForwardedUpdate& update) const {
+  return update.base == chunk.committed && chunk.pending == 0 && !update.forget;
 }
 
 void Replica::answer(Op op, TargetId to, ChainVersion chain_version, Status status) {
@@ -181,61 +160,72 @@ void Replica::answer(Op op, TargetId to, ChainVersion chain_version, Status stat
 
 // ---- Steps of a version: apply, send, commit ----------------------------------------------------------------------
 
-void Replica::apply(Place& place, bool any_base) {
-  Job& job = place.second.jobs.front();
-  job.stage = Stage::applying;
-  job.committed = any_base || successor_ == 0;
+Op Replica::new_apply(const Place& place, Job& job) {
   job.op = next_op_++;
   applies_.emplace(job.op, place.first);
-  const Payload payload = job.fetched != 0 ? job.fetched : job.payload;
-  act(Apply{job.op, place.first, job.base, job.version, chain_, job.kind, job.committed,
-            any_base || job.kind == Kind::replace, job.offset, job.length, job.tag, payload});
+  return job.op;
 }
 
+// Begins the Apply of a job that came with bytes.
+void Replica::apply(Place& place, Job& job, bool any_base) {
+  job::Write& write = *job.write();
+  const job::Bytes& bytes = *job.bytes();
+  write.committed = any_base || successor_ == 0;
+  act(Apply{new_apply(place, job), place.first, write.base, write.version, chain_, write.kind, write.committed,
+            any_base || write.kind == Kind::replace, bytes.offset, bytes.length, write.tag, bytes.payload});
+}
+
+void Replica::accept(Place& place, Job& job) {
+  job::Write& write = *job.write();
+  count(write);
+  register_channel(write.tag, place.first);
+  apply(place, job, false);
+}
+
+// Makes the job's version the committed one, whatever the chunk is here.
+void Replica::overwrite(Place& place, Job& job) {
+  if (const auto* take = job.as<job::Take>()) {
+    act(Apply{new_apply(place, job), place.first, 0, take->version, chain_, take->kind, true, true, 0, 0, Tag{},
+              job.search.fetched});
+    return;
+  }
+  auto& update = *job.as<job::ForwardedUpdate>();
+  if (!update.forget) count(update);
+  register_channel(update.tag, place.first);
+  apply(place, job, true);
+}
+
+// Handles the store's outcome of an Apply or Drop.
 void Replica::applied(Place& place, const Applied& done) {
-  Chunk& chunk = place.second;
-  Job& job = chunk.jobs.front();
-  if (job.stage == Stage::replacing) {
-    contents_replaced(place, done.status);
-    return;
+  Job& job = place.second.jobs.front();
+  if (job.stage == Stage::replacing || job.stage == Stage::replacing_base) {
+    release(job.search.fetched);
+    ++job.search.refetches;
+  } else if (job.stage == Stage::applying && done.status == Status::ok) {
+    record(place, job, done.length);
   }
-  if (job.stage == Stage::dropping) {
-    chunk.pending = 0;
-    finish(place, job.outcome);
-    return;
+  switch (done.status) {
+    case Status::ok: raise(place, Signal::applied, done.status); break;
+    case Status::no_space: raise(place, Signal::no_space, done.status); break;
+    case Status::corrupt: raise(place, Signal::corrupt, done.status); break;
+    default: raise(place, Signal::refused, done.status); break;
   }
-  if (done.status != Status::ok) {
-    refused(place, done.status);
-    return;
-  }
-  job.durable = true;
-  const bool removes = job.kind == Kind::remove;
-  if (job.committed) {
-    chunk.pending = 0;
-    set_committed(place, job.version, removes, done.length);
-  } else {
-    chunk.pending = job.version;
-    chunk.pending_length = done.length;
-    chunk.removes = removes;
-    chunk.tag = job.tag;
-  }
-  advance(place);
 }
 
-// Handles an Apply that the store refused without a change.
-void Replica::refused(Place& place, Status status) {
-  Job& job = place.second.jobs.front();
-  if (job.purpose == Purpose::take) {
-    release(job.fetched);
-    fetch_later(place);
-  } else if (job.purpose == Purpose::client) {
-    status == Status::corrupt&& job.refetches < kMostRefetches&& head() ? fetch(place) : finish(place, status);
-  } else if (serving() && (status == Status::corrupt || status == Status::no_space)) {
-    finish(place, status);
-  } else {  // this target cannot follow the chain
-    if (job.chain == chain_) stopping_ = true;
-    remove_front(place);
+// Takes the version of a durable Apply into the chunk.
+void Replica::record(Place& place, const Job& job, std::uint32_t length) {
+  Chunk& chunk = place.second;
+  const job::Write* const write = job.write();
+  if (write != nullptr && !write->committed) {
+    chunk.pending = write->version;
+    chunk.pending_length = length;
+    chunk.removes = write->kind == Kind::remove;
+    chunk.tag = write->tag;
+    return;
   }
+  const Kind kind = write != nullptr ? write->kind : job.as<job::Take>()->kind;
+  chunk.pending = 0;
+  set_committed(place, version_of(job), kind == Kind::remove, length);
 }
 
 void Replica::set_committed(Place& place, Version version, bool removes, std::uint32_t length) {
@@ -245,88 +235,70 @@ void Replica::set_committed(Place& place, Version version, bool removes, std::ui
   if (removes) floor_ = std::max(floor_, version);
 }
 
-// Continues the first job, whose version is durable here, by the present role.
-void Replica::advance(Place& place) {
-  Job& job = place.second.jobs.front();
-  if (serving() && job.purpose != Purpose::take) {
-    if (successor_ != 0) {
-      send(place);
-      return;
-    }
-    if (!job.committed) commit(place);
-    finish(place, Status::ok);
-  } else if (job.committed) {
-    finish(place, Status::ok);
-  } else {
-    remove_front(place);
-  }
+// Ends an Update that the store refused.
+void Replica::cannot_follow(Place& place, const Job& job) {
+  if (job.write()->chain == chain_) stopping_ = true;
+  remove_front(place);
 }
 
-void Replica::send(Place& place) {
-  Job& job = place.second.jobs.front();
-  job.stage = Stage::sending;
+void Replica::send(Place& place, Job& job) {
   job.op = next_op_++;
   updates_.emplace(job.op, place.first);
-  resend(job.op);
+  resend(place, job);
 }
 
-void Replica::resend(Op op) {
-  Place& place = *chunks_.find(updates_.find(op)->second);
-  Job& job = place.second.jobs.front();
-  job.paused = false;
-  const bool whole = job.kind != Kind::remove && (job.whole || successor_syncs_);
+void Replica::resend(Place& place, Job& job) {
+  job::Outgoing& version = *job.outgoing();
+  version.paused = false;
+  const bool whole = version.kind != Kind::remove && (version.whole || successor_syncs_);
   Update update;
-  update.op = op;
+  update.op = job.op;
   update.settled = updates_.begin()->first;
   update.from = target_;
   update.chain_version = chain_;
   update.chunk = place.first;
-  update.base = job.base;
-  update.version = job.version;
-  update.kind = whole ? Kind::replace : job.kind;
-  update.offset = whole ? 0 : job.offset;
-  update.length = whole ? 0 : job.length;
-  update.tag = job.tag;
-  update.payload = whole ? 0 : job.payload;
-  update.forget = job.forget;
-  act(Send{successor_, update, job.as_is});
+  update.base = version.base;
+  update.version = version.version;
+  update.kind = whole ? Kind::replace : version.kind;
+  if (const job::Bytes* const bytes = job.bytes(); bytes != nullptr && !whole) {
+    update.offset = bytes->offset;
+    update.length = bytes->length;
+    update.payload = bytes->payload;
+  }
+  if (const job::Write* const write = job.write()) update.tag = write->tag;
+  const auto* forwarded = job.as<job::ForwardedUpdate>();
+  update.forget = forwarded != nullptr ? forwarded->forget : job.as<job::Sync>() != nullptr && !whole;
+  act(Send{successor_, update, version.as_is});
 }
 
-void Replica::commit(Place& place) {
-  Chunk& chunk = place.second;
-  act(Commit{place.first, chunk.pending});
-  set_committed(place, chunk.pending, chunk.removes, chunk.pending_length);
-  chunk.pending = 0;
-  chunk.jobs.front().committed = true;
+void Replica::may_have_left(Job& job) {
+  if (auto* client = job.as<job::ClientWrite>()) client->left = true;
 }
 
-void Replica::acknowledged(Place& place) {
+// Ends a job whose version all targets behind this one have. Commits the version if it is pending.
+void Replica::commit(Place& place, const Job& job) {
   Chunk& chunk = place.second;
-  Job& job = chunk.jobs.front();
-  if (job.purpose != Purpose::sync) {
-    if (!job.committed) commit(place);
-    // The successor has the same chunk, so waiting sync jobs are obsolete.
-    for (auto other = std::next(chunk.jobs.begin()); other != chunk.jobs.end();) {
-      if (other->purpose != Purpose::sync) {
-        ++other;
-        continue;
-      }
-      forget_job(*other, place.first);
-      other = chunk.jobs.erase(other);
-    }
+  if (!job.outgoing()->committed) {
+    act(Commit{place.first, chunk.pending});
+    set_committed(place, chunk.pending, chunk.removes, chunk.pending_length);
+    chunk.pending = 0;
   }
   finish(place, Status::ok);
 }
 
+// Removes the waiting syncs of a chunk that the successor has.
+void Replica::end_syncs(Place& place) {
+  Jobs& jobs = place.second.jobs;
+  for (auto job = std::next(jobs.begin()); job != jobs.end();) {
+    job = job->kind() == JobKind::sync ? remove(place, job) : std::next(job);
+  }
+}
+
 // Drops the pending version. REQUIRES: no successor has it, and none will get it.
-void Replica::drop(Place& place, Status status) {
-  Job& job = place.second.jobs.front();
-  job.stage = Stage::dropping;
-  job.outcome = status;
-  job.op = next_op_++;
-  applies_.emplace(job.op, place.first);
+void Replica::drop(Place& place, Job& job, Status outcome) {
+  job.write()->outcome = outcome;
   given_up_ = std::max(given_up_, place.second.pending);
-  act(Drop{job.op, place.first, place.second.pending});
+  act(Drop{new_apply(place, job), place.first, place.second.pending});
 }
 
 }  // namespace ff::fs3::replica

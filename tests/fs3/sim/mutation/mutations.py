@@ -194,8 +194,8 @@ MUTANTS = (
     Mutant(
         "damaged bytes replace what others have",
         REPLICA + "repair.cpp",
-        "Purpose::inherited && only_here_.contains(place.first);",
-        "Purpose::inherited && job.version == 0;",
+        "!client->left : only_here_.contains(place.first);",
+        "!client->left : false;",
         ("lies",),
     ),
     Mutant(
@@ -208,8 +208,8 @@ MUTANTS = (
     Mutant(
         "a version is made twice",
         REPLICA + "writes.cpp",
-        "  if (job.version <= chunk.committed || gone) {\n",
-        "  if (false && gone) {\n",
+        "return update.version <= chunk.committed || gone;",
+        "return false && gone;",
         (
             "successions",
             "mixed",
@@ -217,35 +217,35 @@ MUTANTS = (
     ),
     Mutant(
         "the head answers before its successor",
-        REPLICA + "writes.cpp",
-        "    if (successor_ != 0) {\n      send(place);\n      return;\n    }\n",
-        "    if (successor_ != 0 && !head_) {\n      send(place);\n      return;\n    }\n",
+        REPLICA + "jobs.cpp",
+        "return serving() && successor_ != 0;",
+        "return serving() && successor_ != 0 && !head_;",
     ),
     Mutant(
         "each commits before its successor",
         REPLICA + "writes.cpp",
-        "  job.committed = any_base || successor_ == 0;\n",
-        "  job.committed = true;\n",
+        "  write.committed = any_base || successor_ == 0;\n",
+        "  write.committed = true;\n",
     ),
     Mutant(
         "numbers of removed versions are used again",
         REPLICA + "writes.cpp",
-        "job.version = std::max({given_up_, floor_, removals_.empty() ? 0 : *removals_.rbegin()}) + 1;",
-        "job.version = 2;",
+        "write.version = std::max({given_up_, floor_, removals_.empty() ? 0 : *removals_.rbegin()}) + 1;",
+        "write.version = 2;",
         ("successions",),
     ),
     Mutant(
         "a removal waits for no creation",
         REPLICA + "writes.cpp",
-        "return job.removes == 0 || creations_.empty() || *creations_.begin() > job.removes;",
+        "return write.kind != Kind::remove || creations_.empty() || *creations_.begin() > write.version;",
         "return true;",
         ("blackouts",),
     ),
     Mutant(
         "writes go to a syncing target as they are",
         REPLICA + "writes.cpp",
-        "const bool whole = job.kind != Kind::remove && (job.whole || successor_syncs_);",
-        "const bool whole = job.kind != Kind::remove && job.whole;",
+        "const bool whole = version.kind != Kind::remove && (version.whole || successor_syncs_);",
+        "const bool whole = version.kind != Kind::remove && version.whole;",
     ),
     Mutant(
         "a read does not wait for what is pending",
