@@ -60,13 +60,7 @@ Appender::Appender(int fd, std::uint64_t size, const MakeQueue& make) : fd_(fd) 
 
 Appender::~Appender() {
   if (queue_ && queue_->own()) {
-    try {
-      for (IoResult result; in_flight_ > 0;) {
-        queue_->submit(1);
-        while (queue_->take(result)) --in_flight_;
-      }
-    } catch (...) {  // the queue has failed, so the kernel has no request of this object
-    }
+    take_all(*queue_, in_flight_);
     for (const Slot& slot : slots_) {
       if (slot.block != nullptr) ::munmap(slot.block, kRequest);
     }

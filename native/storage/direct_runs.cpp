@@ -54,16 +54,7 @@ class Reader {
         memory_(blocks),
         slots_(blocks),
         queue_(options.make(blocks * kParts)) {}
-  // Waits for the reads in flight, because their memory is about to be freed.
-  ~Reader() {
-    try {
-      for (IoResult result; in_flight_ > 0;) {
-        queue_->submit(1);
-        while (queue_->take(result)) --in_flight_;
-      }
-    } catch (...) {  // the queue has failed, so the kernel has no request of this object
-    }
-  }
+  ~Reader() { take_all(*queue_, in_flight_); }
   Reader(const Reader&) = delete;
   Reader& operator=(const Reader&) = delete;
 

@@ -43,4 +43,15 @@ class IoQueue {
   virtual bool own() const = 0;
 };
 
+// Waits for the requests in flight, whose memory is about to be freed.
+inline void take_all(IoQueue& queue, std::size_t in_flight) noexcept {
+  try {
+    for (IoResult result; in_flight > 0;) {
+      queue.submit(1);
+      while (queue.take(result)) --in_flight;
+    }
+  } catch (...) {  // the queue has failed, so the kernel has no request of the caller
+  }
+}
+
 }  // namespace ff

@@ -30,6 +30,18 @@ struct IdentityFile {
 };
 static_assert(sizeof(IdentityFile) == 40);
 
+class ClosedAtEnd {  // closes a file at the end of the scope
+ public:
+  ClosedAtEnd(Disk& disk, File file) : disk_(disk), file_(file) {}
+  ~ClosedAtEnd() { disk_.close(file_); }
+  ClosedAtEnd(const ClosedAtEnd&) = delete;
+  ClosedAtEnd& operator=(const ClosedAtEnd&) = delete;
+
+ private:
+  Disk& disk_;
+  const File file_;
+};
+
 // Returns the numbers of the files whose names begin with `prefix`, and of their copies, ascending.
 std::vector<std::uint64_t> numbers(const std::vector<std::string>& names, std::string_view prefix) {
   std::vector<std::uint64_t> found;
@@ -51,15 +63,9 @@ std::vector<std::uint64_t> numbers(const std::vector<std::string>& names, std::s
 bool Core::read_identity(const std::string& name) {
   const File file = disk_.open(name, false);
   if (file == kNoFile) return false;
+  const ClosedAtEnd closed(disk_, file);
   IdentityFile read;
-  std::size_t got = 0;
-  try {
-    got = disk_.read(file, 0, &read, sizeof read);
-  } catch (const Error&) {
-    disk_.close(file);
-    throw;
-  }
-  disk_.close(file);
+  const std::size_t got = disk_.read(file, 0, &read, sizeof read);
   if (got < sizeof read || read.magic != IdentityFile{}.magic || crc32c(0, &read, sizeof read - 4) != read.crc)
     return false;
   if (read.format != kFormat || read.block != kBlock)
@@ -81,16 +87,13 @@ void Core::write_identity() {
 void Core::write_identity(const std::string& name) {
   IdentityFile written{.target = identity_.target, .chain = identity_.chain, .salt = salt_};
   written.crc = crc32c(0, &written, sizeof written - 4);
-  const File file = disk_.open("identity-new", true);
-  try {
+  {
+    const File file = disk_.open("identity-new", true);
+    const ClosedAtEnd closed(disk_, file);
     disk_.truncate(file, 0);
     disk_.write(file, 0, &written, sizeof written);
     disk_.sync(file);
-  } catch (const Error&) {
-    disk_.close(file);
-    throw;
   }
-  disk_.close(file);
   disk_.rename("identity-new", name);
   disk_.sync_names();
 }
