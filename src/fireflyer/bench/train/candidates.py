@@ -182,6 +182,9 @@ CANDIDATES: dict[str, Candidate] = {
     FSDP2_HSDP: _FSDP(_torch_fsdp(reshard=None, hybrid=True), hybrid=True),
     "ZeRO-3, synchronous": _FSDP(_our_fsdp(deferred=False), peer=FSDP2, moves=gathered_twice),
     "ZeRO-3": _FSDP(_our_fsdp(), peer=FSDP2, moves=gathered_twice),
+    "ZeRO-2, synchronous": _FSDP(
+        _our_fsdp(deferred=False, reshard_after_forward=False), peer=FSDP2_ZERO_2
+    ),
     "ZeRO-2": _FSDP(_our_fsdp(reshard_after_forward=False), peer=FSDP2_ZERO_2),
     "ZeRO-3, bf16 both ways": _FSDP(
         _our_fsdp(**_BF16_BOTH_WAYS),
