@@ -62,7 +62,7 @@ def test_a_heat_map_averages_what_is_too_much_to_show() -> None:
     assert text.count("<rect") == 80
     assert "0..1, c: 0.5 %" in text
     assert heat_map("t", ["a"], ["b"], [[None]]).count("<rect") == 0
-    with pytest.raises(ValueError, match="1 x 1 names"):
+    with pytest.raises(ValueError, match="expected 1 x 1 values"):
         heat_map("t", ["a"], ["b"], [])
 
 
