@@ -347,6 +347,28 @@ def test_damaged_metadata(ram: Path) -> None:
         DcpDirectory(ram / "d")
 
 
+@pytest.mark.parametrize("framed", [False, True])
+def test_metadata_cannot_reserve_memory(tmp_path: Path, framed: bool) -> None:
+    """A bytearray (opcode BYTEARRAY8) of 2**40 bytes in a file of a few bytes is refused."""
+    program = pickle.BYTEARRAY8 + struct.pack("<Q", 1 << 40) + b"."
+    if framed:
+        program = pickle.FRAME + struct.pack("<Q", len(program)) + program
+    (tmp_path / ".metadata").write_bytes(pickle.PROTO + b"\5" + program)
+    with pytest.raises(Corrupted, match="it holds a bytearray"):
+        DcpDirectory(tmp_path)
+
+
+def test_paths_of_metadata_cannot_double_without_end(tmp_path: Path) -> None:
+    """Each of 40 paths has the one before as both of its parts."""
+    program = b"(" + b"cpathlib\nPosixPath\n(Vx\ntR"
+    for number in range(40):
+        name = str(number).encode()
+        program += b"p" + name + b"\n0cpathlib\nPosixPath\n(g" + name + b"\ng" + name + b"\ntR"
+    (tmp_path / ".metadata").write_bytes(program + b".")
+    with pytest.raises(Corrupted, match="it holds a path of"):
+        DcpDirectory(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

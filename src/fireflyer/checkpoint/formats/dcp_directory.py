@@ -10,7 +10,7 @@ import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -41,6 +41,8 @@ from fireflyer.torch_internals.checkpoint import StorageInfo
 
 METADATA = ".metadata"
 _CHUNK_BYTES = 16 << 20
+PATH_MAX = 4096
+"""Maximum number of characters of a path in the metadata."""
 _VERSION = "1.0.0"
 """Version that DCP of torch 2.13 writes."""
 
@@ -86,9 +88,23 @@ def _dtype_name(name: str) -> Callable[[], str] | str | None:
 
 
 def _member(enum: object, name: object) -> str:
-    """Replaces getattr, which some Python 3.11 releases use for enum members. Looks nothing up."""
+    """Replaces getattr, which pickles of some Python 3.11 releases call for enum members. Returns the
+    member's name and looks nothing up."""
     if enum is not int or not isinstance(name, str):
         raise pickle.UnpicklingError("it names builtins.getattr")
+    return name
+
+
+def _path(*parts: str) -> str:
+    path = "/".join(parts)
+    if len(path) > PATH_MAX:  # parts that are paths themselves could double it without end
+        raise pickle.UnpicklingError(f"it holds a path of {len(path)} characters")
+    return path
+
+
+def _layout_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise pickle.UnpicklingError("it names a layout that is no text")
     return name
 
 
@@ -105,18 +121,32 @@ _KNOWN: dict[tuple[str, str], Any] = {
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _Facts,
     ("builtins", "getattr"): _member,
     ("torch", "Size"): tuple,
-    ("torch.serialization", "_get_layout"): str,
+    ("torch.serialization", "_get_layout"): _layout_name,
     ("collections", "OrderedDict"): dict,
-    ("pathlib", "PosixPath"): lambda *parts: "/".join(parts),
-    ("pathlib._local", "PosixPath"): lambda *parts: "/".join(parts),
+    ("pathlib", "PosixPath"): _path,
+    ("pathlib._local", "PosixPath"): _path,
 }
 
 
-class _Restricted(
-    pickle._Unpickler
-):  # the Python version, because no opcode makes it reserve memory
+def _refuse_bytearray(unpickler: object) -> None:
+    raise pickle.UnpicklingError("it holds a bytearray")
+
+
+class _Restricted(pickle._Unpickler):
     """Unpickler that accepts only dtypes and the names in `_KNOWN`, and creates stand-ins for
-    these."""
+    these.
+
+    The base class is the pure-Python unpickler, in which only the opcode BYTEARRAY8 reserves memory
+    by a length that the file names.
+    """
+
+    # The C unpickler allocates memory by numbers in the file: a memo by index, bytes by length. In
+    # the Python unpickler only BYTEARRAY8 does so. The other opcodes with a length call `read`, which
+    # returns at most the rest of the file.
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        **pickle._Unpickler.dispatch,
+        pickle.BYTEARRAY8[0]: _refuse_bytearray,
+    }
 
     def find_class(self, module: str, name: str) -> Any:
         found = _KNOWN.get((module, name))
